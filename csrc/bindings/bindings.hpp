@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace dpftrl::bindings {
+
+void bind_info(pybind11::module_& m);
+void bind_stream(pybind11::module_& m);
+void bind_tree(pybind11::module_& m);
+
+}  // namespace dpftrl::bindings

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bindings.hpp"
+
+PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
+  m.doc() = "The C++ core. Use it through dpftrl_fast.noise.";
+  dpftrl::bindings::bind_info(m);
+  dpftrl::bindings::bind_stream(m);
+  dpftrl::bindings::bind_tree(m);
+}

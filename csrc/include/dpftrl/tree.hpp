@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The tree aggregator: correlated Gaussian noise for prefix sums, one coordinate range of one noise vector.
+//
+// A position (tree, t) and the key determine everything. The vectors held here only save work, so each is optional:
+// `Memory` says how many are kept, an interrupted call drops them all, and every setting gives the same bits,
+// since all sums run in one written order (docs/stream.md): carry, then live nodes from high level to low. In
+// that order b_t = b_(t with its lowest bit cleared) + one term, so the sum at an earlier time (a "head") can stand
+// for all its terms. Vanilla keeps heads, Honaker keeps the averages r of live nodes.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "dpftrl/node.hpp"
+#include "dpftrl/noise_kernel.hpp"
+#include "dpftrl/stream.hpp"
+
+namespace dpftrl {
+
+enum class Variant : std::uint8_t { vanilla, honaker };
+
+// At most `vectors` of the tree are kept (the carry of earlier trees and residual's last value come on top).
+struct Memory {
+  static constexpr std::size_t kStored = static_cast<std::size_t>(-1);
+  static constexpr std::size_t kRegenerate = 0;  // one head
+  std::size_t vectors = kStored;
+};
+
+struct TreeConfig {
+  Key key{};
+  int rounds = 12;
+  Purpose purpose = Purpose::tree;
+  std::uint64_t offset = 0;  // global coordinate of element 0
+  std::size_t size = 0;
+  double std = 1.0;
+  Variant variant = Variant::honaker;
+  Memory memory{};
+  std::size_t threads = 1;
+  const NoiseKernels* kernels = nullptr;  // null: the active ones
+};
+
+// Where a value was taken: step t of a tree. tree < 0 means nowhere yet.
+struct Position {
+  std::int64_t tree = -1;
+  std::uint64_t t = 0;
+};
+
+// What a tree is saved as. `ends` are the steps at which each earlier tree was carried.
+struct TreePosition {
+  std::uint64_t t = 0;
+  std::vector<std::uint64_t> ends;
+  Position last;
+};
+
+// Uninitialised storage, aligned to a cache line.
+template <class T>
+class Vector {
+ public:
+  Vector() = default;
+  explicit Vector(std::size_t size);
+  T* data() noexcept { return data_.get(); }
+  const T* data() const noexcept { return data_.get(); }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+ private:
+  struct Free {
+    void operator()(T* p) const noexcept;
+  };
+  std::unique_ptr<T[], Free> data_;
+};
+
+template <class T>
+class Tree {
+ public:
+  // Called now and then from the calling thread in long work; what it throws ends the call.
+  using Poll = std::function<void()>;
+
+  // Throws std::invalid_argument for a size, offset, number of rounds or threads that cannot be.
+  explicit Tree(const TreeConfig& config);
+
+  const TreeConfig& config() const noexcept { return config_; }
+  std::uint64_t t() const noexcept { return t_; }
+  std::uint64_t tree() const noexcept { return ends_.size(); }
+  const Position& last() const noexcept { return last_; }
+  // Vectors now allocated, spare ones included: for tests of the memory bound.
+  std::size_t allocated() const noexcept;
+
+  // Each writes config().size elements. On an exception the position is what it was.
+  void step(T* out, const Poll& poll);
+  void residual(T* out, const Poll& poll);
+  void prefix(std::uint64_t t, T* out, const Poll& poll);
+  void node(const Node& node, T* out, const Poll& poll);
+  // Moves on without making noise. Throws std::invalid_argument when t lies before this tree's t or past kMaxSteps.
+  void advance_to(std::uint64_t t);
+  // Begins the next tree; `complete` carries the noise at the next power of two. Throws std::invalid_argument at t = 0.
+  void restart(bool complete, const Poll& poll);
+
+  TreePosition position() const;
+  // Drops every vector; they are made again when needed. Throws std::invalid_argument and changes nothing when there is
+  // no such position.
+  void set_position(const TreePosition& position);
+
+  // What cannot be made again cheaply, to save it beside the position, and to put it back after set_position. A
+  // vector that this position or this memory setting has no use for is passed over.
+  enum class VectorKind : std::uint8_t { carry, last, average };
+  struct KeptVector {
+    VectorKind kind;
+    Node node;  // of an average
+    const T* data;
+  };
+  std::vector<KeptVector> kept_vectors() const;
+  void restore_vector(const KeptVector& kept);
+
+ private:
+  // The sum at step `at` of this tree, carry included.
+  struct Head {
+    std::uint64_t at;
+    Vector<T> sum;
+  };
+  // Honaker's r of one node of this tree.
+  struct Average {
+    Node node;
+    Vector<T> value;
+  };
+  // One sum to be made, and what is kept of it on the way.
+  struct Term {
+    Node node;
+    const T* average = nullptr;  // Honaker: r, when it is at hand
+    T* keep_average = nullptr;   // Honaker: where r goes
+    T* keep_sum = nullptr;       // where the sum up to this term goes
+  };
+  struct Sum {
+    std::uint64_t tree = 0;
+    bool plain = false;       // terms are z whatever the variant
+    const T* base = nullptr;  // a head, the carry, or nothing
+    std::vector<Term> terms;
+    T* out = nullptr;
+    T* last = nullptr;        // residual: takes the sum
+    bool difference = false;  // residual: out = sum - what `last` held
+  };
+  struct Work;  // what the workers of one call share (tree_tiles.cpp)
+
+  // Planning (tree.cpp).
+  void advance(T* out, bool as_residual, const Poll& poll);
+  void sum_at(const Position& at, T* out, const Poll& poll);
+  void add_terms(Sum& sum, std::uint64_t from, std::uint64_t t) const;
+  std::vector<std::uint64_t> heads_to_keep(std::uint64_t t) const;
+  bool keeps_average(int level, std::uint64_t t) const noexcept;
+  const T* find_average(std::uint64_t tree, const Node& node) const noexcept;
+  void ensure_carry(const Poll& poll);
+  void ensure_last(const Poll& poll);
+  Vector<T> take_vector();
+  void forget_vectors() noexcept;
+
+  // Execution (tree_tiles.cpp).
+  void run(const Sum& sum, const Poll& poll);
+  void run_tile(const Sum& sum, std::size_t from, std::size_t n, T* scratch, Work& work, bool polls) const;
+  const T* average_tile(std::uint64_t tree, const Node& node, std::size_t from, std::size_t n, T* to, T* scratch,
+                        Work& work, bool polls) const;
+  void fill(std::uint64_t tree, const Node& node, std::size_t from, std::size_t n, T* to) const;
+
+  TreeConfig config_;
+  const NoiseKernels* kernels_;
+  std::size_t scratch_room_ = 0;  // elements a worker
+  std::uint64_t t_ = 0;
+  std::vector<std::uint64_t> ends_;
+  Position last_;
+
+  Vector<T> carry_;                // noise of all earlier trees; empty before a restart, or to be made again
+  Vector<T> last_value_;           // residual: what was last returned; empty when it is to be made again
+  std::vector<Head> heads_;        // earliest first
+  std::vector<Average> averages_;  // highest level first
+  std::vector<Vector<T>> spare_;
+  std::vector<Vector<T>> scratch_;  // one a worker
+};
+
+extern template class Tree<float>;
+extern template class Tree<double>;
+extern template class Vector<float>;
+extern template class Vector<double>;
+
+}  // namespace dpftrl

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Which kernels run here: the fastest that the processor has and that agree with the scalar code.
+
+#include <cstring>
+#include <initializer_list>
+
+#include "dpftrl/chacha.hpp"
+#include "dpftrl/float_environment.hpp"
+#include "dpftrl/noise_kernel.hpp"
+
+#if defined(_MSC_VER) && defined(_M_X64)
+#include <immintrin.h>
+#include <intrin.h>
+#endif
+
+namespace dpftrl {
+namespace {
+
+#if defined(__x86_64__) || defined(_M_X64)
+#if defined(_MSC_VER) && !defined(__clang__)
+bool has_bits(int leaf, int reg, unsigned mask) noexcept {
+  int r[4];
+  __cpuidex(r, leaf, 0);
+  return (static_cast<unsigned>(r[reg]) & mask) == mask;
+}
+bool has_avx2() noexcept {
+  constexpr unsigned osxsave_avx = (1u << 27) | (1u << 28);
+  return has_bits(1, 2, osxsave_avx) && (_xgetbv(0) & 0x6) == 0x6 && has_bits(7, 1, 1u << 5);
+}
+bool has_avx512() noexcept {
+  constexpr unsigned f_dq_cd_bw_vl = (1u << 16) | (1u << 17) | (1u << 28) | (1u << 30) | (1u << 31);
+  return has_avx2() && (_xgetbv(0) & 0xe6) == 0xe6 && has_bits(7, 1, f_dq_cd_bw_vl);
+}
+#else
+bool has_avx2() noexcept { return __builtin_cpu_supports("avx2"); }
+bool has_avx512() noexcept {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+}
+#endif
+#endif
+
+template <class T>
+bool same_fill(const NoiseKernels& kernels, const NodeStream& stream) noexcept {
+  // Ends off the superblock on both sides, so that whole and partial ones are both met.
+  constexpr std::size_t n = 2 * DtypeTraits<T>::superblock + 9;
+  constexpr std::uint64_t first = 5 * DtypeTraits<T>::superblock - 3;
+  const T scale = static_cast<T>(1.7);
+  T expected[n], got[n];
+  DtypeTraits<T>::kernels(kScalarKernels).fill(stream, first, n, scale, expected);
+  DtypeTraits<T>::kernels(kernels).fill(stream, first, n, scale, got);
+  if (std::memcmp(expected, got, sizeof got) != 0) return false;
+  const auto& a = DtypeTraits<T>::kernels(kScalarKernels);
+  const auto& b = DtypeTraits<T>::kernels(kernels);
+  a.add_average(n, expected, expected, got, expected);
+  b.add_average(n, got, got, got, got);
+  a.add_scaled(n, expected, expected, scale, expected);
+  b.add_scaled(n, got, got, scale, got);
+  return std::memcmp(expected, got, sizeof got) == 0;
+}
+
+struct Choice {
+  const NoiseKernels* active = &kScalarKernels;
+  const char* rejected = nullptr;
+};
+
+Choice choose() noexcept {
+  Choice choice;
+  const TargetList targets = available_targets();
+  for (std::size_t i = targets.count; i-- > 0;) {
+    if (agrees_with_scalar(*targets.items[i])) {
+      choice.active = targets.items[i];
+      return choice;
+    }
+    if (choice.rejected == nullptr) choice.rejected = targets.items[i]->name;
+  }
+  return choice;
+}
+
+const Choice& choice() noexcept {
+  static const Choice chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+TargetList available_targets() noexcept {
+  TargetList list{{&kScalarKernels, nullptr, nullptr, nullptr}, 1};
+#if defined(__x86_64__) || defined(_M_X64)
+  if (has_avx2()) list.items[list.count++] = &kAvx2Kernels;
+  if (has_avx512()) list.items[list.count++] = &kAvx512Kernels;
+#elif defined(__aarch64__)
+  list.items[list.count++] = &kNeonKernels;
+#endif
+  return list;
+}
+
+const NoiseKernels* find_target(const char* name) noexcept {
+  const TargetList targets = available_targets();
+  for (std::size_t i = 0; i < targets.count; ++i) {
+    if (std::strcmp(targets.items[i]->name, name) == 0) return targets.items[i];
+  }
+  return nullptr;
+}
+
+bool agrees_with_scalar(const NoiseKernels& kernels) noexcept {
+  const FloatEnvironment guard;
+  NodeStream stream{{{1, 2, 3, 4, 5, 6, 7, 8}}, 8, Purpose::tree, 0x00020001u, node_id(3, 0x123456789u)};
+  for (const int rounds : {8, 12, 20}) {
+    stream.rounds = rounds;
+    if (!same_fill<float>(kernels, stream) || !same_fill<double>(kernels, stream)) return false;
+    std::uint32_t expected[kWordsPerSuperblock], got[kWordsPerSuperblock];
+    const Counter counter{{0xfffffff8u, 2, 3, 4}};  // the block number wraps on the way
+    kScalarKernels.keystream16(stream.key, counter, rounds, expected);
+    kernels.keystream16(stream.key, counter, rounds, got);
+    if (std::memcmp(expected, got, sizeof got) != 0) return false;
+  }
+  return true;
+}
+
+const NoiseKernels& active_kernels() noexcept { return *choice().active; }
+
+const char* rejected_target() noexcept { return choice().rejected; }
+
+void chacha_keystream(const std::uint32_t key[8], const std::uint32_t counter[4], int rounds, std::size_t n_blocks,
+                      std::uint32_t* out) noexcept {
+  Key k;
+  Counter c;
+  std::memcpy(k.words, key, sizeof k.words);
+  std::memcpy(c.words, counter, sizeof c.words);
+  const NoiseKernels& kernels = active_kernels();
+  while (n_blocks >= kBlocksPerSuperblock) {
+    kernels.keystream16(k, c, rounds, out);
+    c.words[0] += kBlocksPerSuperblock;
+    out += kWordsPerSuperblock;
+    n_blocks -= kBlocksPerSuperblock;
+  }
+  for (; n_blocks > 0; --n_blocks, ++c.words[0], out += kBlockWords) chacha_block(k.words, c.words, rounds, out);
+}
+
+}  // namespace dpftrl
