@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TreeNoise`: correlated Gaussian noise for prefix sums, from the C++ core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast import _core
+from dpftrl_fast.keys import Seed, key_of_seed
+from dpftrl_fast.noise_arguments import (
+    MAX_STEPS,
+    Memory,
+    Variant,
+    dtype_name,
+    integer,
+    memory_setting,
+    one_of,
+    std_in,
+    usable_cores,
+)
+from dpftrl_fast.noise_state import Position, position_from_state, state_of
+from dpftrl_fast.outputs import writable_view
+
+__all__ = ["STREAM_VERSION", "TreeNoise"]
+
+STREAM_VERSION: int = _core.STREAM_VERSION
+
+_PURPOSES = {"tree": 0, "covariance": 1, "clip-norm": 2}
+_Core: TypeAlias = _core.TreeFloat32 | _core.TreeFloat64
+_CORES: dict[str, type[_Core]] = {
+    "float32": _core.TreeFloat32,
+    "float64": _core.TreeFloat64,
+}
+_Out = TypeVar("_Out")
+
+
+class TreeNoise:
+    """Gaussian noise for prefix sums by binary-tree aggregation.
+
+    A bare source: it states no epsilon. At step t the prefix noise b_t is a sum over at most
+    log2(t) + 1 tree nodes, each an independent N(0, std^2) vector, so the noise of a running sum
+    grows with log t and not with t. Every number is a pure function of the key, the node and the
+    coordinate (docs/stream.md): the same bits on every machine, for any `memory`, `threads` and
+    split of the coordinates.
+
+    Parameters
+    ----------
+    size : int
+        Number of coordinates, at least 1.
+    std : float
+        Standard deviation of one node's noise: clip norm times noise multiplier (L sigma). Finite,
+        > 0, rounded to `dtype`.
+    seed : None, int or bytes, optional
+        None takes a 256-bit key from the operating system. A seed is for tests: results are then
+        `reproducible`, not private, since whoever guesses it can take the noise away.
+    variant : {"honaker", "vanilla"}, optional
+        "vanilla" sums the live nodes: variance std^2 * popcount(t). "honaker" averages each node
+        with its subtree (Honaker 2015, the bottom-up estimator): about half the variance or less.
+    memory : {"stored", "regenerate"} or int, optional
+        "stored" keeps at most floor(log2 t) + 2 vectors of `size`. "regenerate" keeps one and makes
+        the rest again from the key: below 2 nodes a step for vanilla, about sqrt(t) nodes a step
+        for Honaker. An integer m >= 1 keeps at most m: for Honaker the m highest levels (each lower
+        level doubles the work), for vanilla the m latest partial sums. The noise of earlier trees,
+        after a restart, and what `residual` last returned take one vector each on top.
+    dtype : {"float32", "float64"}, optional
+        Of the noise. The two streams are unrelated.
+    rounds : {12, 8, 20}, optional
+        ChaCha rounds; 20 is RFC 8439's.
+    threads : int, optional
+        At least 1; default all cores that this process may use.
+    offset : int, optional
+        Global coordinate of element 0: processes that hold parts of one vector give theirs and get
+        the slices of one noise vector.
+    purpose : {"tree", "covariance", "clip-norm"}, optional
+        Streams of different purposes under one key are unrelated.
+
+    Attributes
+    ----------
+    t : int
+        Steps of the present tree.
+    tree : int
+        Restarts so far.
+    reproducible : bool
+        True when a seed was given: not private.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as above.
+
+    See Also
+    --------
+    dpftrl_fast.PrefixSum : private running sums with their epsilon.
+    dpftrl_fast.PrivacyPlan : makes the noise and states the epsilon.
+    dpftrl_fast.reference : the same in plain NumPy.
+
+    Notes
+    -----
+    Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1 and appendix B; Honaker 2015. An object may
+    be used from several threads: calls take turns. Long calls can be interrupted with Ctrl-C; the
+    position is then what it was. Gaussian noise in floating point has known attacks on its
+    low-order bits (Mironov 2012); docs/stream.md says what is defended.
+
+    Examples
+    --------
+    >>> import dpftrl_fast as dpf
+    >>> noise = dpf.TreeNoise(3, std=1.0, seed=0)  # a seed is for tests
+    >>> b1 = noise.step()
+    >>> b2 = noise.step()
+    >>> bool((noise.prefix(1) == b1).all()), noise.t
+    (True, 2)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        std: float,
+        *,
+        seed: Seed = None,
+        variant: Variant = "honaker",
+        memory: Memory = "stored",
+        dtype: Literal["float32", "float64"] = "float32",
+        rounds: int = 12,
+        threads: int | None = None,
+        offset: int = 0,
+        purpose: Literal["tree", "covariance", "clip-norm"] = "tree",
+    ) -> None:
+        self._size = integer("size", size, 1)
+        self._dtype = dtype_name(dtype)
+        self._std = std_in(std, self._dtype)
+        self._variant = one_of("variant", variant, ("vanilla", "honaker"))
+        self._memory = memory_setting(memory)
+        self._rounds = integer("rounds", rounds, 0)
+        if self._rounds not in (8, 12, 20):
+            raise ValueError(f"rounds must be 8, 12 or 20, got {self._rounds}")
+        self._threads = usable_cores() if threads is None else integer("threads", threads, 1)
+        self._offset = integer("offset", offset, 0)
+        self._purpose = one_of("purpose", purpose, tuple(_PURPOSES))
+        self._reproducible = seed is not None
+        self._node_used = False
+        self._key = key_of_seed(seed)
+        self._core = self._make_core(self._key)
+
+    def _make_core(self, key: bytes) -> _Core:
+        vectors = {"stored": -1, "regenerate": 0}
+        return _CORES[self._dtype](
+            size=self._size,
+            std=self._std,
+            key=key,
+            rounds=self._rounds,
+            purpose=_PURPOSES[self._purpose],
+            offset=self._offset,
+            variant=self._variant,
+            memory=vectors[self._memory] if isinstance(self._memory, str) else self._memory,
+            threads=self._threads,
+            target=None,
+        )
+
+    @overload
+    def step(self, out: None = None) -> NDArray[Any]: ...
+    @overload
+    def step(self, out: _Out) -> _Out: ...
+    def step(self, out: Any = None) -> Any:
+        """Advance one step and return its noise: carry + b_t.
+
+        Parameters
+        ----------
+        out : array_like, optional
+            Where to write: a writable C-contiguous ndarray of the dtype with `size` elements (any
+            shape), a CPU tensor with ``__dlpack__``, or a buffer. Never copied.
+
+        Returns
+        -------
+        ndarray of shape (size,), or `out`
+            The noise to add to the sum of everything up to this step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `out` cannot take the noise. The step is then not taken.
+        """
+        if out is None or type(out) is np.ndarray:
+            return self._core.step(out)
+        self._core.step(writable_view(out))
+        return out
+
+    @overload
+    def residual(self, out: None = None) -> NDArray[Any]: ...
+    @overload
+    def residual(self, out: _Out) -> _Out: ...
+    def residual(self, out: Any = None) -> Any:
+        """Advance one step and return its noise minus what `step` or `residual` last returned.
+
+        Adding residuals to the gradients of SGD with rate 1/lambda is FTRL with the noise of `step`
+        (Kairouz et al. 2021, theorem 5.1 and its proof), across restarts too. Parameters, return
+        value and errors as for `step`.
+        """
+        if out is None or type(out) is np.ndarray:
+            return self._core.residual(out)
+        self._core.residual(writable_view(out))
+        return out
+
+    def prefix(self, t: int, out: Any = None) -> Any:
+        """Return b_t of the present tree, without the carry of earlier ones. Changes nothing.
+
+        Parameters
+        ----------
+        t : int
+            Any step in [1, 2**46], before or after the present one.
+        out : array_like, optional
+            As for `step`.
+
+        Returns
+        -------
+        ndarray of shape (size,), or `out`
+
+        Raises
+        ------
+        ValueError
+            If t is out of range.
+        """
+        return self._into(self._core.prefix, out, integer("t", t, 1, MAX_STEPS))
+
+    def node(self, level: int, index: int, out: Any = None) -> Any:
+        """Return one node's noise, N(0, std^2).
+
+        Node (level, index) covers leaves index * 2**level + 1 .. (index + 1) * 2**level. For tests
+        and audits. A run whose nodes were looked at singly releases more than its prefixes;
+        `node_used` remembers it.
+
+        Parameters
+        ----------
+        level, index : int
+            level in [0, 46], index in [0, 2**(46 - level)).
+        out : array_like, optional
+            As for `step`.
+
+        Returns
+        -------
+        ndarray of shape (size,), or `out`
+
+        Raises
+        ------
+        IndexError
+            If there is no such node.
+        """
+        level, index = integer("level", level), integer("index", index)
+        if not 0 <= level <= 46:
+            raise IndexError(f"level must be an integer in [0, 46], got {level}")
+        if not 0 <= index < 2 ** (46 - level):
+            raise IndexError(
+                f"index must be an integer in [0, 2**{46 - level}) at level {level}, got {index}"
+            )
+        result = self._into(self._core.node, out, level, index)
+        self._node_used = True
+        return result
+
+    def _into(self, call: Any, out: Any, *args: int) -> Any:
+        if out is None or type(out) is np.ndarray:
+            return call(*args, out)
+        call(*args, writable_view(out))
+        return out
+
+    def advance_to(self, t: int) -> None:
+        """Move to step t of the present tree without making its noise.
+
+        Parameters
+        ----------
+        t : int
+            In [self.t, 2**46].
+
+        Raises
+        ------
+        ValueError
+            If t is before the present step: a step is never taken twice.
+        """
+        self._core.advance_to(integer("t", t, self.t, MAX_STEPS))
+
+    def restart(self, complete: bool = False) -> None:
+        """Begin a new tree with fresh nodes; the noise of the present one stays in all later steps.
+
+        Parameters
+        ----------
+        complete : bool, optional
+            First advance to the next power of two with zero gradients, and carry that noise: one
+            node instead of popcount(t), at the cost of counting those steps' nodes in the
+            sensitivity.
+
+        Raises
+        ------
+        ValueError
+            If the present tree has no step yet.
+        """
+        if not isinstance(complete, (bool, np.bool_)):
+            raise TypeError(f"complete must be a bool, got {type(complete).__name__}")
+        self._core.restart(bool(complete))
+
+    @property
+    def t(self) -> int:
+        """Steps of the present tree."""
+        return self._core.t
+
+    @property
+    def tree(self) -> int:
+        """Restarts so far, the number of the present tree."""
+        return self._core.tree
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return self._size
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of one node, as rounded to the dtype."""
+        return self._std
+
+    @property
+    def variant(self) -> str:
+        """How a prefix is put together from nodes: "vanilla" or "honaker"."""
+        return self._variant
+
+    @property
+    def memory(self) -> Memory:
+        """The memory setting."""
+        return self._memory
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the noise."""
+        return np.dtype(self._dtype)
+
+    @property
+    def rounds(self) -> int:
+        """ChaCha rounds."""
+        return self._rounds
+
+    @property
+    def threads(self) -> int:
+        """Most threads that a call uses."""
+        return self._threads
+
+    @property
+    def offset(self) -> int:
+        """Global coordinate of element 0."""
+        return self._offset
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: whoever guesses it can take the noise away."""
+        return self._reproducible
+
+    @property
+    def node_used(self) -> bool:
+        """True once `node` was called: more than prefixes may have been released."""
+        return self._node_used
+
+    @property
+    def allocated_vectors(self) -> int:
+        """Vectors of `size` that are allocated now."""
+        return self._core.allocated_vectors
+
+    def state_dict(self, *, key: bool = True) -> dict[str, Any]:
+        """Return the state: **a secret**, since with the key the noise can be taken away.
+
+        Parameters
+        ----------
+        key : bool, optional
+            False leaves out the key and every vector: what remains is a position, which only an
+            object that has the key already can take up.
+
+        Returns
+        -------
+        dict
+            Numbers, strings and lists that JSON can hold, and under "vectors" copies of the arrays
+            that would be dear to make again; none in regenerate mode, whose state is a few hundred
+            bytes.
+        """
+        position = Position(*self._core.position(), self._reproducible, self._node_used)
+        state = state_of(self._identity(), position, self._key if key else None)
+        if key and self._memory != "regenerate":
+            state["vectors"] = self._core.kept_vectors()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict`, with this object's own `memory` and `threads`.
+
+        Two objects that go on from one state make the same noise: added to two different sums that
+        both leave, it protects neither.
+
+        Parameters
+        ----------
+        state : mapping
+            Of the same size, std, variant, dtype, rounds, purpose and offset.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If the state is of another version, another stream or another tree, or broken; nothing
+            is changed.
+        """
+        position, key = position_from_state(state, self._identity())
+        core = self._make_core(self._key if key is None else key)
+        core.set_position(
+            position.t, position.ends, position.last_tree, position.last_t, list(state["vectors"])
+        )
+        if key is not None:
+            self._key, self._reproducible = key, position.reproducible
+        self._core, self._node_used = core, position.node_used
+
+    def _identity(self) -> dict[str, Any]:
+        # What two trees must share for one to go on where the other stopped.
+        return {
+            "stream_version": STREAM_VERSION,
+            "size": self._size,
+            "std": self._std,
+            "variant": self._variant,
+            "dtype": self._dtype,
+            "rounds": self._rounds,
+            "purpose": self._purpose,
+            "offset": self._offset,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"TreeNoise(size={self._size}, std={self._std:g}, variant={self._variant!r}, "
+            f"dtype={self._dtype!r}, memory={self._memory!r}, tree={self.tree}, t={self.t}"
+            f"{', reproducible, not private' if self._reproducible else ''})"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a TreeNoise holds a secret key and is not pickled: see state_dict")
