@@ -63,7 +63,7 @@ def std_in(value: Any, dtype: str) -> float:
 def dtype_name(dtype: Any) -> str:
     """Return "float32" or "float64"."""
     try:
-        name = np.dtype(dtype).name
+        name = str(np.dtype(dtype).name)
     except TypeError:
         name = repr(dtype)
     if name not in ("float32", "float64") or not np.dtype(dtype).isnative:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directed rounding: decimal arithmetic inside, and the double on the safe side outside.
+
+The accountant works in the standard library's decimal arithmetic with at least 48 digits. So the
+cancellation that double precision suffers from (differences of normal tails, tiny delta) does not
+matter, and a result can be rounded to the double next to it on the side that never understates the
+privacy loss. Correct rounding keeps the order of what is rounded: results are monotone wherever the
+mathematics is.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from decimal import (
+    MAX_EMAX,
+    MIN_EMIN,
+    ROUND_CEILING,
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DivisionByZero,
+    InvalidOperation,
+    Overflow,
+    localcontext,
+)
+
+__all__ = ["float_down", "float_up", "precision", "smallest_double", "text_up"]
+
+
+def precision(digits: int) -> AbstractContextManager[Context]:
+    """Return a context manager: so many digits, whatever the caller's own decimal context is."""
+    return localcontext(
+        Context(
+            prec=digits,
+            rounding=ROUND_HALF_EVEN,
+            Emin=MIN_EMIN,
+            Emax=MAX_EMAX,
+            capitals=1,
+            clamp=0,
+            flags=[],
+            traps=[InvalidOperation, DivisionByZero, Overflow],
+        )
+    )
+
+
+def float_up(x: Decimal) -> float:
+    """Return the smallest double that is not below ``x``."""
+    nearest = float(x)
+    return nearest if Decimal(nearest) >= x else math.nextafter(nearest, math.inf)
+
+
+def float_down(x: Decimal) -> float:
+    """Return the largest double that is not above ``x``."""
+    nearest = float(x)
+    return nearest if Decimal(nearest) <= x else math.nextafter(nearest, -math.inf)
+
+
+def text_up(x: float) -> str:
+    """Return ``x`` rounded up to four significant digits, as text.
+
+    Examples
+    --------
+    >>> text_up(0.99991), text_up(1.0), text_up(1.23401e-300)
+    ('1', '1', '1.235e-300')
+    """
+    if not math.isfinite(x) or x == 0:
+        return f"{x:g}"
+    with precision(800):
+        value = Decimal(x)
+        last = Decimal(1).scaleb(value.adjusted() - 3)
+        return f"{float(value.quantize(last, rounding=ROUND_CEILING)):.4g}"
+
+
+def _index(x: float) -> int:
+    return int.from_bytes(struct.pack(">d", x), "big")
+
+
+def _double(index: int) -> float:
+    return float(struct.unpack(">d", index.to_bytes(8, "big"))[0])
+
+
+def smallest_double(holds: Callable[[float], bool], guess: float) -> float:
+    """Return the smallest double x > 0 with ``holds(x)``, which must stay true once it is.
+
+    Infinity counts as true and 0 as false; neither is asked. The search gallops away from ``guess``
+    over the doubles in their order and then bisects: a good guess costs two or three calls, any
+    other at most about 130, and the result is the same.
+    """
+    below, above = 0, _index(math.inf)  # places in the order of the doubles
+    at = min(max(_index(guess), 1), above - 1)
+    stride = 1
+    if holds(_double(at)):
+        above = at
+        while above - stride > below:
+            if not holds(_double(above - stride)):
+                below = above - stride
+                break
+            above -= stride
+            stride *= 2
+    else:
+        below = at
+        while below + stride < above:
+            if holds(_double(below + stride)):
+                above = below + stride
+                break
+            below += stride
+            stride *= 2
+    while above - below > 1:
+        at = (below + above) // 2
+        if holds(_double(at)):
+            above = at
+        else:
+            below = at
+    return _double(above)
