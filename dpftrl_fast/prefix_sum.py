@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PrefixSum`: the private running sum of a stream of vectors, with its epsilon."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.keys import Seed
+from dpftrl_fast.noise_arguments import Memory, Variant
+from dpftrl_fast.outputs import writable_view
+from dpftrl_fast.plan import PrivacyPlan
+
+__all__ = ["PrefixSum"]
+
+# Clipping to a little less than the clip norm leaves room for rounding: the sum never gets more
+# than it.
+_MARGIN = 1.0 - 2.0**-20
+
+
+class PrefixSum:
+    """Private running sum of a stream of vectors, each record in one step (single pass).
+
+    Every record is clipped to L2 norm `clip_norm` and added; `add` returns the sum so far plus the
+    tree's noise for this step. This is InitializeTree, AddToTree and GetSum of Kairouz et al. 2021
+    (arXiv 2103.00039, appendix B), with clipping and an epsilon.
+
+    Parameters
+    ----------
+    size : int
+        Length of a vector.
+    steps : int
+        Declared number of steps: the horizon that the epsilon is stated for. A public fact, chosen
+        before the data are seen.
+    clip_norm : float
+        L2 norm (L) that no record's contribution exceeds.
+    noise_multiplier : float
+        Standard deviation of a node's noise over `clip_norm` (sigma).
+    variant, restart_every, complete
+        As for `PrivacyPlan`.
+    seed : None, int or bytes, optional
+        For tests only: the sums are then `reproducible`, not private.
+    memory, dtype, rounds, threads
+        As for `TreeNoise`. Sums are kept in float64 whatever the noise's dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as described.
+
+    Notes
+    -----
+    The object holds the raw sum and the key: it is a secret, and is not pickled. What `add` returns
+    may leave. Neighbours: one record replaced by zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import dpftrl_fast as dpf
+    >>> sums = dpf.PrefixSum(size=2, steps=100, clip_norm=1.0, noise_multiplier=4.0)
+    >>> private = sums.add(np.array([0.6, 0.8]))
+    >>> private.shape, round(sums.epsilon(1e-6), 3)
+    ((2,), 2.982)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        steps: int,
+        clip_norm: float,
+        noise_multiplier: float,
+        *,
+        variant: Variant = "honaker",
+        restart_every: int | None = None,
+        complete: bool | Literal["all"] = False,
+        seed: Seed = None,
+        memory: Memory = "stored",
+        dtype: Literal["float32", "float64"] = "float64",
+        rounds: int = 12,
+        threads: int | None = None,
+    ) -> None:
+        self._plan = PrivacyPlan(
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            participation=SinglePass(steps),
+            restart_every=restart_every,
+            complete=complete,
+            variant=variant,
+        )
+        self._noise = self._plan.noise(
+            size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
+        )
+        self._t = 0
+        self._sum: NDArray[np.float64] = np.zeros(self._noise.size)
+        self._value: NDArray[np.float64] = np.zeros(self._noise.size)
+
+    def add(self, x: ArrayLike, out: Any = None) -> Any:
+        """Take one step: add this step's record or records and return the private running sum.
+
+        Parameters
+        ----------
+        x : array_like of shape (size,) or (n, size)
+            One record, or the n >= 0 records of this step, each clipped by itself. Real numbers. A
+            record with a value that is not finite counts as zero: the step is taken all the same,
+            since a refusal would tell of the value.
+        out : array_like of float64, optional
+            Where to write: ndarray, CPU tensor with ``__dlpack__`` or buffer of `size` elements.
+
+        Returns
+        -------
+        ndarray of shape (size,) and dtype float64, or `out`
+
+        Raises
+        ------
+        ValueError, TypeError
+            If all declared steps are taken, or x or out has a wrong shape or dtype. Nothing is then
+            changed.
+        """
+        if self._t >= self.steps:
+            raise ValueError(
+                f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
+            )
+        records = self._records(x)
+        view = None if out is None else self._output(out)
+        total = self._sum + _clipped_sum(records, self._plan.clip_norm * _MARGIN)
+        every = self._plan.restart_every
+        if every is not None and self._noise.t == every:
+            self._noise.restart(complete=bool(self._plan.complete))
+        noise = self._noise.step()
+        self._t, self._sum = self._t + 1, total
+        self._value = total + noise
+        if view is None:
+            return self._value.copy()
+        view.reshape(-1)[:] = self._value
+        return out
+
+    def _records(self, x: ArrayLike) -> NDArray[np.float64]:
+        array = np.asarray(x)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"x must hold real numbers, got dtype {array.dtype}")
+        if array.ndim not in (1, 2) or array.shape[-1] != self.size:
+            raise ValueError(
+                f"x must have shape ({self.size},) or (n, {self.size}), got {array.shape}"
+            )
+        return np.atleast_2d(array).astype(np.float64)
+
+    def _output(self, out: Any) -> NDArray[np.float64]:
+        view = writable_view(out)
+        expected = f"out must be a writable C-contiguous float64 array of {self.size} values, got "
+        if view.dtype != np.float64:
+            raise TypeError(f"{expected}dtype {view.dtype}")
+        if view.size != self.size:
+            raise ValueError(f"{expected}{view.size} elements")
+        if not view.flags.c_contiguous:
+            raise ValueError(f"{expected}one that is not contiguous")
+        if not view.flags.writeable:
+            raise ValueError(f"{expected}a read-only one")
+        return view
+
+    @property
+    def value(self) -> NDArray[np.float64]:
+        """The private running sum that `add` last returned; zero before the first step."""
+        return self._value.copy()
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The plan that made the noise and states the epsilon."""
+        return self._plan
+
+    @property
+    def size(self) -> int:
+        """Length of a vector."""
+        return self._noise.size
+
+    @property
+    def steps(self) -> int:
+        """Declared number of steps."""
+        return self._plan.steps
+
+    @property
+    def t(self) -> int:
+        """Steps taken."""
+        return self._t
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: the sums are not private."""
+        return self._noise.reproducible
+
+    def epsilon(
+        self, delta: float, *, neighbours: Literal["zero-out", "replace-one"] = "zero-out"
+    ) -> float:
+        """Return epsilon at `delta` for all declared steps, as `PrivacyPlan.epsilon` does."""
+        return self._plan.epsilon(delta, neighbours=neighbours)
+
+    def __repr__(self) -> str:
+        return (
+            f"PrefixSum(size={self.size}, steps={self.steps}, t={self._t}, "
+            f"clip_norm={self._plan.clip_norm:g}, noise_multiplier={self._plan.noise_multiplier:g}"
+            f"{', reproducible, not private' if self.reproducible else ''})"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PrefixSum holds a raw sum and a secret key and is not pickled")
+
+
+def _clipped_sum(records: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
+    """Sum of the rows, each scaled down to norm `bound`; rows that are not finite count as zero."""
+    if records.shape[0] == 0:
+        return np.zeros(records.shape[1])
+    largest = np.abs(records).max(axis=1)
+    usable = np.isfinite(largest) & (largest > 0)
+    # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
+    units = records[usable] / largest[usable, None]
+    lengths = np.sqrt(np.einsum("ij,ij->i", units, units))
+    with np.errstate(over="ignore"):
+        norms = lengths * largest[usable]
+    clipped = np.where(
+        (norms > bound)[:, None], units * (bound / lengths)[:, None], records[usable]
+    )
+    return np.asarray(clipped.sum(axis=0))
