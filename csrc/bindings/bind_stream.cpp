@@ -6,15 +6,25 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "dpftrl/chacha.hpp"
 #include "dpftrl/float_environment.hpp"
 #include "dpftrl/gaussian.hpp"
 
 namespace dpftrl::bindings {
 namespace {
 
+void check_rounds(int rounds) {
+  if (!valid_rounds(rounds)) throw py::value_error("rounds must be 8, 12 or 20, got " + std::to_string(rounds));
+}
+
 template <class T>
 void normals(const std::string& target, const py::bytes& key, int rounds, int purpose, std::uint32_t tree, int level,
              std::uint64_t index, std::uint64_t first, double scale, const py::array& out) {
+  check_rounds(rounds);
+  if (!(purpose >= 0 && purpose <= 255)) throw py::value_error("purpose must be in [0, 255]");
+  if (!(level >= 0 && level <= kMaxLevel && index < (kMaxSteps >> level))) {
+    throw py::value_error("node must have a level in [0, 46] and an index in [0, 2**(46 - level))");
+  }
   const auto size = static_cast<std::size_t>(out.size());
   T* data = writable<T>(out, size);
   if (!(first <= DtypeTraits<T>::max_coordinates && size <= DtypeTraits<T>::max_coordinates - first)) {
@@ -28,6 +38,7 @@ void normals(const std::string& target, const py::bytes& key, int rounds, int pu
 
 void keystream16(const std::string& target, const py::bytes& key, int rounds, const py::array_t<std::uint32_t>& counter,
                  const py::array& out) {
+  check_rounds(rounds);
   if (counter.size() != 4) throw py::value_error("counter must have 4 words");
   if (!py::isinstance<py::array_t<std::uint32_t>>(out) || out.size() != 256 ||
       (out.flags() & py::array::c_style) == 0) {

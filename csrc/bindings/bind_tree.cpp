@@ -5,9 +5,14 @@
 
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "arrays.hpp"
 #include "bindings.hpp"
@@ -26,6 +31,35 @@ Variant variant_by_name(const std::string& name) {
   if (name == "honaker") return Variant::honaker;
   throw py::value_error("variant must be 'vanilla' or 'honaker', got '" + name + "'");
 }
+
+// A tree's calls take turns. A signal handler that runs in a call's poll may come back on the same thread: it is
+// refused, since it could only wait for itself.
+class Turns {
+ public:
+  class Turn {
+   public:
+    explicit Turn(Turns& turns) : turns_(turns) {
+      if (turns_.owner_.load() == std::this_thread::get_id()) {
+        throw std::runtime_error("this object is in the middle of a call on this thread: try again when it has ended");
+      }
+      turns_.mutex_.lock();
+      turns_.owner_.store(std::this_thread::get_id());
+    }
+    ~Turn() {
+      turns_.owner_.store(std::thread::id());
+      turns_.mutex_.unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Turns& turns_;
+  };
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_{};
+};
 
 template <class T>
 class PyTree {
@@ -59,7 +93,7 @@ class PyTree {
     }
     T* const data = writable<T>(py::reinterpret_borrow<py::array>(array), size);
     const py::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Turns::Turn turn(turns_);
     call(data);
     return array;
   }
@@ -80,7 +114,7 @@ class PyTree {
   template <class Call>
   auto alone(Call&& call) {
     const py::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Turns::Turn turn(turns_);
     return call();
   }
 
@@ -106,10 +140,10 @@ class PyTree {
   }
 
   py::list kept_vectors() {
-    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+    std::optional<Turns::Turn> turn;
     {
       const py::gil_scoped_release release;
-      lock.lock();
+      turn.emplace(turns_);
     }
     static constexpr const char* names[] = {"carry", "last", "average"};
     py::list kept;
@@ -120,23 +154,14 @@ class PyTree {
     return kept;
   }
 
-  // All or nothing: the arrays are checked before the position changes.
+  // All or nothing: the arrays are checked before the position changes. They are secret: no message shows them.
   void set_position(std::uint64_t t, std::vector<std::uint64_t> ends, std::int64_t last_tree, std::uint64_t last_t,
-                    const std::vector<std::tuple<std::string, int, std::uint64_t, py::array>>& vectors) {
-    using Kind = typename Tree<T>::VectorKind;
+                    const py::list& vectors) {
+    std::vector<py::array> arrays;  // keeps them alive
     std::vector<typename Tree<T>::KeptVector> kept;
-    for (const auto& [name, level, index, array] : vectors) {
-      if (name != "carry" && name != "last" && name != "average") {
-        throw py::value_error("a saved vector must be 'carry', 'last' or 'average', got '" + name + "'");
-      }
-      if (level < 0 || level > kMaxLevel) throw py::value_error("a saved vector has a level outside [0, 46]");
-      if (!py::isinstance<py::array_t<T>>(array) || (array.flags() & py::array::c_style) == 0 ||
-          static_cast<std::size_t>(array.size()) != tree_.config().size) {
-        throw py::value_error("a saved vector must be a C-contiguous " + std::string(DtypeTraits<T>::name) +
-                              " array of " + std::to_string(tree_.config().size) + " elements");
-      }
-      const Kind kind = name == "carry" ? Kind::carry : name == "last" ? Kind::last : Kind::average;
-      kept.push_back({kind, {level, index}, static_cast<const T*>(array.data())});
+    for (const py::handle& item : vectors) {
+      kept.push_back(kept_vector(item));
+      arrays.push_back(py::reinterpret_borrow<py::array>(item[py::int_(3)]));
     }
     alone([&] {
       tree_.set_position({t, std::move(ends), {last_tree, last_t}});
@@ -145,8 +170,37 @@ class PyTree {
   }
 
  private:
+  typename Tree<T>::KeptVector kept_vector(const py::handle& item) const {
+    using Kind = typename Tree<T>::VectorKind;
+    if (!(py::isinstance<py::tuple>(item) || py::isinstance<py::list>(item)) || py::len(item) != 4) {
+      throw py::value_error("a saved vector must be (kind, level, index, array)");
+    }
+    const py::object kind = item[py::int_(0)], level = item[py::int_(1)], index = item[py::int_(2)];
+    const auto is = [&](const char* name) { return py::isinstance<py::str>(kind) && kind.equal(py::str(name)); };
+    if (!is("carry") && !is("last") && !is("average")) {
+      throw py::value_error("a saved vector must be a 'carry', a 'last' or an 'average'");
+    }
+    const auto in_range = [](const py::object& number, std::uint64_t end) {
+      return py::isinstance<py::int_>(number) && number >= py::int_(0) && number < py::int_(end);
+    };
+    if (!in_range(level, kMaxLevel + 1) || !in_range(index, kMaxSteps)) {
+      throw py::value_error("a saved vector must have a level in [0, 46] and an index in [0, 2**46)");
+    }
+    const py::object array = item[py::int_(3)];
+    const std::size_t size = tree_.config().size;
+    if (!py::isinstance<py::array_t<T>>(array) ||
+        (py::reinterpret_borrow<py::array>(array).flags() & py::array::c_style) == 0 ||
+        static_cast<std::size_t>(py::reinterpret_borrow<py::array>(array).size()) != size) {
+      throw py::value_error("a saved vector must be a C-contiguous " + std::string(DtypeTraits<T>::name) +
+                            " array of " + std::to_string(size) + " elements");
+    }
+    return {is("carry") ? Kind::carry : is("last") ? Kind::last : Kind::average,
+            {level.cast<int>(), index.cast<std::uint64_t>()},
+            static_cast<const T*>(py::reinterpret_borrow<py::array>(array).data())};
+  }
+
   Tree<T> tree_;
-  std::mutex mutex_;
+  Turns turns_;
 };
 
 template <class T>

@@ -42,22 +42,24 @@ bool has_avx512() noexcept {
 #endif
 
 template <class T>
-bool same_fill(const NoiseKernels& kernels, const NodeStream& stream) noexcept {
-  // Ends off the superblock on both sides, so that whole and partial ones are both met.
-  constexpr std::size_t n = 2 * DtypeTraits<T>::superblock + 9;
-  constexpr std::uint64_t first = 5 * DtypeTraits<T>::superblock - 3;
-  const T scale = static_cast<T>(1.7);
-  T expected[n], got[n];
-  DtypeTraits<T>::kernels(kScalarKernels).fill(stream, first, n, scale, expected);
-  DtypeTraits<T>::kernels(kernels).fill(stream, first, n, scale, got);
-  if (std::memcmp(expected, got, sizeof got) != 0) return false;
-  const auto& a = DtypeTraits<T>::kernels(kScalarKernels);
-  const auto& b = DtypeTraits<T>::kernels(kernels);
-  a.add_average(n, expected, expected, got, expected);
-  b.add_average(n, got, got, got, got);
-  a.add_scaled(n, expected, expected, scale, expected);
-  b.add_scaled(n, got, got, scale, got);
-  return std::memcmp(expected, got, sizeof got) == 0;
+bool same_results(const NoiseKernels& kernels, const NodeStream& stream) noexcept {
+  // The end of a superblock and a whole one.
+  constexpr std::size_t n = DtypeTraits<T>::superblock + 3;
+  constexpr std::uint64_t first = kSelfCheckSuperblock * DtypeTraits<T>::superblock - 3;
+  const T w = static_cast<T>(1.7);
+  // Each line works on what the lines before left.
+  const auto results = [&](const TileKernels<T>& k, T(&x)[n], T(&y)[n]) {
+    k.fill(stream, first, n, w, x);
+    k.scale(n, x, w, y);
+    k.add_average(n, x, y, x, y);
+    k.add_scaled(n, y, x, w, y);
+    k.add(n, y, x, y);
+    k.subtract(n, y, x, y);
+  };
+  T x[n], y[n], expected_x[n], expected_y[n];
+  results(DtypeTraits<T>::kernels(kScalarKernels), expected_x, expected_y);
+  results(DtypeTraits<T>::kernels(kernels), x, y);
+  return std::memcmp(x, expected_x, sizeof x) == 0 && std::memcmp(y, expected_y, sizeof y) == 0;
 }
 
 struct Choice {
@@ -104,12 +106,17 @@ const NoiseKernels* find_target(const char* name) noexcept {
   return nullptr;
 }
 
+NodeStream self_check_stream(int rounds) noexcept {
+  // Indices found by search: each stream has a rare radius word in its superblock 5, as float32 and as float64.
+  const std::uint64_t index = rounds == 8 ? 0x1234000063f : rounds == 12 ? 0x12340004bf5 : 0x1234001157b;
+  return {{{1, 2, 3, 4, 5, 6, 7, 8}}, rounds, Purpose::tree, 0x00020001u, node_id(3, index)};
+}
+
 bool agrees_with_scalar(const NoiseKernels& kernels) noexcept {
   const FloatEnvironment guard;
-  NodeStream stream{{{1, 2, 3, 4, 5, 6, 7, 8}}, 8, Purpose::tree, 0x00020001u, node_id(3, 0x123456789u)};
   for (const int rounds : {8, 12, 20}) {
-    stream.rounds = rounds;
-    if (!same_fill<float>(kernels, stream) || !same_fill<double>(kernels, stream)) return false;
+    const NodeStream stream = self_check_stream(rounds);
+    if (!same_results<float>(kernels, stream) || !same_results<double>(kernels, stream)) return false;
     std::uint32_t expected[kWordsPerSuperblock], got[kWordsPerSuperblock];
     const Counter counter{{0xfffffff8u, 2, 3, 4}};  // the block number wraps on the way
     kScalarKernels.keystream16(stream.key, counter, rounds, expected);

@@ -2,11 +2,15 @@
 
 #include "dpftrl/thread_pool.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -17,28 +21,37 @@
 namespace dpftrl {
 namespace {
 
+constexpr std::chrono::milliseconds kWaitingPeriod{20};
+
 class Pool {
  public:
   // The caller holds the pool's turn (see run_workers).
-  void run(std::size_t workers, const std::function<void(std::size_t)>& body) {
+  void run(std::size_t workers, const std::function<void(std::size_t)>& body, const std::function<void()>& waiting) {
+    std::size_t at_once = workers;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      while (threads_.size() + 1 < workers) {
-        const std::size_t number = threads_.size() + 1;
-        threads_.emplace_back([this, number, seen = generation_] { loop(number, seen); });
-      }
+      start_threads(workers - 1);
+      at_once = std::min(workers, threads_.size() + 1);
       body_ = &body;
-      workers_ = workers;
-      pending_ = workers - 1;
-      failure_ = nullptr;
+      workers_ = at_once;
+      pending_ = at_once - 1;
       ++generation_;
     }
     wake_.notify_all();
-    guarded(body, 0);
+    guarded([&] { body(0); });
+    for (std::size_t i = at_once; i < workers; ++i) guarded([&] { body(i); });
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return pending_ == 0; });
+    while (!done_.wait_for(lock, kWaitingPeriod, [this] { return pending_ == 0; })) {
+      if (!waiting) continue;
+      lock.unlock();
+      guarded(waiting);
+      lock.lock();
+    }
     body_ = nullptr;
-    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    // Not kept past this call: an exception may hold on to much.
+    const std::exception_ptr failure = std::exchange(failure_, nullptr);
+    lock.unlock();
+    if (failure != nullptr) std::rethrow_exception(failure);
   }
 
   ~Pool() {
@@ -51,9 +64,21 @@ class Pool {
   }
 
  private:
-  void guarded(const std::function<void(std::size_t)>& body, std::size_t number) {
+  // As many as the system allows; the calling thread does the work of those that it does not.
+  void start_threads(std::size_t count) {
     try {
-      body(number);
+      while (threads_.size() < count) {
+        const std::size_t number = threads_.size() + 1;
+        threads_.emplace_back([this, number, seen = generation_] { loop(number, seen); });
+      }
+    } catch (const std::system_error&) {
+    }
+  }
+
+  template <class Call>
+  void guarded(const Call& call) {
+    try {
+      call();
     } catch (...) {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (failure_ == nullptr) failure_ = std::current_exception();
@@ -69,7 +94,7 @@ class Pool {
       if (number >= workers_) continue;
       const auto* body = body_;
       lock.unlock();
-      guarded(*body, number);
+      guarded([&] { (*body)(number); });
       lock.lock();
       if (--pending_ == 0) done_.notify_one();
     }
@@ -111,7 +136,8 @@ class Turn {
 
 }  // namespace
 
-void run_workers(std::size_t workers, const std::function<void(std::size_t)>& body) {
+void run_workers(std::size_t workers, const std::function<void(std::size_t)>& body,
+                 const std::function<void()>& waiting) {
   const Turn turn;
   if (workers > 1 && turn.held()) {
     if (pool == nullptr) {
@@ -121,7 +147,7 @@ void run_workers(std::size_t workers, const std::function<void(std::size_t)>& bo
 #endif
       pool = new Pool;
     }
-    pool->run(workers, body);
+    pool->run(workers, body, waiting);
     return;
   }
   for (std::size_t i = 0; i < workers; ++i) body(i);

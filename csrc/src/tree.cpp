@@ -157,21 +157,24 @@ void Tree<T>::advance(T* out, bool as_residual, const Poll& poll) {
     return ((t >> n.level) & 1) != 0 && live_node(t, n.level) == n && keeps_average(n.level, t);
   };
   Vector<T>* donor = nullptr;
-  for (Head& h : heads_) {
-    if (head_stays(h.at)) continue;
-    if (h.at == base_at) {
-      donor = &h.sum;
-    } else {
-      spare_.push_back(std::move(h.sum));
-    }
-  }
-  for (Average& a : averages_) {
-    if (!average_stays(a.node)) donor = &a.value;
-  }
-
   std::vector<Head> new_heads;
   std::vector<Average> new_averages;
   try {
+    // All the room that lists need, so that nothing can fail once the sum is made.
+    new_heads.reserve(heads_.size() + sum.terms.size());
+    new_averages.reserve(averages_.size() + sum.terms.size());
+    spare_.reserve(spare_.size() + heads_.size() + averages_.size() + 1);
+    for (Head& h : heads_) {
+      if (head_stays(h.at)) continue;
+      if (h.at == base_at) {
+        donor = &h.sum;
+      } else {
+        spare_.push_back(std::move(h.sum));
+      }
+    }
+    for (Average& a : averages_) {
+      if (!average_stays(a.node)) donor = &a.value;
+    }
     std::uint64_t at = base_at;
     for (Term& term : sum.terms) {
       at += std::uint64_t{1} << term.node.level;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #include "dpftrl/float_environment.hpp"
@@ -20,7 +19,6 @@ constexpr std::size_t kTileBytes = 8192;
 constexpr std::size_t kTilesPerTurn = 8;          // a worker takes this many at a time
 constexpr std::size_t kTilesPerThread = 8;        // fewer than this a thread are not worth a thread
 constexpr std::size_t kNodeTilesPerPoll = 16384;  // some tens of milliseconds
-constexpr std::size_t kAlignment = 64;
 
 template <class T>
 constexpr std::size_t tile_size() noexcept {
@@ -30,31 +28,26 @@ constexpr std::size_t tile_size() noexcept {
 }  // namespace
 
 template <class T>
-Vector<T>::Vector(std::size_t size)
-    : data_(static_cast<T*>(::operator new[](size * sizeof(T), std::align_val_t{kAlignment}))) {}
-
-template <class T>
-void Vector<T>::Free::operator()(T* p) const noexcept {
-  ::operator delete[](p, std::align_val_t{kAlignment});
-}
-
-template <class T>
 struct Tree<T>::Work {
   const Poll& poll;
+  std::size_t& node_tiles;  // since the last poll; worker 0's own
   std::atomic<std::size_t> next_tile{0};
   std::atomic<bool> cancelled{false};
-  std::size_t until_poll = kNodeTilesPerPoll;  // worker 0's own
+
+  void call_poll() {
+    try {
+      poll();
+    } catch (...) {
+      cancelled.store(true, std::memory_order_relaxed);
+      throw;
+    }
+  }
 
   // True when the call is to end.
   bool checkpoint(bool polls) {
-    if (polls && poll && --until_poll == 0) {
-      until_poll = kNodeTilesPerPoll;
-      try {
-        poll();
-      } catch (...) {
-        cancelled.store(true, std::memory_order_relaxed);
-        throw;
-      }
+    if (polls && poll && ++node_tiles >= kNodeTilesPerPoll) {
+      node_tiles = 0;
+      call_poll();
     }
     return cancelled.load(std::memory_order_relaxed);
   }
@@ -147,7 +140,7 @@ void Tree<T>::run(const Sum& sum, const Poll& poll) {
   if (scratch_room_ < room) scratch_.clear(), scratch_room_ = room;
   while (scratch_.size() < workers) scratch_.emplace_back(scratch_room_);
 
-  Work work{poll};
+  Work work{poll, node_tiles_since_poll_};
   const auto body = [&](std::size_t worker) {
     const FloatEnvironment guard;
     for (;;) {
@@ -164,13 +157,13 @@ void Tree<T>::run(const Sum& sum, const Poll& poll) {
   if (workers == 1) {
     body(0);
   } else {
-    run_workers(workers, body);
+    run_workers(workers, body, [&] {
+      if (poll) work.call_poll();
+    });
   }
 }
 
 template class Tree<float>;
 template class Tree<double>;
-template class Vector<float>;
-template class Vector<double>;
 
 }  // namespace dpftrl

@@ -69,6 +69,11 @@ TargetList available_targets() noexcept;
 // The set with this name, or null when it is not compiled in or the processor lacks it.
 const NoiseKernels* find_target(const char* name) noexcept;
 
+// What agrees_with_scalar compares: superblock 5 of this stream, which has a rare radius word (gaussian.hpp), and a
+// little before it.
+inline constexpr std::uint64_t kSelfCheckSuperblock = 5;
+NodeStream self_check_stream(int rounds) noexcept;
+
 // True when the set gives the scalar set's bits on a few blocks of every kind and number of rounds.
 bool agrees_with_scalar(const NoiseKernels& kernels) noexcept;
 

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <utility>
 #include <vector>
 
 #include "dpftrl/node.hpp"
@@ -56,21 +56,27 @@ struct TreePosition {
   Position last;
 };
 
-// Uninitialised storage, aligned to a cache line.
+// Uninitialised storage (vector.cpp).
 template <class T>
 class Vector {
  public:
   Vector() = default;
   explicit Vector(std::size_t size);
-  T* data() noexcept { return data_.get(); }
-  const T* data() const noexcept { return data_.get(); }
+  ~Vector();
+  Vector(Vector&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Vector& operator=(Vector&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  T* data() noexcept { return data_; }
+  const T* data() const noexcept { return data_; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
  private:
-  struct Free {
-    void operator()(T* p) const noexcept;
-  };
-  std::unique_ptr<T[], Free> data_;
+  T* data_ = nullptr;
+  std::size_t bytes_ = 0;
 };
 
 template <class T>
@@ -166,6 +172,7 @@ class Tree {
   TreeConfig config_;
   const NoiseKernels* kernels_;
   std::size_t scratch_room_ = 0;  // elements a worker
+  std::size_t node_tiles_since_poll_ = 0;
   std::uint64_t t_ = 0;
   std::vector<std::uint64_t> ends_;
   Position last_;
