@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from dpftrl_fast import _core
 from dpftrl_fast.keys import Seed, key_of_seed
 from dpftrl_fast.noise_arguments import (
+    MAX_COORDINATES,
     MAX_STEPS,
+    MAX_THREADS,
     Memory,
     Variant,
     dtype_name,
@@ -129,7 +131,7 @@ class TreeNoise:
         offset: int = 0,
         purpose: Literal["tree", "covariance", "clip-norm"] = "tree",
     ) -> None:
-        self._size = integer("size", size, 1)
+        self._size = integer("size", size, 1, MAX_COORDINATES)
         self._dtype = dtype_name(dtype)
         self._std = std_in(std, self._dtype)
         self._variant = one_of("variant", variant, ("vanilla", "honaker"))
@@ -137,8 +139,10 @@ class TreeNoise:
         self._rounds = integer("rounds", rounds, 0)
         if self._rounds not in (8, 12, 20):
             raise ValueError(f"rounds must be 8, 12 or 20, got {self._rounds}")
-        self._threads = usable_cores() if threads is None else integer("threads", threads, 1)
-        self._offset = integer("offset", offset, 0)
+        self._threads = min(usable_cores(), MAX_THREADS)
+        if threads is not None:
+            self._threads = integer("threads", threads, 1, MAX_THREADS)
+        self._offset = integer("offset", offset, 0, MAX_COORDINATES)
         self._purpose = one_of("purpose", purpose, tuple(_PURPOSES))
         self._reproducible = seed is not None
         self._node_used = False

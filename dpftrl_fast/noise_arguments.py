@@ -13,7 +13,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 __all__ = [
+    "MAX_COORDINATES",
     "MAX_STEPS",
+    "MAX_THREADS",
     "Memory",
     "Variant",
     "dtype_name",
@@ -29,6 +31,11 @@ Memory: TypeAlias = Literal["stored", "regenerate"] | int
 
 MAX_STEPS = 2**46
 """Steps of one tree, at most."""
+MAX_COORDINATES = 2**36
+"""Of one noise vector, at most; float64 has half as many, which the core checks."""
+MAX_THREADS = 1024
+"""Of one call, at most."""
+_MAX_VECTORS = 2**31
 
 
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -48,9 +55,12 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
 
 def std_in(value: Any, dtype: str) -> float:
     """Return `value` rounded to the dtype, finite and > 0."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, np.number)):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise TypeError(f"std must be a real number, got {type(value).__name__}")
-    std = float(value)
+    try:
+        std = float(value)
+    except OverflowError:
+        std = math.inf
     if not (std > 0 and math.isfinite(std)):
         raise ValueError(f"std must be a finite number > 0, got {std}")
     with np.errstate(over="ignore", under="ignore"):
@@ -63,12 +73,13 @@ def std_in(value: Any, dtype: str) -> float:
 def dtype_name(dtype: Any) -> str:
     """Return "float32" or "float64"."""
     try:
-        name = str(np.dtype(dtype).name)
+        found = np.dtype(dtype)
     except TypeError:
-        name = repr(dtype)
-    if name not in ("float32", "float64") or not np.dtype(dtype).isnative:
-        raise ValueError(f"dtype must be 'float32' or 'float64', got {name}")
-    return name
+        found = None
+    # NumPy reads None as float64.
+    if dtype is None or found not in (np.float32, np.float64) or not found.isnative:
+        raise ValueError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+    return str(found.name)
 
 
 def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
@@ -84,7 +95,7 @@ def memory_setting(value: Any) -> Memory:
         return value  # type: ignore[no-any-return]
     if isinstance(value, str):
         raise ValueError(f"memory must be 'stored', 'regenerate' or an integer >= 1, got {value!r}")
-    return integer("memory", value, 1)
+    return integer("memory", value, 1, _MAX_VECTORS)
 
 
 def usable_cores() -> int:

@@ -69,6 +69,8 @@ def position_from_state(
         end, count = _pair("earlier_trees", pair)
         integer("the steps of an earlier tree", end, 1, MAX_STEPS)
         ends += [end] * integer("a count of trees", count, 1, _MAX_TREES - len(ends))
+    if _list("vectors", state["vectors"]) and state["key"] is None:
+        raise ValueError("state must have no vectors when it has no key")
     last = state["last_returned"]
     last_tree, last_t = (-1, 0) if last is None else _pair("last_returned", last)
     for name in ("reproducible", "node_used"):

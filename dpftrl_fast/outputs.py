@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 __all__ = ["writable_view"]
 
-_CPU = 1  # DLDeviceType.kDLCPU
+# DLDeviceType kDLCPU, kDLCUDAHost (pinned), kDLROCMHost, kDLCUDAManaged.
+_HOST = (1, 3, 11, 13)
 
 
 def writable_view(out: object) -> np.ndarray[Any, Any]:
@@ -41,12 +43,9 @@ def writable_view(out: object) -> np.ndarray[Any, Any]:
     if isinstance(out, np.ndarray):
         return out
     if hasattr(out, "__dlpack__"):
-        device = out.__dlpack_device__()  # type: ignore[attr-defined]
-        if device[0] != _CPU:
-            raise TypeError(f"out must lie in CPU memory, got DLPack device {tuple(device)}")
         try:
-            return np.from_dlpack(out)
-        except (BufferError, RuntimeError, ValueError) as error:
+            return _lent(out)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TypeError(
                 f"out, of type {type(out).__name__}, does not lend its memory: {error}"
             ) from error
@@ -57,3 +56,15 @@ def writable_view(out: object) -> np.ndarray[Any, Any]:
             "out must be an array, a CPU tensor that speaks DLPack or a buffer, "
             f"got {type(out).__name__}"
         ) from None
+
+
+def _lent(out: Any) -> np.ndarray[Any, Any]:
+    device = tuple(out.__dlpack_device__())
+    if device[0] not in _HOST:
+        raise TypeError(f"it must lie in CPU memory, got DLPack device {device}")
+    # Through a DLPack older than 1.0, which is all that older torch and NumPy speak, NumPy
+    # gets a read-only view.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out, torch.Tensor):
+        return np.asarray(out.numpy())
+    return np.from_dlpack(out)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Literal
 
 import numpy as np
@@ -44,7 +45,8 @@ class PrefixSum:
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
-        As for `TreeNoise`. Sums are kept in float64 whatever the noise's dtype.
+        As for `TreeNoise`. Sums are kept in float64 whatever the noise's dtype; what `add` returns
+        is rounded to the noise's dtype, lest bits of the raw sum show below the noise's own.
 
     Raises
     ------
@@ -54,7 +56,8 @@ class PrefixSum:
     Notes
     -----
     The object holds the raw sum and the key: it is a secret, and is not pickled. What `add` returns
-    may leave. Neighbours: one record replaced by zero.
+    may leave. Neighbours: one record replaced by zero. It may be used from several threads: calls
+    take turns.
 
     Examples
     --------
@@ -93,7 +96,7 @@ class PrefixSum:
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
         )
-        self._t = 0
+        self._lock = threading.Lock()
         self._sum: NDArray[np.float64] = np.zeros(self._noise.size)
         self._value: NDArray[np.float64] = np.zeros(self._noise.size)
 
@@ -119,23 +122,31 @@ class PrefixSum:
             If all declared steps are taken, or x or out has a wrong shape or dtype. Nothing is then
             changed.
         """
-        if self._t >= self.steps:
+        records = self._records(x)
+        view = None if out is None else self._output(out)
+        with self._lock:
+            value = self._next(records)
+        if view is None:
+            return value
+        view.reshape(-1)[:] = value
+        return out
+
+    def _next(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
+        # The noise's own position counts the steps: an interruption anywhere between these lines
+        # can lose this step's records but not take a step too many.
+        if self.t >= self.steps:
             raise ValueError(
                 f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
             )
-        records = self._records(x)
-        view = None if out is None else self._output(out)
         total = self._sum + _clipped_sum(records, self._plan.clip_norm * _MARGIN)
         every = self._plan.restart_every
         if every is not None and self._noise.t == every:
             self._noise.restart(complete=bool(self._plan.complete))
         noise = self._noise.step()
-        self._t, self._sum = self._t + 1, total
-        self._value = total + noise
-        if view is None:
-            return self._value.copy()
-        view.reshape(-1)[:] = self._value
-        return out
+        self._sum = total
+        with np.errstate(all="ignore"):
+            self._value = (total + noise).astype(self._noise.dtype).astype(np.float64)
+        return self._value.copy()
 
     def _records(self, x: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray(x)
@@ -145,7 +156,8 @@ class PrefixSum:
             raise ValueError(
                 f"x must have shape ({self.size},) or (n, {self.size}), got {array.shape}"
             )
-        return np.atleast_2d(array).astype(np.float64)
+        with np.errstate(all="ignore"):  # no warning tells of a value
+            return np.atleast_2d(array).astype(np.float64)
 
     def _output(self, out: Any) -> NDArray[np.float64]:
         view = writable_view(out)
@@ -183,7 +195,7 @@ class PrefixSum:
     @property
     def t(self) -> int:
         """Steps taken."""
-        return self._t
+        return self._noise.tree * (self._plan.restart_every or 0) + self._noise.t
 
     @property
     def reproducible(self) -> bool:
@@ -198,7 +210,7 @@ class PrefixSum:
 
     def __repr__(self) -> str:
         return (
-            f"PrefixSum(size={self.size}, steps={self.steps}, t={self._t}, "
+            f"PrefixSum(size={self.size}, steps={self.steps}, t={self.t}, "
             f"clip_norm={self._plan.clip_norm:g}, noise_multiplier={self._plan.noise_multiplier:g}"
             f"{', reproducible, not private' if self.reproducible else ''})"
         )
@@ -211,14 +223,12 @@ def _clipped_sum(records: NDArray[np.float64], bound: float) -> NDArray[np.float
     """Sum of the rows, each scaled down to norm `bound`; rows that are not finite count as zero."""
     if records.shape[0] == 0:
         return np.zeros(records.shape[1])
-    largest = np.abs(records).max(axis=1)
-    usable = np.isfinite(largest) & (largest > 0)
-    # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
-    units = records[usable] / largest[usable, None]
-    lengths = np.sqrt(np.einsum("ij,ij->i", units, units))
-    with np.errstate(over="ignore"):
-        norms = lengths * largest[usable]
-    clipped = np.where(
-        (norms > bound)[:, None], units * (bound / lengths)[:, None], records[usable]
-    )
-    return np.asarray(clipped.sum(axis=0))
+    with np.errstate(all="ignore"):  # whatever the caller's settings: no warning tells of a value
+        largest = np.abs(records).max(axis=1)
+        usable = np.isfinite(largest) & (largest > 0)
+        # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
+        units = records[usable] / largest[usable, None]
+        lengths = np.sqrt(np.einsum("ij,ij->i", units, units))
+        too_long = (lengths * largest[usable] > bound)[:, None]
+        clipped = np.where(too_long, units * (bound / lengths)[:, None], records[usable])
+        return np.asarray(clipped.sum(axis=0))

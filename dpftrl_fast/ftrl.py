@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follow the regularised leader on noisy prefix sums: pure functions and a small state class.
+
+This module knows nothing of how the noise is made or accounted: it is given, at every step, the
+clipped gradient sum of the batch and the noise of the running sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpftrl_fast.ftrl_arguments import (
+    Vector,
+    check_vector,
+    finite_vector,
+    number,
+    positive_integer,
+)
+
+Prox = Callable[[Vector, float], Vector]
+
+_STATE_VERSION = 1
+_NOISE_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def soft_threshold(x: Vector, c: float) -> Vector:
+    """Shrink every coordinate towards 0 by `c`: the proximal map of c ||.||_1.
+
+    Parameters
+    ----------
+    x : array of float64
+        Point.
+    c : float
+        Threshold, at least 0.
+
+    Returns
+    -------
+    array of float64
+        sign(x) max(|x| - c, 0), a new array; `x` where c is 0, to the bit.
+
+    Raises
+    ------
+    ValueError
+        If `c` is negative or not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast.ftrl import soft_threshold
+    >>> soft_threshold(np.array([3.0, -0.5, -2.0]), 1.0).tolist()
+    [2.0, 0.0, -1.0]
+    """
+    if not (c >= 0 and math.isfinite(c)):
+        raise ValueError(f"c must be a finite number >= 0, got {c}")
+    return np.asarray(x - np.clip(x, -c, c), dtype=np.float64)
+
+
+def project_ball(x: Vector, radius: float) -> Vector:
+    """Project on the L2 ball of `radius` about 0.
+
+    Parameters
+    ----------
+    x : array of float64
+        Point.
+    radius : float
+        R, greater than 0.
+
+    Returns
+    -------
+    array of float64
+        x min(1, R / ||x||), a new array. Its norm is at most R up to rounding.
+
+    Raises
+    ------
+    ValueError
+        If `radius` is not a finite number greater than 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast.ftrl import project_ball
+    >>> project_ball(np.array([3.0, 4.0]), 1.0).tolist()
+    [0.6, 0.8]
+    """
+    if not (radius > 0 and math.isfinite(radius)):
+        raise ValueError(f"radius must be a finite number > 0, got {radius}")
+    largest = float(np.max(np.abs(x), initial=0.0))
+    if not (0.0 < largest < math.inf):
+        return np.array(x, dtype=np.float64)
+    # Divided by the largest entry first: squares must not overflow or vanish. And no BLAS, whose
+    # dot product depends on its number of threads.
+    unit = x / largest
+    norm = math.sqrt(float(np.sum(unit * unit)))
+    if not norm * largest > radius:
+        return np.array(x, dtype=np.float64)
+    return np.asarray(unit / norm * radius, dtype=np.float64)
+
+
+def theory_learning_rate(
+    steps: int, distance: float, gradient_norm: float, noise_norm: float = 0.0
+) -> float:
+    """Compute the learning rate that minimises the regret bound of FTRL with noisy sums.
+
+    For convex losses, without momentum and L1, the expected regret against theta* over T steps is
+    at most
+
+        lambda/2 ||theta* - theta_0||^2 + T G^2 / (2 lambda) + T G N / lambda,
+
+    and the least such bound for ||theta* - theta_0|| <= D is at lambda = sqrt(T G (G + 2 N)) / D.
+    The form is that of the regret theorem of Kairouz et al. (2021), with the expected norm of the
+    noise in place of a tail bound; the proof in this form is in docs/convex.md.
+
+    Parameters
+    ----------
+    steps : int
+        T.
+    distance : float
+        D, a public guess of the distance from theta_0 to the best parameters.
+    gradient_norm : float
+        G, a bound on the norm of a step's gradient, that is of the clipped sum divided by the batch
+        size: the clip norm.
+    noise_norm : float, default 0
+        N, the mean over steps of E||n_t|| / batch size, n_t being the noise of the running sum;
+        sqrt(p) times its standard deviation is a bound on E||n_t||.
+
+    Returns
+    -------
+    float
+        1/lambda.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not a number of its range.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.ftrl import theory_learning_rate
+    >>> theory_learning_rate(100, 5.0, 0.5)
+    1.0
+    """
+    steps = positive_integer("steps", steps)
+    distance = number("distance", distance, above=0.0)
+    gradient_norm = number("gradient_norm", gradient_norm, above=0.0)
+    noise_norm = number("noise_norm", noise_norm, least=0.0)
+    return distance / math.sqrt(steps * gradient_norm * (gradient_norm + 2.0 * noise_norm))
+
+
+class FTRL:
+    """The FTRL update on noisy sums of clipped gradients.
+
+    With s_t the sum of all clipped gradients so far, n_t the noise of that sum, B the batch size,
+    gamma the momentum and lambda = 1/learning_rate,
+
+        v_t = gamma v_(t-1) + (s_t + n_t) / B
+        c_t = gamma c_(t-1) + t l1
+        theta_(t+1) = P_R(soft(theta_0 - v_t / lambda, c_t / lambda)),   theta_1 = P_R(theta_0),
+
+    where soft is `soft_threshold` and P_R is `project_ball`: the minimiser over the ball of radius
+    R of <v_t, theta> + c_t ||theta||_1 + lambda/2 ||theta - theta_0||^2 (Kairouz et al. 2021,
+    algorithm DP-FTRL, with its momentum variant).
+
+    An object holds the sum s_t without noise: it is secret, as the private rows are. What may be
+    published is `theta`, `average` and `tail_average`, given that the noise is that of a plan.
+
+    Parameters
+    ----------
+    theta_0 : (p,) array_like
+        Centre of the regulariser; finite.
+    learning_rate : float
+        1/lambda, greater than 0.
+    batch_size : int
+        B, fixed and public: a smaller last batch is divided by B, too.
+    steps : int
+        Declared number of steps T; a step beyond it is refused.
+    momentum : float, default 0
+        gamma, in [0, 1).
+    l1 : float, default 0
+        Weight of ||theta||_1 a step, at least 0. With `prox` it is the weight of that regulariser.
+    radius : float, optional
+        R; no ball without it.
+    prox : callable, optional
+        `prox(q, c)`, used in place of `soft_threshold` for another convex regulariser r: it returns
+        the minimiser of c r(theta) + ||theta - q||^2 / 2, an array like q, which it may overwrite.
+        With `radius`, P_R comes after it; that is the minimiser over the ball for a norm r
+        (any r with r(s theta) = s r(theta) for s >= 0), not for every r.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is not of its kind or out of its range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast.ftrl import FTRL
+    >>> ftrl = FTRL(np.zeros(2), learning_rate=0.5, batch_size=2, steps=10)
+    >>> ftrl.step(np.array([2.0, -4.0]), noise=np.zeros(2)).tolist()
+    [-0.5, 1.0]
+    """
+
+    def __init__(
+        self,
+        theta_0: ArrayLike,
+        learning_rate: float,
+        *,
+        batch_size: int,
+        steps: int,
+        momentum: float = 0.0,
+        l1: float = 0.0,
+        radius: float | None = None,
+        prox: Prox | None = None,
+    ) -> None:
+        self._theta_0 = finite_vector("theta_0", theta_0)
+        self._learning_rate = number("learning_rate", learning_rate, above=0.0)
+        self._batch_size = positive_integer("batch_size", batch_size)
+        self._steps = positive_integer("steps", steps)
+        self._momentum = number("momentum", momentum, least=0.0, below=1.0)
+        self._l1 = number("l1", l1, least=0.0)
+        self._radius = None if radius is None else number("radius", radius, above=0.0)
+        if not (prox is None or callable(prox)):
+            raise TypeError(f"prox must be callable or None, got {type(prox).__name__}")
+        self._prox = prox
+
+        p = self._theta_0.size
+        self._t = 0
+        self._sum = np.zeros(p)  # s_t
+        self._velocity = np.zeros(p)  # v_t
+        self._spare = np.empty(p)  # becomes the velocity at the next step
+        self._l1_weight = 0.0  # c_t
+        self._iterate_sum = np.zeros(p)  # theta_1 + ... + theta_t
+        self._tail_sum = np.zeros(p)  # the same over i > T // 2
+        self._theta = self._into_ball(self._theta_0.copy())
+
+    @property
+    def t(self) -> int:
+        """Steps taken."""
+        return self._t
+
+    @property
+    def steps(self) -> int:
+        """Declared number of steps."""
+        return self._steps
+
+    @property
+    def theta(self) -> Vector:
+        """The last iterate theta_(t+1): a read-only array, which later steps leave as it is."""
+        return self._theta
+
+    @property
+    def average(self) -> Vector:
+        """Mean of theta_1, ..., theta_t, the iterates whose gradients were taken.
+
+        Before the first step it is theta_1.
+        """
+        return self._theta.copy() if self._t == 0 else self._iterate_sum / self._t
+
+    @property
+    def tail_average(self) -> Vector:
+        """Mean of those of theta_1, ..., theta_t with i > T // 2, T being the declared steps.
+
+        That is the last half, T - T // 2 iterates, once all steps are taken. Before the half is
+        reached (t <= T // 2) it is the last iterate.
+        """
+        count = self._t - self._steps // 2
+        return self._theta.copy() if count <= 0 else self._tail_sum / count
+
+    def step(self, gradient_sum: Vector, noise: np.ndarray[Any, np.dtype[Any]]) -> Vector:
+        """Take one step.
+
+        Parameters
+        ----------
+        gradient_sum : (p,) array of float64
+            Sum over the batch of the clipped gradients at `theta`; zeros for an empty batch.
+        noise : (p,) array of float32 or float64
+            n_t, the noise of the whole running sum (not of this batch).
+
+        Returns
+        -------
+        (p,) array of float64
+            The new `theta`, read-only.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is of the wrong type, dtype or shape, or `prox` returns no such vector.
+            Values are not looked at: a refusal would depend on private rows. Nothing has changed
+            then.
+        RuntimeError
+            If all declared steps have been taken. Nothing has changed then.
+        """
+        p = self._theta_0.size
+        check_vector("gradient_sum", gradient_sum, p, (np.dtype(np.float64),))
+        check_vector("noise", noise, p, _NOISE_DTYPES)
+        if self._t == self._steps:
+            raise RuntimeError(f"step must be one of the {self._steps} declared, got one more")
+        t = self._t + 1
+
+        # v_t = gamma v_(t-1) + (s_t + n_t) / B,   c_t = gamma c_(t-1) + t l1
+        running_sum = self._sum + gradient_sum
+        velocity = np.add(running_sum, noise, out=self._spare)
+        velocity /= self._batch_size
+        if self._momentum > 0.0:
+            velocity += self._momentum * self._velocity
+        l1_weight = self._momentum * self._l1_weight + t * self._l1
+
+        # theta_(t+1) = P_R(prox(theta_0 - v_t / lambda, c_t / lambda))
+        q = velocity * -self._learning_rate
+        q += self._theta_0
+        c = l1_weight * self._learning_rate
+        if self._prox is not None:
+            q = _prox_result(self._prox(q, c), p)
+        elif c > 0.0:
+            q = soft_threshold(q, c)
+        theta = self._into_ball(q)
+
+        self._iterate_sum += self._theta
+        if t > self._steps // 2:
+            self._tail_sum += self._theta
+        self._sum = running_sum
+        self._velocity, self._spare = velocity, self._velocity
+        self._l1_weight = l1_weight
+        self._theta = theta
+        self._t = t
+        return theta
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on from here, as numbers and copies of arrays.
+
+        Secret: it holds the running sum of clipped gradients without noise. A file with it belongs
+        where the private rows may be, with mode 0600. The callable `prox` is not in it.
+
+        Returns
+        -------
+        dict
+            For `load_state_dict` of an object made with the same parameters.
+        """
+        return {
+            "version": _STATE_VERSION,
+            **self._parameters(),
+            "theta_0": self._theta_0.copy(),
+            "t": self._t,
+            "l1_weight": self._l1_weight,
+            **{name: getattr(self, f"_{name}").copy() for name in _STATE_VECTORS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that `state_dict` returned, with the same steps to the bit.
+
+        Parameters
+        ----------
+        state : mapping
+            Secret, see `state_dict`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the state is incomplete, of another version, or of an object with other parameters.
+            Nothing has changed then.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a mapping, got {type(state).__name__}")
+        parameters = {"version": _STATE_VERSION, **self._parameters()}
+        names = (*parameters, "theta_0", "t", "l1_weight", *_STATE_VECTORS)
+        missing = [name for name in names if name not in state]
+        if missing:
+            raise ValueError(
+                f"state must have {', '.join(names)}, got none of {', '.join(missing)}"
+            )
+        for name, value in parameters.items():
+            if not (type(state[name]) is type(value) and state[name] == value):
+                raise ValueError(f"state must have {name} {value}, got {state[name]!r}")
+        p = self._theta_0.size
+        float64 = (np.dtype(np.float64),)
+        for name in ("theta_0", *_STATE_VECTORS):
+            check_vector(f"state's {name}", state[name], p, float64)
+        if not np.array_equal(state["theta_0"], self._theta_0):
+            raise ValueError("state must have the theta_0 of this object, got another")
+        t = state["t"]
+        if type(t) is not int or not 0 <= t <= self._steps:
+            raise ValueError(f"state's t must be an integer in [0, {self._steps}], got {t!r}")
+        l1_weight = number("state's l1_weight", state["l1_weight"], least=0.0)
+
+        self._t = t
+        self._l1_weight = l1_weight
+        for name in _STATE_VECTORS:
+            setattr(self, f"_{name}", np.array(state[name]))
+        self._theta.flags.writeable = False
+
+    def __repr__(self) -> str:
+        """Return the public facts only."""
+        return f"FTRL(size={self._theta_0.size}, t={self._t}, steps={self._steps})"
+
+    def __getstate__(self) -> object:
+        """Refuse to be pickled or copied: the running sum is secret."""
+        raise TypeError("FTRL holds a secret running sum and is not pickled; use state_dict()")
+
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            "learning_rate": self._learning_rate,
+            "batch_size": self._batch_size,
+            "steps": self._steps,
+            "momentum": self._momentum,
+            "l1": self._l1,
+            "radius": self._radius,
+            "prox": self._prox is not None,
+        }
+
+    def _into_ball(self, q: Vector) -> Vector:
+        theta = q if self._radius is None else project_ball(q, self._radius)
+        theta.flags.writeable = False
+        return theta
+
+
+_STATE_VECTORS = ("sum", "velocity", "theta", "iterate_sum", "tail_sum")
+
+
+def _prox_result(value: object, size: int) -> Vector:
+    check_vector("the result of prox", value, size, (np.dtype(np.float64),))
+    # A copy: the caller's function may keep and reuse its array.
+    return np.array(value)

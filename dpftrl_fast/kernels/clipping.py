@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clipping of the gradient slope * x of one row, known by its slope and by the squared norm of x.
+
+Clipping is to L (1 - 2^-20) with the norm in float64. The squared norm of p float64 products has a
+relative error below p 2^-52, the root halves it, and factor and product add three roundings: far
+inside 2^-20 for every p below 2^30, so that the contribution that is added, taken as exact numbers,
+has a norm of at most L. A gradient that is not clipped is left exactly as it is.
+
+The squared norm itself may overflow (float64 entries beyond 1e154) or lose entries to underflow
+(below 1e-154). Where it leaves [2^-900, largest float64] the row is computed again after division
+by the power of two just above its largest entry: exact, slow, and never met with float32 rows other
+than rows of zeros. Inside the range, the squares that underflow are below p 2^-1074.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from dpftrl_fast.kernels._jit import helper
+
+#: Bounds of `clip_norm`, so that no step of the clipping itself leaves the range of float64.
+SMALLEST_CLIP_NORM = 1e-100
+LARGEST_CLIP_NORM = 1e100
+
+SMALLEST_SQUARE = 2.0**-900
+LARGEST_SQUARE = sys.float_info.max
+
+_MARGIN = 1.0 - 2.0**-20
+
+
+def clip_limit(clip_norm: float) -> float:
+    """Return the norm that gradients are clipped to, for a guaranteed norm of `clip_norm`."""
+    return clip_norm * _MARGIN
+
+
+@helper
+def clip_factor(slope: float, square: float, limit: float) -> float:
+    """Return f with f x = clip(slope x), for `square` = |x|^2 in range; 0 for a bad slope."""
+    if not math.isfinite(slope):
+        return 0.0
+    # No branch: which rows are clipped cannot be predicted.
+    return math.copysign(min(abs(slope), limit / math.sqrt(square)), slope)
+
+
+@helper
+def exceeds(slope: float, square: float, exponent: int, limit: float) -> bool:
+    """Tell whether |slope| sqrt(square) 2^exponent > limit, for any finite slope."""
+    mantissa, power = math.frexp(abs(slope))
+    return math.ldexp(mantissa * math.sqrt(square), power + exponent) > limit

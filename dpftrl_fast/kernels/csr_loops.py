@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops over compressed sparse rows.
+
+A row in canonical form (column indices ascending, none twice) takes two passes over its entries:
+dot product and squared norm, then addition. Any other row (a column twice or out of order, entries
+whose squares leave the range of float64) is first merged in a dense float64 scratch vector, so that
+the norm that is clipped is the norm of what is added: entries of one column are added up in stored
+order. Clipping them apart would not bound their sum. Nothing is refused for what a row holds: a row
+with a column index outside [0, p) or with bounds outside the data counts as zero, since the indices
+are private values like any other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast.kernels.clipping import LARGEST_SQUARE, SMALLEST_SQUARE, clip_factor, exceeds
+from dpftrl_fast.kernels.dense_loops import CHUNK, Array
+from dpftrl_fast.kernels.losses import slope
+
+
+@helper
+def _is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
+    previous = -1
+    for k in range(begin, end):
+        c = int(indices[k])
+        if c <= previous:
+            return False
+        previous = c
+    return previous < p
+
+
+@helper
+def _is_in_range(indices: Array, begin: int, end: int, p: int) -> bool:
+    in_range = True
+    for k in range(begin, end):
+        in_range &= 0 <= indices[k] < p
+    return in_range
+
+
+@helper
+def _merge(data: Array, indices: Array, begin: int, end: int, merged: Array) -> None:
+    for k in range(begin, end):
+        merged[indices[k]] += np.float64(data[k])
+
+
+@helper
+def _add_unusual_row(
+    data: Array,
+    indices: Array,
+    begin: int,
+    end: int,
+    y: float,
+    theta: Array,
+    limit: float,
+    loss: int,
+    loss_param: float,
+    merged: Array,
+    total: Array,
+) -> None:
+    """Add a row that is not canonical or whose squares are out of range; `merged` stays zero."""
+    _merge(data, indices, begin, end, merged)
+    largest = 0.0
+    finite = True
+    for k in range(begin, end):
+        v = abs(merged[indices[k]])
+        if v <= LARGEST_SQUARE:
+            largest = max(largest, v)
+        else:
+            finite = False
+    exponent = math.frexp(largest)[1] if finite else 0
+    dot = 0.0
+    square = 0.0
+    for k in range(begin, end):
+        c = indices[k]
+        v = math.ldexp(merged[c], -exponent)
+        dot += v * theta[c]
+        square += v * v
+        merged[c] = 0.0  # a column that comes again adds nothing
+    if not finite or largest == 0.0:
+        return
+    g = slope(loss, loss_param, math.ldexp(dot, exponent), y)
+    if not math.isfinite(g):
+        return
+    clip = exceeds(g, square, exponent, limit)
+    f = math.copysign(limit / math.sqrt(square), g) if clip else g
+    _merge(data, indices, begin, end, merged)
+    for k in range(begin, end):
+        c = indices[k]
+        total[c] += f * (math.ldexp(merged[c], -exponent) if clip else merged[c])
+        merged[c] = 0.0
+
+
+def clipped_sum(
+    data: Array,
+    indices: Array,
+    indptr: Array,
+    y: Array,
+    theta: Array,
+    limit: float,
+    loss: int,
+    loss_param: float,
+    total: Array,
+    out: Array,
+) -> None:
+    """Set out to the sum over rows of clip(l'(<x, theta>, y) x); `total` is scratch."""
+    n = indptr.size - 1
+    p = theta.size
+    merged = np.zeros(0)
+    out[:] = 0.0
+    for start in range(0, n, CHUNK):
+        total[:] = 0.0
+        for i in range(start, min(start + CHUNK, n)):
+            begin = int(indptr[i])
+            end = int(indptr[i + 1])
+            if not 0 <= begin < end <= data.size:  # no row of this kind, or an empty one
+                continue
+            target = np.float64(y[i])
+            if _is_canonical(indices, begin, end, p):
+                dot = 0.0
+                square = 0.0
+                for k in range(begin, end):
+                    v = np.float64(data[k])
+                    dot += v * theta[indices[k]]
+                    square += v * v
+                if SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
+                    f = clip_factor(slope(loss, loss_param, dot, target), square, limit)
+                    if f != 0.0:
+                        for k in range(begin, end):
+                            total[indices[k]] += f * data[k]
+                    continue
+            elif not _is_in_range(indices, begin, end, p):
+                continue
+            if merged.size == 0:
+                merged = np.zeros(p)
+            _add_unusual_row(
+                data, indices, begin, end, target, theta, limit, loss, loss_param, merged, total
+            )
+        for j in range(p):
+            out[j] += total[j]
+
+
+def predictions(data: Array, indices: Array, indptr: Array, theta: Array, out: Array) -> None:
+    """Set out[i] to <row i, theta>; NaN for a row whose indices or bounds are out of range."""
+    p = theta.size
+    for i in range(indptr.size - 1):
+        begin = int(indptr[i])
+        end = int(indptr[i + 1])
+        dot = math.nan
+        if 0 <= begin <= end <= data.size and _is_in_range(indices, begin, end, p):
+            dot = 0.0
+            for k in range(begin, end):
+                dot += np.float64(data[k]) * theta[indices[k]]
+        out[i] = dot

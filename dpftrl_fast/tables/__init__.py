@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: CSV and Parquet files streamed in file order into rows of features.
+
+`reader` opens files and cuts mini-batches, `encoding` turns columns into features, `cells` reads
+cells, `csv_slots` keeps one line one slot; `draft` and `validation` serve whoever writes a schema.
+"""
+
+from dpftrl_fast.tables.draft import draft_schema
+from dpftrl_fast.tables.encoding import Encoder, Rows
+from dpftrl_fast.tables.reader import TableError, TableReader, minibatches
+from dpftrl_fast.tables.validation import NOT_PRIVATE, validate
+
+__all__ = [
+    "NOT_PRIVATE",
+    "Encoder",
+    "Rows",
+    "TableError",
+    "TableReader",
+    "draft_schema",
+    "minibatches",
+    "validate",
+]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A first draft of a schema: column names and types, with the facts left to be declared.
+
+Bounds and categories are not taken from the rows: a bound learned from private rows gives them
+away. Only the user's word that the rows are public lets the draft fill them in.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dpftrl_fast.tables.cells import is_category, is_number, numbers
+from dpftrl_fast.tables.csv_slots import CsvLines
+from dpftrl_fast.tables.reader import TableError, file_kind
+
+__all__ = ["draft_schema"]
+
+_MOST_CATEGORIES = 1000
+
+
+def draft_schema(
+    path: str | Path,
+    *,
+    target: str | None = None,
+    these_rows_are_public: bool = False,
+    delimiter: str | None = None,
+) -> str:
+    """Return the text of a YAML schema for a table.
+
+    Parameters
+    ----------
+    path : str or Path
+        A CSV or Parquet file; its number of rows is taken as public.
+    target : str, optional
+        The column to predict; by default the last one.
+    these_rows_are_public : bool
+        Fill in bounds (smallest and largest value) and categories from the rows.
+    delimiter : str or None
+        For CSV, as in `TableReader`.
+
+    Returns
+    -------
+    str
+        YAML; without `these_rows_are_public` its bounds and categories are empty and
+        `Schema.load` refuses it until they are filled in.
+    """
+    table = _read(Path(path), delimiter)
+    names = list(table.column_names)
+    target = names[-1] if target is None else target
+    if target not in names:
+        raise TableError(f"expected a target among {', '.join(map(repr, names))}, got {target!r}")
+    entries = {name: _entry(table[name], these_rows_are_public) for name in names}
+    lines = [
+        "# Facts declared in public. Bounds and categories must not be learned from private rows.",
+        "# A numeric column: bounds [low, high] and optionally divisor, offset;",
+        "# a categorical one: categories. Delete the columns that are not to be used.",
+        "version: 1",
+        f"rows: {table.num_rows}  # row slots; public",
+        f"target: {json.dumps({'name': target, **entries.pop(target)})}",
+        "columns:" if entries else "columns: {}",
+        *(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()),
+        "intercept: true",
+        "row_norm_bound: null  # null: the largest norm that the bounds allow",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path, delimiter: str | None) -> Any:
+    kind, default = file_kind(path)
+    if not path.is_file():
+        raise TableError(f"no such file: {str(path)!r}")
+    import pyarrow as pa
+
+    if kind == "parquet":
+        from pyarrow import parquet
+
+        try:
+            return parquet.read_table(path)
+        except pa.ArrowInvalid as error:
+            raise TableError(f"expected a Parquet file, {str(path)!r} is none: {error}") from None
+    from pyarrow import csv
+
+    try:
+        lines = CsvLines(path, default if delimiter is None else delimiter)
+    except ValueError as error:
+        raise TableError(str(error)) from None
+    text = b"".join(block for block, _ in lines)
+    return csv.read_csv(
+        pa.BufferReader(text),
+        csv.ReadOptions(column_names=lines.names),
+        csv.ParseOptions(delimiter=lines.delimiter, ignore_empty_lines=False),
+        csv.ConvertOptions(check_utf8=False),
+    )
+
+
+def _entry(column: Any, public: bool) -> dict[str, Any]:
+    import pyarrow.compute as pc
+
+    if is_number(column.type):
+        if not public:
+            return {"bounds": [None, None]}
+        values = numbers(column)
+        values = values[values == values]
+        if values.size == 0:
+            return {"bounds": [None, None]}
+        low, high = float(values.min()), float(values.max())
+        return {"bounds": [low, high if high > low else low + 1.0]}
+    if not public or not is_category(column.type):
+        return {"categories": []}
+    found = [str(value) for value in pc.unique(column).to_pylist() if value not in (None, "")]
+    return {"categories": sorted(found) if len(found) <= _MOST_CATEGORIES else []}

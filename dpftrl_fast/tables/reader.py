@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables on disk, streamed once in file order and cut into mini-batches.
+
+Wrong columns, wrong types and too many rows are errors, the first two before the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpftrl_fast.schema import NumericColumn, Schema
+from dpftrl_fast.tables.cells import is_category, is_number
+from dpftrl_fast.tables.csv_slots import CsvLines
+from dpftrl_fast.tables.encoding import Encoder, Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TableError", "TableReader", "file_kind", "minibatches"]
+
+_PARQUET_ROWS = 1 << 16
+_CSV_BLOCK = 1 << 21
+
+
+class TableError(ValueError):
+    """A file that cannot be read with this schema; the message says what was expected."""
+
+
+class TableReader:
+    """A CSV or Parquet file whose columns and types fit a schema.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.parquet`` or ``.pq``; ``.csv``, ``.tsv`` or ``.txt``, also followed by ``.gz``,
+        ``.bz2`` or ``.zst``.
+    schema : Schema
+        Names the columns that are read; other columns are skipped.
+    delimiter : str or None
+        For CSV; None means a comma, or a tab for ``.tsv``.
+    target : bool
+        Whether the target is read too.
+
+    Raises
+    ------
+    TableError
+        Missing or doubled columns, a column of the wrong type (Parquet), an empty file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        schema: Schema,
+        *,
+        delimiter: str | None = None,
+        target: bool = True,
+    ) -> None:
+        self.path = Path(path)
+        self.schema = schema
+        self.columns = schema.file_columns if target else schema.file_columns[:-1]
+        kind, default = file_kind(self.path)
+        if not self.path.is_file():
+            raise TableError(f"no such file: {str(path)!r}")
+        self._used = False
+        self._csv: CsvLines | None = None
+        #: Number of rows where the file states it (Parquet), else None.
+        self.rows: int | None = None
+        if kind == "csv":
+            try:
+                self._csv = CsvLines(self.path, default if delimiter is None else delimiter)
+            except ValueError as error:
+                raise TableError(str(error)) from None
+            names = self._csv.names
+        else:
+            names = self._open_parquet()
+        for name in self.columns:
+            if names.count(name) != 1:
+                found = "no such column" if name not in names else "more than one"
+                raise TableError(
+                    f"expected one column {name!r} in {str(path)!r}, got {found} "
+                    f"among: {', '.join(map(repr, names))}"
+                )
+        if kind == "parquet":
+            self._check_types()
+
+    def __iter__(self) -> Iterator[pa.Table | pa.RecordBatch]:
+        """Yield the needed columns block by block, in file order.
+
+        Raises
+        ------
+        RuntimeError
+            When a reader is read a second time: the guarantee is for one pass.
+        """
+        if self._used:
+            raise RuntimeError(f"expected one pass over {str(self.path)!r}, got a second one")
+        self._used = True
+        if self._csv is None:
+            yield from self._file.iter_batches(_PARQUET_ROWS, columns=list(self.columns))
+            return
+        from pyarrow import BufferReader, csv, string
+
+        read = csv.ReadOptions(column_names=self._csv.names, block_size=_CSV_BLOCK)
+        parse = csv.ParseOptions(
+            delimiter=self._csv.delimiter, newlines_in_values=False, ignore_empty_lines=False
+        )
+        convert = csv.ConvertOptions(
+            include_columns=list(self.columns),
+            column_types=dict.fromkeys(self.columns, string()),
+            strings_can_be_null=False,
+            check_utf8=False,
+        )
+        for text, count in self._csv:
+            table = csv.read_csv(BufferReader(text), read, parse, convert)
+            if table.num_rows != count:
+                raise RuntimeError(f"expected {count} records from {count} lines, a fault of ours")
+            yield table
+        self._csv.close()
+
+    def _open_parquet(self) -> list[str]:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            self._file = parquet.ParquetFile(self.path)
+        except pa.ArrowInvalid as error:
+            raise TableError(
+                f"expected a Parquet file, {str(self.path)!r} is none: {error}"
+            ) from None
+        self.rows = self._file.metadata.num_rows
+        if self.rows == 0:
+            raise TableError(f"expected rows in {str(self.path)!r}, got none")
+        return list(self._file.schema_arrow.names)
+
+    def _check_types(self) -> None:
+        arrow = self._file.schema_arrow
+        for column in (*self.schema.columns, self.schema.target):
+            if column.name not in self.columns:
+                continue
+            numeric = isinstance(column, NumericColumn)
+            kind = arrow.field(column.name).type
+            if not (is_number(kind) if numeric else is_category(kind)):
+                wanted = "a number or boolean" if numeric else "text, a whole number or boolean"
+                raise TableError(f"column {column.name!r} must hold {wanted}, got {kind}")
+
+
+def minibatches(
+    table: TableReader, batch_size: int, *, encoder: Encoder | None = None
+) -> Iterator[Rows]:
+    """Yield exactly ceil(rows / batch_size) mini-batches: row i of the file is in batch i // size.
+
+    Slots that the file does not fill are absent from the last batches, which may be empty.
+
+    Raises
+    ------
+    TableError
+        When the file holds more rows than the schema declares (a public fact).
+    """
+    encoder = Encoder(table.schema) if encoder is None else encoder
+    rows = table.schema.rows
+    steps = -(-rows // batch_size)
+    if table.rows is not None and table.rows > rows:
+        raise _too_many(table)
+    done = 0
+    for batch in recut(_encoded(table, encoder), batch_size):
+        yield batch
+        done += 1
+    empty = Rows(
+        np.zeros((0, encoder.width), np.float32),
+        np.zeros((0, encoder.width), np.int32),
+        np.zeros(0, np.float64),
+        np.zeros(0, np.bool_),
+    )
+    for _ in range(done, steps):
+        yield empty
+
+
+def recut(blocks: Iterator[Rows], size: int) -> Iterator[Rows]:
+    """Cut a stream of blocks into pieces of `size` rows, the last one possibly shorter."""
+    held: list[Rows] = []
+    count = 0
+    for block in blocks:
+        start = 0
+        while count + len(block) - start >= size:
+            stop = start + size - count
+            yield Rows.concatenate([*held, block[start:stop]])
+            held, count, start = [], 0, stop
+        if start < len(block):
+            held.append(block[start:])
+            count += len(block) - start
+    if held:
+        yield Rows.concatenate(held)
+
+
+def _encoded(table: TableReader, encoder: Encoder) -> Iterator[Rows]:
+    seen = 0
+    for block in table:
+        seen += block.num_rows
+        if seen > table.schema.rows:
+            raise _too_many(table)
+        yield encoder.encode(block)
+
+
+def _too_many(table: TableReader) -> TableError:
+    return TableError(
+        f"expected at most {table.schema.rows} rows (declared in the schema), "
+        f"got more in {str(table.path)!r}; blank lines count as rows"
+    )
+
+
+def file_kind(path: Path) -> tuple[str, str]:
+    """Return ("csv", default delimiter) or ("parquet", "") by the name of a file."""
+    name = path.name.lower()
+    for packed in (".gz", ".bz2", ".zst"):
+        name = name.removesuffix(packed)
+    if name.endswith((".csv", ".txt")):
+        return "csv", ","
+    if name.endswith(".tsv"):
+        return "csv", "\t"
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return "parquet", ""
+    raise TableError(f"expected a .csv, .tsv, .txt or .parquet file, got {str(path)!r}")

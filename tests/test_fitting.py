@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private pass against a plain NumPy one, and what one row can and cannot change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpftrl_fast import fitting, reference
+from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
+from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
+from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables import TableError, TableReader
+
+ROWS, BATCH = 50, 8
+REGRESSION: dict[str, Any] = {
+    "rows": ROWS,
+    "target": {"name": "y", "bounds": [-2, 2], "divisor": 1},
+    "columns": {"a": {"bounds": [-1, 1]}, "c": {"categories": ["u", "v", "w"]}},
+}
+CLASSES: dict[str, Any] = {**REGRESSION, "target": {"name": "k", "categories": ["no", "yes"]}}
+SETTINGS = FitSettings(batch_size=BATCH, clip_norm=0.5, noise_seed=3)
+
+Lines = list[str]
+
+
+def lines(seed: int = 0, rows: int = ROWS) -> Lines:
+    rng = np.random.default_rng(seed)
+    a = rng.uniform(-1.5, 1.5, rows)
+    c = rng.choice(["u", "v", "w", "?"], rows)
+    y = a + (c == "v") + 0.1 * rng.normal(size=rows)
+    k = np.where(y > 0.3, "yes", "no")
+    return [f"{a[i]},{c[i]},{y[i]},{k[i]}" for i in range(rows)]
+
+
+def table(path: Path, rows: Lines, schema: dict[str, Any] | None = None) -> TableReader:
+    path.write_text("\n".join(["a,c,y,k", *rows]) + "\n", encoding="utf-8")
+    return TableReader(path, Schema.from_dict(REGRESSION if schema is None else schema))
+
+
+def features(rows: Lines) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    x, y = [], []
+    for row in rows:
+        a, c, target, _ = row.split(",")
+        one_hot = [float(c == name) for name in ("u", "v", "w")]
+        x.append([min(max(float(a), -1.0), 1.0), *one_hot, 1.0])
+        y.append(min(max(float(target), -2.0), 2.0))
+    return np.array(x) / math.sqrt(3.0), np.array(y)
+
+
+def plain_fit(
+    rows: Lines, settings: FitSettings, std: float
+) -> tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
+    """DP-FTRL in a few lines of NumPy over the reference noise; returns all iterates."""
+    x, y = features(rows)
+    assert isinstance(settings.noise_seed, int)
+    noise = reference.TreeNoise(
+        5, std, seed=settings.noise_seed, variant=settings.variant, dtype="float64"
+    )
+    theta, total, iterates = np.zeros(5), np.zeros(5), []
+    for start in range(0, ROWS, BATCH):
+        for xi, yi in zip(x[start : start + BATCH], y[start : start + BATCH], strict=True):
+            g = (xi @ theta - yi) * xi
+            total = total + g * min(1.0, settings.clip_norm / max(float(np.linalg.norm(g)), 1e-300))
+        theta = -settings.learning_rate * (total + noise.step()) / BATCH
+        iterates.append(theta)
+    return theta, iterates
+
+
+@pytest.mark.parametrize("variant", ["honaker", "vanilla"])
+def test_a_fit_is_the_plain_recurrence(tmp_path: Path, variant: Any) -> None:
+    settings = FitSettings(
+        batch_size=BATCH, clip_norm=0.5, learning_rate=0.7, noise_seed=3, variant=variant
+    )
+    result = fit(table(tmp_path / "t.csv", lines()), settings, curve_points=100)
+    std = 0.5 * result.plan.noise_multiplier
+    theta, iterates = plain_fit(lines(), settings, std)
+    np.testing.assert_allclose(result.last, theta, rtol=1e-5, atol=1e-6)
+    assert result.steps == len(iterates) == result.curve.steps[-1] == 7
+    np.testing.assert_allclose(result.curve.last, iterates, rtol=1e-5, atol=1e-5)
+    means = np.cumsum(iterates, axis=0) / np.arange(1, 8)[:, None]
+    assert np.isfinite(means).all()
+    assert result.average.shape == result.tail.shape == (5,)
+
+
+def test_epsilon_is_the_plans_and_within_the_budget(tmp_path: Path) -> None:
+    result = fit(table(tmp_path / "t.csv", lines()), SETTINGS)
+    assert result.epsilon == result.plan.epsilon(1e-6) <= 1.0
+    assert result.epsilon_replace_one is not None and result.epsilon_replace_one > result.epsilon
+    assert result.plan == make_plan(Schema.from_dict(REGRESSION), SETTINGS)
+    assert result.plan.steps == 7 and result.plan.clip_norm == 0.5
+    by_noise = FitSettings(epsilon=None, noise_multiplier=2.0, batch_size=BATCH)
+    assert make_plan(Schema.from_dict(REGRESSION), by_noise).noise_multiplier == 2.0
+
+
+def test_keys_come_from_the_system_unless_a_seed_is_given(tmp_path: Path) -> None:
+    def run(settings: FitSettings) -> FitResult:
+        return fit(table(tmp_path / "t.csv", lines()), settings)
+
+    seeded = [run(SETTINGS) for _ in range(2)]
+    np.testing.assert_array_equal(seeded[0].last, seeded[1].last)
+    assert seeded[0].reproducible
+    fresh = [run(FitSettings(batch_size=BATCH, clip_norm=0.5)) for _ in range(2)]
+    assert not fresh[0].reproducible
+    assert (fresh[0].last != fresh[1].last).all()
+
+
+def test_a_seed_is_not_shown() -> None:
+    assert "987654" not in repr(FitSettings(noise_seed=987654))
+
+
+Kernel = Callable[..., Any]
+
+
+def gradient_sums(
+    rows: TableReader,
+    settings: FitSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    thetas: list[np.ndarray[Any, Any]] | None = None,
+) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]], list[int]]:
+    """Run a fit and return each step's sum, its theta and its number of rows.
+
+    With `thetas` every step looks at these instead of its own, as the definition of the
+    sensitivity of an adaptive mechanism asks.
+    """
+    sums: list[np.ndarray[Any, Any]] = []
+    used: list[np.ndarray[Any, Any]] = []
+    sizes: list[int] = []
+    kernel: Kernel = fitting.clipped_gradient_sum_csr
+
+    def spy(
+        data: Any, indices: Any, indptr: Any, y: Any, theta: Any, *rest: Any, **named: Any
+    ) -> Any:
+        theta = theta if thetas is None else thetas[len(used)]
+        used.append(np.array(theta))
+        out = kernel(data, indices, indptr, y, theta, *rest, **named)
+        sums.append(np.array(out))
+        sizes.append(len(y))
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "clipped_gradient_sum_csr", spy)
+        fit(rows, settings)
+    return sums, used, sizes
+
+
+GARBAGE = [
+    "0,u,0,no", "1e300,u,-1e300,yes", "nan,u,nan,nan", ",,,", "", "1", '"', '",', "1,2,3,4,5,6",
+    "inf,v,2,yes", "-7,w,-7,no", "é,ü,,", "\x00",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "logistic", "hinge"])
+@pytest.mark.parametrize("at", [0, 7, 8, 30, 49])
+def test_one_row_changes_one_sum_by_at_most_the_clip_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Any, at: int
+) -> None:
+    schema = REGRESSION if loss in ("squared", "huber") else CLASSES
+    settings = FitSettings(
+        batch_size=BATCH, clip_norm=0.2, loss=loss, noise_multiplier=1.0, epsilon=None, noise_seed=1
+    )
+    zeroed = lines()
+    zeroed[at] = ",,,"  # the neighbour: the row's slot is empty
+    path = tmp_path / "t.csv"
+    base, thetas, sizes = gradient_sums(table(path, zeroed, schema), settings, monkeypatch)
+    assert sizes == [8] * 6 + [2]
+    for garbage in [lines()[at], *GARBAGE]:
+        rows = lines()
+        rows[at] = garbage
+        sums, _, other = gradient_sums(table(path, rows, schema), settings, monkeypatch, thetas)
+        assert other == sizes
+        for step, (mine, theirs) in enumerate(zip(sums, base, strict=True)):
+            if step == at // BATCH:
+                assert np.linalg.norm(mine - theirs) <= 0.2
+            else:
+                np.testing.assert_array_equal(mine, theirs)
+
+
+def test_missing_rows_are_empty_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = lines()[:20]
+    sums, _, sizes = gradient_sums(table(tmp_path / "t.csv", short), SETTINGS, monkeypatch)
+    assert sizes == [8, 8, 4, 0, 0, 0, 0]
+    assert not np.array(sums[3:]).any()
+    result = fit(table(tmp_path / "t.csv", short), SETTINGS)
+    assert result.steps == 7
+    assert result.epsilon == fit(table(tmp_path / "t.csv", lines()), SETTINGS).epsilon
+
+
+def test_nothing_comes_out_when_there_are_too_many_rows(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="expected at most 50 rows"):
+        fit(table(tmp_path / "t.csv", lines(rows=51)), SETTINGS)
+
+
+def test_progress_and_the_steps_of_the_curve(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    result = fit(
+        table(tmp_path / "t.csv", lines()),
+        SETTINGS,
+        curve_points=3,
+        progress=lambda done, steps: seen.append((done, steps)),
+    )
+    assert seen == [(t, 7) for t in range(1, 8)]
+    assert result.curve.steps.tolist() == [2, 4, 7]
+    np.testing.assert_array_equal(result.curve.last[-1], result.last)
+    np.testing.assert_array_equal(result.curve.average[-1], result.average)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epsilon": math.nan}, "epsilon must be a finite number > 0, got nan"),
+        ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
+        ({"noise_multiplier": 1.0}, "exactly one of epsilon and noise_multiplier"),
+        ({"clip_norm": 0.0}, "clip_norm must be a finite number > 0"),
+        ({"learning_rate": math.inf}, "learning_rate must be a finite number > 0"),
+        ({"delta": math.nan}, "delta must lie strictly between 0 and 1"),
+        ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
+    ],
+)
+def test_settings_that_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        FitSettings(**change)
+    assert words in str(caught.value)
+
+
+def test_a_loss_must_fit_the_task(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one of squared, huber for a regression"):
+        fit(table(tmp_path / "t.csv", lines()), FitSettings(loss="hinge"))
+    with pytest.raises(ValueError, match="one of logistic, hinge for a classification"):
+        fit(table(tmp_path / "t.csv", lines(), CLASSES), FitSettings(loss="squared"))
+
+
+def test_scores_are_those_of_a_plain_computation(tmp_path: Path) -> None:
+    rows = [*lines(), "nan,u,1,yes"]  # an invalid row is left out
+    x, y = features(lines())
+    theta = np.array([0.5, -0.1, 1.0, 0.2, 0.1])
+    value = scores(table(tmp_path / "t.csv", rows), [theta, 0 * theta])
+    for k, t in enumerate((theta, 0 * theta)):
+        wanted = 1 - np.sum((x @ t - y) ** 2) / np.sum((y - y.mean()) ** 2)
+        assert value[k] == pytest.approx(wanted, rel=1e-6)
+    label = np.array([row.endswith("yes") for row in lines()])
+    right = scores(table(tmp_path / "t.csv", rows, CLASSES), [theta])
+    assert right[0] == pytest.approx(np.mean((x @ theta > 0) == label))
+    assert metric_name(Schema.from_dict(CLASSES)) == "accuracy"
+
+
+def test_the_ridge_reference_is_the_solution_of_the_normal_equations(tmp_path: Path) -> None:
+    x, y = features(lines())
+    wanted = np.linalg.lstsq(
+        np.vstack([x, math.sqrt(0.1) * np.eye(5)]), np.append(y, np.zeros(5)), rcond=None
+    )[0]
+    found = ridge_reference(table(tmp_path / "t.csv", lines()), penalty=0.1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="numeric target"):
+        ridge_reference(table(tmp_path / "t.csv", lines(), CLASSES))
+
+
+def test_a_test_table_without_a_metric_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="expected valid rows"):
+        scores(table(tmp_path / "t.csv", ["nan,u,1,yes"]), [np.zeros(5)])
+    with pytest.raises(TableError, match="targets that differ"):
+        scores(table(tmp_path / "t.csv", ["0,u,1,yes"] * 2), [np.zeros(5)])
+
+
+def test_little_noise_recovers_the_model(tmp_path: Path) -> None:
+    schema = {**REGRESSION, "rows": 4000}
+    settings = FitSettings(
+        epsilon=None, noise_multiplier=0.5, batch_size=50, clip_norm=1.0, noise_seed=1
+    )
+    result = fit(table(tmp_path / "t.csv", lines(rows=4000), schema), settings)
+    test = table(tmp_path / "u.csv", lines(seed=1, rows=500), schema)
+    best = ridge_reference(table(tmp_path / "t.csv", lines(rows=4000), schema))
+    value = scores(test, [result.tail, best])
+    assert value[0] > value[1] - 0.02
+    labels = {**CLASSES, "rows": 4000}
+    settings = FitSettings(
+        epsilon=None, noise_multiplier=0.5, batch_size=50, learning_rate=4.0, noise_seed=1
+    )
+    for loss in ("logistic", "hinge"):
+        result = fit(
+            table(tmp_path / "t.csv", lines(rows=4000), labels),
+            FitSettings(**{**vars(settings), "loss": loss}),
+        )
+        assert (
+            scores(table(tmp_path / "u.csv", lines(seed=1, rows=500), labels), [result.tail])[0]
+            > 0.85
+        )

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model files: whole or absent, without secrets, and read back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpftrl_fast import files
+from dpftrl_fast.files import write_files
+from dpftrl_fast.fitting import FitResult, FitSettings, fit
+from dpftrl_fast.model_file import check_target, load_model, save_model
+from dpftrl_fast.plots import learning_curve_png
+from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables import TableReader
+
+SEED = 918273645
+SCHEMA = Schema.from_dict(
+    {
+        "rows": 6,
+        "target": {"name": "y", "bounds": [0, 10], "divisor": 5, "offset": 2},
+        "columns": {"a": {"bounds": [0, 1]}, "c": {"categories": ["u", "v"]}},
+    }
+)
+TEXT = "a,c,y\n0.5,u,3\n1,v,9\n0.123456,u,4\n0,v,2\n,u,5\n0.75,u,6\n"
+
+
+def fitted(tmp_path: Path, seed: int | None = SEED) -> FitResult:
+    (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8")
+    settings = FitSettings(batch_size=2, noise_seed=seed)
+    return fit(TableReader(tmp_path / "t.csv", SCHEMA), settings)
+
+
+def test_a_model_reads_back(tmp_path: Path) -> None:
+    result = fitted(tmp_path)
+    facts = save_model(tmp_path / "m", result, scores={"last": 0.5}, extra={"a.png": b"x"})
+    assert sorted(os.listdir(tmp_path / "m")) == ["a.png", "model.json", "model.npz"]
+    model = load_model(tmp_path / "m")
+    for kind in ("last", "average", "tail"):
+        np.testing.assert_array_equal(model.coefficients[kind], getattr(result, kind))
+    assert model.schema == SCHEMA and model.plan == result.plan
+    assert model.facts == facts == json.loads((tmp_path / "m/model.json").read_text("utf-8"))
+    assert facts["epsilon"] == result.epsilon and facts["public_test"] == {"last": 0.5}
+    assert facts["marks"] == ["reproducible, not private"]
+    assert load_model(tmp_path / "m").plan.epsilon(1e-6) == result.epsilon
+
+
+def test_a_fit_with_a_system_key_is_not_marked(tmp_path: Path) -> None:
+    assert save_model(tmp_path / "m", fitted(tmp_path, seed=None))["marks"] == []
+
+
+def test_no_key_and_no_private_value_is_in_a_model(tmp_path: Path) -> None:
+    save_model(tmp_path / "m", fitted(tmp_path))
+    key = hashlib.sha256(
+        b"dpftrl_fast/seed/v1\x00i" + SEED.to_bytes((SEED.bit_length() + 7) // 8, "big")
+    ).digest()
+    for name in os.listdir(tmp_path / "m"):
+        content = (tmp_path / "m" / name).read_bytes()
+        for secret in (str(SEED).encode(), key, key.hex().encode(), b"0.123456"):
+            assert secret not in content
+
+
+def test_predictions_are_in_the_targets_units(tmp_path: Path) -> None:
+    result = fitted(tmp_path)
+    save_model(tmp_path / "m", result)
+    (tmp_path / "new.csv").write_text("c,a\nv,2\nu,x\nother,0.5\n", encoding="utf-8")
+    scale = np.sqrt(3.0)
+    for kind in ("last", "average", "tail"):
+        theta = getattr(result, kind)
+        wanted = [theta @ [1, 0, 1, 1] / scale, np.nan, theta @ [0.5, 0, 0, 1] / scale]
+        found = load_model(tmp_path / "m").predict(tmp_path / "new.csv", kind=kind)  # type: ignore[arg-type]
+        np.testing.assert_allclose(found, np.array(wanted) * 5 + 2, rtol=1e-5)
+    with pytest.raises(ValueError, match="kind must be one of"):
+        load_model(tmp_path / "m").predict(tmp_path / "new.csv", kind="best")  # type: ignore[arg-type]
+
+
+def test_a_model_is_overwritten_by_force_only(tmp_path: Path) -> None:
+    result = fitted(tmp_path)
+    save_model(tmp_path / "m", result)
+    before = (tmp_path / "m/model.npz").read_bytes()
+    with pytest.raises(FileExistsError, match="--force"):
+        save_model(tmp_path / "m", result, scores={"last": 1.0})
+    assert (tmp_path / "m/model.npz").read_bytes() == before
+    save_model(tmp_path / "m", result, scores={"last": 1.0}, force=True)
+    assert load_model(tmp_path / "m").facts["public_test"] == {"last": 1.0}
+
+
+def test_a_target_that_cannot_be_written_is_found_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="is a file"):
+        check_target(tmp_path / "file")
+    with pytest.raises(PermissionError, match="can be written"):
+        check_target(tmp_path / "file" / "m")
+    check_target(tmp_path / "new" / "deep")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_save_leaves_no_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fail_at: int,
+    call: str,
+    error: type[BaseException],
+) -> None:
+    result = fitted(tmp_path)
+    calls = 0
+    real: Any = getattr(os, call)
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fail_at:
+            raise error
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, call, failing)
+        with pytest.raises(error):
+            save_model(tmp_path / "m", result, extra={"a.png": b"x"})
+    left = os.listdir(tmp_path / "m") if (tmp_path / "m").exists() else []
+    assert not [name for name in left if name.startswith(".") or name == "model.npz"]
+    with pytest.raises(FileNotFoundError):
+        load_model(tmp_path / "m")
+    save_model(tmp_path / "m", result, force=True)
+    load_model(tmp_path / "m")
+
+
+def test_written_files_have_the_permissions_of_new_files(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {"a": b"1", "b": b"2"})
+    (tmp_path / "d/plain").write_bytes(b"")
+    modes = {os.stat(tmp_path / "d" / name).st_mode for name in ("a", "b", "plain")}
+    assert len(modes) == 1
+
+
+def test_other_files_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_model(tmp_path)
+    (tmp_path / "model.npz").write_bytes(b"garbage")
+    with pytest.raises(ValueError, match="is not a model file"):
+        load_model(tmp_path)
+    np.savez(tmp_path / "model.npz", facts=np.array('{"format": "x"}'), tail=0, average=0, last=0)
+    with pytest.raises(ValueError, match="expected a model of format"):
+        load_model(tmp_path)
+    objects = {kind: np.array([{}], dtype=object) for kind in ("facts", "tail", "average", "last")}
+    np.savez(tmp_path / "model.npz", **objects)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is not a model file"):  # a pickle is not read
+        load_model(tmp_path)
+
+
+def test_the_learning_curve_is_a_png() -> None:
+    png = learning_curve_png(
+        [1, 2, 3], [0.1, np.nan, 0.5], [0.1, 0.2, 0.3], tail=0.4, reference=0.6, title="epsilon 1"
+    )
+    assert png.startswith(b"\x89PNG\r\n")
+    assert learning_curve_png([1], [0.1], [0.1], metric="accuracy") != png
