@@ -60,7 +60,7 @@ demo: $(VENV)/.stamp-package $(VENV)/.stamp-flights
 
 # pytest by its script: `python -m pytest` puts the current folder first, where the sources lie without
 # their extension modules.
-test: $(VENV)/.stamp-package $(VENV)/.stamp-test
+test: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
 	$(BIN)/pytest tests benches --benchmark-disable -m 'not slow'
 
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test

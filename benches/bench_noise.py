@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tree noise beside torch, NumPy and MKL.
 
-`pytest benches/bench_noise.py` times each call. `python benches/bench_noise.py` alternates them, which a
-shared machine asks for, and prints the table of docs/benchmarks.md.
+`pytest benches/bench_noise.py` times each call. `python benches/bench_noise.py` alternates them, which
+a shared machine asks for, and prints the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def alternate(calls: dict[str, work.Call], rounds: int) -> dict[str, float]:
 
 
 def step_means(size: int, steps: int) -> dict[str, float]:
-    """Mean over t = 1..steps of each tree's median-of-three step, the trees in turn at every step."""
-    trees = {name: [make(size) for _ in range(1)] for name, make in TREES.items()}
+    """Mean seconds of a step over t = 1..steps; the trees take turns at every step."""
+    trees = {name: make(size) for name, make in TREES.items()}
     times: dict[str, list[float]] = {name: [] for name in trees}
     for _ in range(steps):
-        for name, (tree,) in trees.items():
+        for name, tree in trees.items():
             begin = time.perf_counter()
             tree.step()
             times[name].append(time.perf_counter() - begin)

@@ -40,7 +40,7 @@ def numpy_normal(size: int, dtype: str = "float32") -> Call:
 
 
 def mkl_normal(size: int) -> Call | None:
-    """SFMT with the inverse CDF: MKL's fastest float32 normal. None where `mkl` is not installed."""
+    """MKL's fastest float32 normal: SFMT, inverse CDF. None where `mkl` is not installed."""
     try:
         files = importlib.metadata.files("mkl") or []
     except importlib.metadata.PackageNotFoundError:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from itertools import product
 
+import numba
 import numpy as np
 import pytest
 import scipy.sparse
@@ -15,6 +16,7 @@ from dpftrl_fast.kernels import (
     _jit,
     clipped_gradient_sum,
     clipped_gradient_sum_csr,
+    dense_loops,
     glm,
     predict,
     predict_csr,
@@ -225,7 +227,7 @@ def test_read_only_inputs_need_no_second_compilation():
     expected = dense(X, y, theta, 0.5, "squared")
     for array in (X, y, theta):
         array.flags.writeable = False
-    kernel = glm._dense_sum(X.dtype, y.dtype)
+    kernel = glm._dense_sum(X.dtype.char, y.dtype.char)
     np.testing.assert_array_equal(dense(X, y, theta, 0.5, "squared"), expected)
     assert len(kernel.signatures) == 1
 
@@ -238,13 +240,26 @@ def test_inputs_are_not_written():
         np.testing.assert_array_equal(array, copy)
 
 
+def test_a_cached_loop_is_used_only_while_all_sources_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    types = (_jit.read_only("f", 2), _jit.read_only("d", 1), _jit.writable("d", 1))
+
+    def cache_hits():
+        loop = _jit.compiled(dense_loops.predictions, *types)
+        assert len(loop.signatures) == 1
+        return sum(loop.stats.cache_hits.values())
+
+    assert [cache_hits(), cache_hits()] == [0, 1]
+    monkeypatch.setattr(_jit, "source_stamp", lambda: "a helper in another file has changed")
+    assert [cache_hits(), cache_hits()] == [0, 1]
+
+
 def test_a_loop_compiles_without_a_folder_for_the_cache():
     namespace = {}
     exec(
         "def double(x, out):\n    out[0] = 2 * x[0]\n", namespace
     )  # no file: Numba cannot cache it
-    f8 = np.dtype(np.float64)
-    double = _jit.compiled(namespace["double"], _jit.read_only(f8, 1), _jit.writable(f8, 1))
+    double = _jit.compiled(namespace["double"], _jit.read_only("d", 1), _jit.writable("d", 1))
     out = np.empty(1)
     double(np.array([21.0]), out)
     assert out[0] == 42.0

@@ -22,8 +22,9 @@ void normals(const std::string& target, const py::bytes& key, int rounds, int pu
              std::uint64_t index, std::uint64_t first, double scale, const py::array& out) {
   check_rounds(rounds);
   if (!(purpose >= 0 && purpose <= 255)) throw py::value_error("purpose must be in [0, 255]");
-  if (!(level >= 0 && level <= kMaxLevel && index < (kMaxSteps >> level))) {
-    throw py::value_error("node must have a level in [0, 46] and an index in [0, 2**(46 - level))");
+  // Node ids have 48 bits.
+  if (!(level >= 0 && level <= 47 && index < (std::uint64_t{1} << (47 - level)))) {
+    throw py::value_error("node must have a level in [0, 47] and an index in [0, 2**(47 - level))");
   }
   const auto size = static_cast<std::size_t>(out.size());
   T* data = writable<T>(out, size);

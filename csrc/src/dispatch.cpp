@@ -50,9 +50,11 @@ bool same_results(const NoiseKernels& kernels, const NodeStream& stream) noexcep
   // Each line works on what the lines before left.
   const auto results = [&](const TileKernels<T>& k, T(&x)[n], T(&y)[n]) {
     k.fill(stream, first, n, w, x);
-    k.scale(n, x, w, y);
+    const T* const terms[3] = {x, x, x};
+    const T weights[3] = {w, static_cast<T>(0.3), static_cast<T>(-0.7)};
+    k.weighted_sum(n, nullptr, 2, terms, weights, y);
     k.add_average(n, x, y, x, y);
-    k.add_scaled(n, y, x, w, y);
+    k.weighted_sum(n, y, 3, terms, weights, y);
     k.add(n, y, x, y);
     k.subtract(n, y, x, y);
   };

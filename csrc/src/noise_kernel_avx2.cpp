@@ -23,12 +23,14 @@ struct Avx2 {
 
   static inline U splat(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
   static inline __m256i splat64(std::uint64_t x) { return _mm256_set1_epi64x(static_cast<long long>(x)); }
-  static inline F splat_f(float x) { return _mm256_set1_ps(x); }
-  static inline D splat_d(double x) { return _mm256_set1_pd(x); }
+  static inline F splat(float x) { return _mm256_set1_ps(x); }
+  static inline D splat(double x) { return _mm256_set1_pd(x); }
   static inline U lane_numbers(std::uint32_t from) {
     return _mm256_add_epi32(splat(from), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
   static inline U load(const std::uint32_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+  static inline F load(const float* p) { return _mm256_loadu_ps(p); }
+  static inline D load(const double* p) { return _mm256_loadu_pd(p); }
   static inline void store(std::uint32_t* p, U x) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), x); }
   static inline void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static inline void store(double* p, D x) { _mm256_storeu_pd(p, x); }
@@ -66,20 +68,20 @@ struct Avx2 {
 
   // Integers below 2^52 in 64-bit lanes, exactly.
   static inline D from_small64(__m256i x) {
-    return _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x, splat64(0x4330000000000000))), splat_d(0x1p52));
+    return _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x, splat64(0x4330000000000000))), splat(0x1p52));
   }
   // high * 2^32 + low with high signed: 2^84 + 2^63 + high * 2^32 and 2^52 + low are exact doubles.
   static inline D from_int64(W x) {
     const __m256i high = _mm256_xor_si256(_mm256_srli_epi64(x.v, 32), splat64(0x4530000080000000));
     const __m256i low = _mm256_blend_epi32(x.v, splat64(0x4330000000000000), 0xaa);
-    const D upper = _mm256_sub_pd(_mm256_castsi256_pd(high), splat_d(0x1p84 + 0x1p63 + 0x1p52));
+    const D upper = _mm256_sub_pd(_mm256_castsi256_pd(high), splat(0x1p84 + 0x1p63 + 0x1p52));
     return _mm256_add_pd(upper, _mm256_castsi256_pd(low));
   }
 
   static inline void normalise(U radius, U& lz, U& word) {
     const __m256i exponent =
         _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srli_epi32(radius, 8))), 23);
-    lz = _mm256_sub_epi32(splat(127 + 23), exponent);
+    lz = _mm256_sub_epi32(splat(127u + 23u), exponent);
     word = _mm256_sllv_epi32(radius, lz);
   }
   static inline void normalise(W radius, D& lz, W& word) {
@@ -90,7 +92,7 @@ struct Avx2 {
   }
   static inline D unit_interval(W angle) {
     const __m256i bits = _mm256_srli_epi64(_mm256_slli_epi64(angle.v, 3), 12);
-    return _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(bits, splat64(0x3ff0000000000000))), splat_d(1.0));
+    return _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(bits, splat64(0x3ff0000000000000))), splat(1.0));
   }
 
   template <int Bit>

@@ -20,12 +20,14 @@ struct Avx512 {
   using D = __m512d;
 
   static inline U splat(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
-  static inline F splat_f(float x) { return _mm512_set1_ps(x); }
-  static inline D splat_d(double x) { return _mm512_set1_pd(x); }
+  static inline F splat(float x) { return _mm512_set1_ps(x); }
+  static inline D splat(double x) { return _mm512_set1_pd(x); }
   static inline U lane_numbers(std::uint32_t from) {
     return _mm512_add_epi32(splat(from), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   }
   static inline U load(const std::uint32_t* p) { return _mm512_load_si512(p); }
+  static inline F load(const float* p) { return _mm512_loadu_ps(p); }
+  static inline D load(const double* p) { return _mm512_loadu_pd(p); }
   static inline void store(std::uint32_t* p, U x) { _mm512_store_si512(p, x); }
   static inline void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static inline void store(double* p, D x) { _mm512_storeu_pd(p, x); }
@@ -62,8 +64,7 @@ struct Avx512 {
   }
   static inline D unit_interval(W angle) {
     const __m512i bits = _mm512_srli_epi64(_mm512_slli_epi64(angle.v, 3), 12);
-    return _mm512_sub_pd(_mm512_castsi512_pd(_mm512_or_si512(bits, _mm512_set1_epi64(0x3ff0000000000000))),
-                         splat_d(1.0));
+    return _mm512_sub_pd(_mm512_castsi512_pd(_mm512_or_si512(bits, _mm512_set1_epi64(0x3ff0000000000000))), splat(1.0));
   }
 
   template <int Bit>

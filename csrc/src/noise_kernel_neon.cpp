@@ -20,13 +20,15 @@ struct Neon {
   using D = float64x2_t;
 
   static inline U splat(std::uint32_t x) { return vdupq_n_u32(x); }
-  static inline F splat_f(float x) { return vdupq_n_f32(x); }
-  static inline D splat_d(double x) { return vdupq_n_f64(x); }
+  static inline F splat(float x) { return vdupq_n_f32(x); }
+  static inline D splat(double x) { return vdupq_n_f64(x); }
   static inline U lane_numbers(std::uint32_t from) {
     const std::uint32_t base[4] = {0, 1, 2, 3};
     return vaddq_u32(vdupq_n_u32(from), vld1q_u32(base));
   }
   static inline U load(const std::uint32_t* p) { return vld1q_u32(p); }
+  static inline F load(const float* p) { return vld1q_f32(p); }
+  static inline D load(const double* p) { return vld1q_f64(p); }
   static inline void store(std::uint32_t* p, U x) { vst1q_u32(p, x); }
   static inline void store(float* p, F x) { vst1q_f32(p, x); }
   static inline void store(double* p, D x) { vst1q_f64(p, x); }
@@ -71,7 +73,7 @@ struct Neon {
   }
   static inline D unit_interval(W angle) {
     const uint64x2_t bits = vshrq_n_u64(vshlq_n_u64(angle.v, 3), 12);
-    return vsubq_f64(vreinterpretq_f64_u64(vorrq_u64(bits, vdupq_n_u64(0x3ff0000000000000))), splat_d(1.0));
+    return vsubq_f64(vreinterpretq_f64_u64(vorrq_u64(bits, vdupq_n_u64(0x3ff0000000000000))), splat(1.0));
   }
 
   template <int Bit>

@@ -98,7 +98,7 @@ void keystream16(const Key& key, const Counter& counter, int rounds, std::uint32
 
 }  // namespace
 
-const NoiseKernels kScalarKernels = {"scalar", tile_kernels<float>(fill_f32), tile_kernels<double>(fill_f64),
-                                     keystream16};
+const NoiseKernels kScalarKernels = {"scalar", tile_kernels<float>(fill_f32, TileArithmetic<float>::weighted_sum),
+                                     tile_kernels<double>(fill_f64, TileArithmetic<double>::weighted_sum), keystream16};
 
 }  // namespace dpftrl

@@ -71,14 +71,14 @@ struct SimdKernels {
   }
 
   static inline F horner32(const float* c, int degree, F y) {
-    F p = V::splat_f(c[degree]);
-    for (int i = degree - 1; i >= 0; --i) p = V::add(V::mul(p, y), V::splat_f(c[i]));
+    F p = V::splat(c[degree]);
+    for (int i = degree - 1; i >= 0; --i) p = V::add(V::mul(p, y), V::splat(c[i]));
     return p;
   }
 
   static inline D horner64(const double* c, int degree, D y) {
-    D p = V::splat_d(c[degree]);
-    for (int i = degree - 1; i >= 0; --i) p = V::add(V::mul(p, y), V::splat_d(c[i]));
+    D p = V::splat(c[degree]);
+    for (int i = degree - 1; i >= 0; --i) p = V::add(V::mul(p, y), V::splat(c[i]));
     return p;
   }
 
@@ -87,16 +87,16 @@ struct SimdKernels {
     using namespace coefficients;
     U lz, word;
     V::normalise(radius, lz, word);
-    const F f = V::mul(V::from_int(word), V::splat_f(0x1p-32f));
+    const F f = V::mul(V::from_int(word), V::splat(0x1p-32f));
     const F f2 = V::mul(f, f);
-    F even = V::splat_f(kLog32[8]);
-    for (int i = 6; i >= 0; i -= 2) even = V::add(V::mul(even, f2), V::splat_f(kLog32[i]));
-    F odd = V::splat_f(kLog32[7]);
-    for (int i = 5; i >= 1; i -= 2) odd = V::add(V::mul(odd, f2), V::splat_f(kLog32[i]));
+    F even = V::splat(kLog32[8]);
+    for (int i = 6; i >= 0; i -= 2) even = V::add(V::mul(even, f2), V::splat(kLog32[i]));
+    F odd = V::splat(kLog32[7]);
+    for (int i = 5; i >= 1; i -= 2) odd = V::add(V::mul(odd, f2), V::splat(kLog32[i]));
     const F log = V::mul(f, V::add(even, V::mul(f, odd)));
-    const F r = V::sqrt(V::add(V::mul(V::from_int(lz), V::splat_f(kTwoLn2F32)), log));
+    const F r = V::sqrt(V::add(V::mul(V::from_int(lz), V::splat(kTwoLn2F32)), log));
 
-    const F x = V::mul(V::from_int(V::bit_and(angle, V::splat(0x1fffffffu))), V::splat_f(0x1p-29f));
+    const F x = V::mul(V::from_int(V::bit_and(angle, V::splat(0x1fffffffu))), V::splat(0x1p-29f));
     const F y = V::mul(x, x);
     const F cosine = V::mul(r, horner32(kCos32, 3, y));
     const F sine = V::mul(r, V::mul(x, horner32(kSin32, 3, y)));
@@ -111,14 +111,14 @@ struct SimdKernels {
     D lz;
     W word;
     V::normalise(radius, lz, word);
-    const D f = V::mul(V::from_int64(word), V::splat_d(0x1p-64));
+    const D f = V::mul(V::from_int64(word), V::splat(0x1p-64));
     const D f2 = V::mul(f, f);
-    D even = V::splat_d(kLog64[20]);
-    for (int i = 18; i >= 0; i -= 2) even = V::add(V::mul(even, f2), V::splat_d(kLog64[i]));
-    D odd = V::splat_d(kLog64[19]);
-    for (int i = 17; i >= 1; i -= 2) odd = V::add(V::mul(odd, f2), V::splat_d(kLog64[i]));
+    D even = V::splat(kLog64[20]);
+    for (int i = 18; i >= 0; i -= 2) even = V::add(V::mul(even, f2), V::splat(kLog64[i]));
+    D odd = V::splat(kLog64[19]);
+    for (int i = 17; i >= 1; i -= 2) odd = V::add(V::mul(odd, f2), V::splat(kLog64[i]));
     const D log = V::mul(f, V::add(even, V::mul(f, odd)));
-    const D r = V::sqrt(V::add(V::mul(lz, V::splat_d(kTwoLn2F64)), log));
+    const D r = V::sqrt(V::add(V::mul(lz, V::splat(kTwoLn2F64)), log));
 
     const D x = V::unit_interval(angle);
     const D y = V::mul(x, x);
@@ -134,7 +134,7 @@ struct SimdKernels {
     alignas(64) std::uint32_t rows[kWordsPerSuperblock];
     const auto block = static_cast<std::uint32_t>(superblock * kBlocksPerSuperblock);
     chacha_rows(stream.key, make_counter(stream, Kind::normal_f32, block), stream.rounds, rows);
-    const F s = V::splat_f(scale);
+    const F s = V::splat(scale);
     U smallest = V::splat(0xffffffffu);
     for (std::size_t i = 0; i < 128; i += kLanes) {
       const U radius = V::load(rows + i);
@@ -151,7 +151,7 @@ struct SimdKernels {
     alignas(64) std::uint32_t rows[kWordsPerSuperblock];
     const auto block = static_cast<std::uint32_t>(superblock * kBlocksPerSuperblock);
     chacha_rows(stream.key, make_counter(stream, Kind::normal_f64, block), stream.rounds, rows);
-    const D s = V::splat_d(scale);
+    const D s = V::splat(scale);
     U smallest = V::splat(0xffffffffu);
     for (std::size_t i = 0; i < 128; i += kLanes) {
       const U radius = V::load(rows + i);
@@ -203,8 +203,33 @@ struct SimdKernels {
     }
   }
 
+  // Four vectors of the sum in registers, so that it is not written and read again at each term.
+  template <class Vec, class T>
+  static void weighted_sum(std::size_t n, const T* base, std::size_t count, const T* const* x, const T* w, T* out) {
+    constexpr std::size_t lanes = sizeof(Vec) / sizeof(T);
+    std::size_t i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+      Vec sum[4];
+      for (std::size_t u = 0; u < 4; ++u) {
+        sum[u] = V::mul(V::load(x[0] + i + u * lanes), V::splat(w[0]));
+        if (base != nullptr) sum[u] = V::add(V::load(base + i + u * lanes), sum[u]);
+      }
+      for (std::size_t j = 1; j < count; ++j) {
+        const T* xj = x[j] + i;
+        const Vec wj = V::splat(w[j]);
+        for (std::size_t u = 0; u < 4; ++u) sum[u] = V::add(sum[u], V::mul(V::load(xj + u * lanes), wj));
+      }
+      for (std::size_t u = 0; u < 4; ++u) V::store(out + i + u * lanes, sum[u]);
+    }
+    if (i == n) return;
+    const T* rest[kMaxLevel + 1];
+    for (std::size_t j = 0; j < count; ++j) rest[j] = x[j] + i;
+    TileArithmetic<T>::weighted_sum(n - i, base != nullptr ? base + i : nullptr, count, rest, w, out + i);
+  }
+
   static constexpr NoiseKernels table(const char* name) {
-    return {name, tile_kernels<float>(fill_f32), tile_kernels<double>(fill_f64), keystream16};
+    return {name, tile_kernels<float>(fill_f32, weighted_sum<F, float>),
+            tile_kernels<double>(fill_f64, weighted_sum<D, double>), keystream16};
   }
 };
 

@@ -18,13 +18,15 @@ struct TileArithmetic {
   static void subtract(std::size_t n, const T* a, const T* b, T* out) {
     for (std::size_t i = 0; i < n; ++i) out[i] = a[i] - b[i];
   }
-  static void scale(std::size_t n, const T* x, T w, T* out) {
-    for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * w;
-  }
-  static void add_scaled(std::size_t n, const T* a, const T* x, T w, T* out) {
+  static void weighted_sum(std::size_t n, const T* base, std::size_t count, const T* const* x, const T* w, T* out) {
     for (std::size_t i = 0; i < n; ++i) {
-      const T product = x[i] * w;
-      out[i] = a[i] + product;
+      T sum = x[0][i] * w[0];
+      if (base != nullptr) sum = base[i] + sum;
+      for (std::size_t j = 1; j < count; ++j) {
+        const T product = x[j][i] * w[j];
+        sum = sum + product;
+      }
+      out[i] = sum;
     }
   }
   static void add_average(std::size_t n, const T* z, const T* left, const T* right, T* out) {
@@ -36,9 +38,10 @@ struct TileArithmetic {
 };
 
 template <class T>
-constexpr TileKernels<T> tile_kernels(decltype(TileKernels<T>::fill) fill) {
+constexpr TileKernels<T> tile_kernels(decltype(TileKernels<T>::fill) fill,
+                                      decltype(TileKernels<T>::weighted_sum) weighted_sum) {
   using A = TileArithmetic<T>;
-  return {fill, A::add, A::subtract, A::scale, A::add_scaled, A::add_average};
+  return {fill, A::add, A::subtract, weighted_sum, A::add_average};
 }
 
 }  // namespace

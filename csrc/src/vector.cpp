@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kHugePage = std::size_t{1} << 21;
 
-constexpr std::size_t alignment(std::size_t bytes) noexcept { return bytes >= 2 * kHugePage ? kHugePage : kCacheLine; }
+constexpr std::size_t alignment(std::size_t bytes) noexcept { return bytes >= kHugePage ? kHugePage : kCacheLine; }
 
 }  // namespace
 

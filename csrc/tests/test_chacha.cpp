@@ -110,7 +110,7 @@ void keystreams() {
       }
     }
   }
-  for (const std::size_t blocks : {0, 1, 2, 15, 16, 17, 31, 32, 33, 100}) {
+  for (const std::size_t blocks : {0u, 1u, 2u, 15u, 16u, 17u, 31u, 32u, 33u, 100u}) {
     const std::uint32_t counter[4] = {0u - 20, 1, 2, 3};
     std::vector<std::uint32_t> expected(16 * blocks), got(16 * blocks + 1, 0x5eed);
     for (std::size_t b = 0; b < blocks; ++b) {

@@ -192,14 +192,27 @@ void arithmetic(const NoiseKernels& kernels) {
     by_hand([&](std::size_t i) { return a[i] + b[i]; }), same();
     k.subtract(n, a.data(), b.data(), got.data()), scalar.subtract(n, a.data(), b.data(), expected.data());
     by_hand([&](std::size_t i) { return a[i] - b[i]; }), same();
-    k.scale(n, a.data(), w, got.data()), scalar.scale(n, a.data(), w, expected.data());
-    by_hand([&](std::size_t i) { return a[i] * w; }), same();
-    k.add_scaled(n, a.data(), b.data(), w, got.data()), scalar.add_scaled(n, a.data(), b.data(), w, expected.data());
-    by_hand([&](std::size_t i) {
-      volatile T product = b[i] * w;
-      return a[i] + product;
-    });
-    same();
+    const T* const terms[3] = {b.data(), c.data(), a.data()};
+    const T weights[3] = {w, static_cast<T>(0.3), static_cast<T>(-0.7)};
+    for (const std::size_t count : {1u, 2u, 3u}) {
+      for (const T* base : {static_cast<const T*>(nullptr), static_cast<const T*>(a.data())}) {
+        k.weighted_sum(n, base, count, terms, weights, got.data());
+        scalar.weighted_sum(n, base, count, terms, weights, expected.data());
+        by_hand([&](std::size_t i) {
+          volatile T sum = base != nullptr ? base[i] : T(0);
+          for (std::size_t j = 0; j < count; ++j) {
+            volatile T product = terms[j][i] * weights[j];
+            if (j == 0 && base == nullptr) {
+              sum = product;
+            } else {
+              sum = sum + product;
+            }
+          }
+          return T(sum);
+        });
+        same();
+      }
+    }
     k.add_average(n, a.data(), b.data(), c.data(), got.data());
     scalar.add_average(n, a.data(), b.data(), c.data(), expected.data());
     by_hand([&](std::size_t i) {
@@ -285,14 +298,22 @@ void self_check() {
     };
   });
   rejects("fused", [](NoiseKernels& k) {
-    k.f32.add_scaled = [](std::size_t n, const float* a, const float* x, float w, float* out) {
-      for (std::size_t i = 0; i < n; ++i) out[i] = std::fma(x[i], w, a[i]);
+    k.f32.weighted_sum = [](std::size_t n, const float* base, std::size_t count, const float* const* x, const float* w,
+                            float* out) {
+      for (std::size_t i = 0; i < n; ++i) {
+        float sum = base != nullptr ? std::fma(x[0][i], w[0], base[i]) : x[0][i] * w[0];
+        for (std::size_t j = 1; j < count; ++j) sum = std::fma(x[j][i], w[j], sum);
+        out[i] = sum;
+      }
     };
   });
   rejects("add", [](NoiseKernels& k) { k.f64.add = k.f64.subtract; });
   rejects("subtract", [](NoiseKernels& k) { k.f32.subtract = k.f32.add; });
-  rejects("scale", [](NoiseKernels& k) {
-    k.f64.scale = [](std::size_t n, const double* x, double, double* out) { std::copy_n(x, n, out); };
+  rejects("last term left out", [](NoiseKernels& k) {
+    k.f64.weighted_sum = [](std::size_t n, const double* base, std::size_t count, const double* const* x,
+                            const double* w, double* out) {
+      kScalarKernels.f64.weighted_sum(n, base, count > 1 ? count - 1 : 1, x, w, out);
+    };
   });
   rejects("average", [](NoiseKernels& k) {
     k.f32.add_average = [](std::size_t n, const float* z, const float* l, const float* r, float* out) {

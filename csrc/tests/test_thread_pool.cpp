@@ -43,7 +43,7 @@ bool each_runs_once(std::size_t workers) {
 
 void every_worker_once() {
   for (int repeat = 0; repeat < 200; ++repeat) {
-    for (const std::size_t workers : {1, 2, 3, 8, 2, 1}) CHECK(each_runs_once(workers));
+    for (const std::size_t workers : {1u, 2u, 3u, 8u, 2u, 1u}) CHECK(each_runs_once(workers));
   }
   run_workers(0, [](std::size_t) { CHECK(false); });
   std::thread::id first;
@@ -63,7 +63,7 @@ void workers_run_at_the_same_time() {
 }
 
 void exceptions() {
-  for (const std::size_t thrower : {0, 1, 2}) {
+  for (const std::size_t thrower : {0u, 1u, 2u}) {
     std::atomic<int> ended{0};
     const auto call = [&] {
       run_workers(3, [&](std::size_t worker) {

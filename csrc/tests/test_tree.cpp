@@ -112,6 +112,39 @@ void every_setting() {
   }
 }
 
+// Vectors larger than the caches take another way to memory.
+template <class T>
+void large_vectors() {
+  const std::size_t size = (std::size_t{9} << 20) / sizeof(T) + 5;
+  for (const Variant variant : kVariants) {
+    for (const std::size_t memory : kMemories) {
+      const TreeConfig c = config_of(variant, memory, size, 1030, 1 + memory % 3);
+      Tree<T> tree(c), one_tile(config_of(variant, Memory::kStored, 700, 1030 + size - 700));
+      oracle::Tree<T> expected(config_of(variant, memory, 3000, 1030));
+      for (int t = 1; t <= 6; ++t) {
+        const std::vector<T> got = t == 2 ? step(tree) : residual(tree);
+        const std::vector<T> start = t == 2 ? expected.step() : expected.residual();
+        const std::vector<T> end = t == 2 ? step(one_tile) : residual(one_tile);
+        CHECK_SAME_BITS(got.data(), start.data(), start.size());
+        CHECK_SAME_BITS(got.data() + size - 700, end.data(), end.size());
+        if (t == 3) tree.restart(true, {}), one_tile.restart(true, {}), expected.restart(true);
+      }
+    }
+    // All of it, and into memory that no vector store is aligned to.
+    Tree<T> tree(config_of(variant, Memory::kStored, size, 3, 2));
+    oracle::Tree<T> expected(config_of(variant, Memory::kStored, size, 3));
+    std::vector<T> room(size + 2, T(777));
+    for (int t = 1; t <= 4; ++t) {
+      tree.residual(room.data() + 1, {});
+      const std::vector<T> now = expected.residual();
+      CHECK_SAME_BITS(room.data() + 1, now.data(), size);
+      CHECK_EQ(room.front(), T(777));
+      CHECK_EQ(room.back(), T(777));
+    }
+    same(prefix(tree, 7), expected.prefix(7));
+  }
+}
+
 // Any split of the coordinates gives slices, any thread count the same bits.
 template <class T>
 void splits() {
@@ -179,7 +212,7 @@ void jumps() {
     for (const std::size_t memory : kMemories) {
       Tree<T> tree(config_of(variant, memory));
       oracle::Tree<T> expected(config_of(variant, memory));
-      for (const std::uint64_t t : {2u, 3u, 40u, 41u, 63u, 500u, 1023u, 1500u}) {
+      for (const std::uint64_t t : {2u, 5u, 9u, 40u, 44u, 63u, 500u, 1023u, 1500u}) {
         tree.advance_to(t);
         expected.advance_to(t);
         same(residual(tree), expected.residual());
@@ -257,6 +290,8 @@ void refusals() {
 int main() {
   const FloatEnvironment guard;
   every_setting();
+  large_vectors<float>();
+  large_vectors<double>();
   splits<float>();
   splits<double>();
   saves<float>();

@@ -153,17 +153,19 @@ void cost_of_m_vectors() {
 void no_node_twice() {
   double out;
   for (const Variant variant : {Variant::vanilla, Variant::honaker}) {
-    for (const bool complete : {false, true}) {
+    for (const int kind : {0, 1, 2, 3}) {
+      const bool complete = kind % 2 == 1, through_residuals = kind / 2 == 1;
       Tree<double> tree = tree_of(variant, Memory::kStored);
-      drawn.clear();
+      std::vector<std::pair<std::uint32_t, std::uint64_t>> by_steps;
       for (const int length : {21, 1, 64, 7, 21}) {
-        const std::size_t before = drawn.size();
-        for (int t = 0; t < length; ++t) t % 2 == 0 ? tree.residual(&out, {}) : tree.step(&out, {});
-        for (std::size_t i = before; i < drawn.size(); ++i) CHECK_EQ(drawn[i].first, tree.tree());
-        tree.restart(complete, {});
+        drawn.clear();
+        for (int t = 0; t < length; ++t) through_residuals ? tree.residual(&out, {}) : tree.step(&out, {});
+        by_steps.insert(by_steps.end(), drawn.begin(), drawn.end());
+        tree.restart(complete, {});  // may draw the last leaf once more
+        for (const auto& node : drawn) CHECK_EQ(node.first + 1, tree.tree());
       }
-      std::set<std::pair<std::uint32_t, std::uint64_t>> distinct(drawn.begin(), drawn.end());
-      CHECK(distinct.size() == drawn.size());
+      const std::set<std::pair<std::uint32_t, std::uint64_t>> distinct(by_steps.begin(), by_steps.end());
+      CHECK_EQ(distinct.size(), by_steps.size());
     }
   }
   // Made again or not, what a step draws is of its own tree or an earlier one, never of one to come.

@@ -4,6 +4,7 @@
 // and a caller's rounding mode and flush-to-zero bits change nothing and are given back.
 
 #include <algorithm>
+#include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <cstdint>
@@ -42,11 +43,16 @@ struct Stop : std::runtime_error {
   Stop() : std::runtime_error("stop") {}
 };
 
+// While true, threads of the pool wait in fill_cheaply, so that worker 0, which polls, gets most of the work.
+std::atomic<bool> hold{false};
+
 // Ends the n-th poll.
 struct StopAt {
   int n;
   void operator()() {
-    if (--n <= 0) throw Stop();
+    if (--n > 0) return;
+    hold = false;
+    throw Stop();
   }
 };
 
@@ -55,16 +61,19 @@ void same(const std::vector<T>& got, const std::vector<T>& expected) {
   CHECK_SAME_BITS(got.data(), expected.data(), expected.size());
 }
 
-// A run of long calls, each interrupted first at several places.
+// A run of long calls, each interrupted first at each of these polls.
 template <class T>
-void interrupted_run(const TreeConfig& c, std::uint64_t far, std::uint64_t end) {
-  Tree<T> tree(c), untouched(c);
+void interrupted_run(const TreeConfig& c, std::uint64_t far, std::uint64_t end, const std::vector<int>& places) {
+  TreeConfig of_other = c;
+  of_other.threads = 1;
+  Tree<T> tree(c), untouched(of_other);
   std::vector<T> out(c.size), expected(c.size);
-  int interruptions = 0;
+  std::size_t interruptions = 0;
   const auto position_kept = [&](auto&& call) {
     const TreePosition before = tree.position();
-    for (const int at : {1, 2, 1}) {
+    for (const int at : places) {
       try {
+        hold = true;
         call(typename Tree<T>::Poll(StopAt{at}));
         CHECK(false);
       } catch (const Stop&) {
@@ -104,7 +113,8 @@ void interrupted_run(const TreeConfig& c, std::uint64_t far, std::uint64_t end) 
   residual();
   tree.advance_to(far);
   untouched.advance_to(far);
-  position_kept([&](const auto& poll) { tree.restart(true, poll); });
+  const bool complete = c.variant == Variant::honaker;  // for vanilla that is one node
+  position_kept([&](const auto& poll) { tree.restart(complete, poll); });
   residual();
   tree.set_position(tree.position());
   position_kept([&](const auto& poll) { tree.residual(out.data(), poll); });  // carry and last value as well
@@ -112,17 +122,31 @@ void interrupted_run(const TreeConfig& c, std::uint64_t far, std::uint64_t end) 
   tree.restart(true, {});
   untouched.restart(true, {});
   residual();
-  CHECK_EQ(interruptions, 21);
+  CHECK_EQ(interruptions, 6 * places.size());
+}
+
+// Cheap nodes, all different.
+std::thread::id caller;
+void fill_cheaply(const NodeStream& s, std::uint64_t first, std::size_t n, double scale, double* out) {
+  while (hold && std::this_thread::get_id() != caller) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  const std::uint64_t of_node = (s.node ^ (std::uint64_t{s.tree} << 40)) * 0x9e3779b97f4a7c15u >> 40;
+  for (std::size_t i = 0; i < n; ++i) out[i] = scale * static_cast<double>(of_node + (first + i) % 1000);
 }
 
 void interruptions() {
+  caller = std::this_thread::get_id();
+  NoiseKernels cheap = kScalarKernels;
+  cheap.f64.fill = fill_cheaply;
   for (const std::size_t memory : kMemories) {
     // Honaker needs many nodes for a jump; vanilla needs many tiles.
-    interrupted_run<float>(config_of(Variant::honaker, memory, 3, 1), 40000, 90001);
-    const std::uint64_t far = (std::uint64_t{1} << 38) - 2, end = (std::uint64_t{1} << 40) - 2;
-    interrupted_run<double>(config_of(Variant::vanilla, memory, 1024 * 1000, memory == 1 ? 3 : 1), far, end);
+    interrupted_run<float>(config_of(Variant::honaker, memory, 3, 1), 40000, 90001, {1, 2, 1});
+    const std::uint64_t far = (std::uint64_t{1} << 44) - 2, end = (std::uint64_t{1} << 45) - 2;
+    for (const std::size_t threads : {1u, memory <= 1 ? 3u : 1u}) {
+      TreeConfig c = config_of(Variant::vanilla, memory, 1024 * 600, threads);
+      c.kernels = &cheap;
+      interrupted_run<double>(c, far, end, {1});
+    }
   }
-  interrupted_run<double>(config_of(Variant::honaker, Memory::kStored, 1024 * 17, 2), 9000, 16001);
 }
 
 // Polls are counted over sums, so that many short ones are polled too: a carry of thousands of trees.
@@ -139,19 +163,18 @@ void many_short_sums() {
 
 // The calling thread polls while other workers still work on their last tiles.
 void polls_while_waiting() {
-  static std::thread::id caller;
-  caller = std::this_thread::get_id();
   NoiseKernels slow = kScalarKernels;
   slow.f32.fill = [](const NodeStream&, std::uint64_t, std::size_t n, float scale, float* out) {
-    if (std::this_thread::get_id() != caller) std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    const bool calls = std::this_thread::get_id() == caller;
+    std::this_thread::sleep_for(std::chrono::microseconds(calls ? 200 : 3000));
     std::fill_n(out, n, scale);
   };
-  TreeConfig c = config_of(Variant::vanilla, Memory::kStored, 2048 * 16, 2);
+  TreeConfig c = config_of(Variant::vanilla, Memory::kStored, 2048 * 200, 2);
   c.kernels = &slow;
   Tree<float> tree(c);
   std::vector<float> out(c.size);
   int polls = 0;
-  for (int i = 0; i < 5; ++i) tree.step(out.data(), [&] { ++polls; });
+  for (int i = 0; i < 4; ++i) tree.step(out.data(), [&] { ++polls; });
   CHECK(polls > 0);
 }
 
@@ -159,7 +182,7 @@ void polls_while_waiting() {
 
 void with_environment(const char* what, void (*set)(), bool (*still_set)()) {
   for (const Variant variant : {Variant::vanilla, Variant::honaker}) {
-    for (const std::size_t threads : {1, 2}) {
+    for (const std::size_t threads : {1u, 2u}) {
       TreeConfig c = config_of(variant, Memory::kRegenerate, 2048 * 17, threads);
       c.std = 1e-38;  // sums and averages of subnormal numbers
       Tree<float> plain(c);

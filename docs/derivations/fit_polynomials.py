@@ -52,7 +52,9 @@ def remez(
         solution = mp.lu_solve(matrix, right)
         coefficients = [solution[j] for j in range(degree + 1)]
         levelled = abs(solution[degree + 1])
-        grid = [a + (b - a) * (1 - mp.cos(mp.pi * k / (40 * count))) / 2 for k in range(40 * count + 1)]
+        grid = [
+            a + (b - a) * (1 - mp.cos(mp.pi * k / (40 * count))) / 2 for k in range(40 * count + 1)
+        ]
         extrema: list[tuple[mp.mpf, mp.mpf]] = []
         for x in grid:
             error = (mp.polyval(coefficients[::-1], x) - function(x)) / weight(x)

@@ -10,7 +10,10 @@ not the reverse, so one compilation serves memory-mapped, Arrow-backed and ordin
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -29,21 +32,41 @@ def helper(function: _F) -> _F:
 
 def compiled(function: _F, *argument_types: Any) -> _F:
     """Compile `function` for these types: without the GIL, cached on disk where that can be."""
-    signature = types.void(*argument_types)
-    try:
-        loop = numba.njit(signature, cache=True, nogil=True, **_OPTIONS)(function)
-    except RuntimeError:
-        # No folder for the cache (a read-only installation without a home): compile for this
-        # process only.
-        loop = numba.njit(signature, nogil=True, **_OPTIONS)(function)
+    loop = _cached(function) or numba.njit(nogil=True, **_OPTIONS)(function)
+    loop.compile(types.void(*argument_types))
+    loop.disable_compile()  # other types are an error, not another compilation
     return cast(_F, loop)
 
 
-def read_only(dtype: np.dtype[Any], dimensions: int) -> Any:
+def _cached(function: Callable[..., Any]) -> Any:
+    """Return a dispatcher with a cache on disk, or None where there is no folder for one."""
+    try:
+        loop = numba.njit(cache=True, nogil=True, **_OPTIONS)(function)
+    except RuntimeError:  # a read-only installation without a home
+        return None
+    # Numba takes a cached loop for good as long as the file of the loop is the same. The helpers
+    # that are compiled into it are in other files: all of them must be the same.
+    cache_file: Any = getattr(loop._cache, "_cache_file", None)
+    if not hasattr(cache_file, "_source_stamp"):
+        return None
+    cache_file._source_stamp = source_stamp()
+    return loop
+
+
+@functools.cache
+def source_stamp() -> str:
+    """Return a hash of the sources of this package."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def read_only(dtype: str, dimensions: int) -> Any:
     """Return the Numba type of a C-contiguous input array."""
-    return types.Array(numba.from_dtype(dtype), dimensions, "C", readonly=True)
+    return types.Array(numba.from_dtype(np.dtype(dtype)), dimensions, "C", readonly=True)
 
 
-def writable(dtype: np.dtype[Any], dimensions: int) -> Any:
+def writable(dtype: str, dimensions: int) -> Any:
     """Return the Numba type of a C-contiguous output array."""
-    return types.Array(numba.from_dtype(dtype), dimensions, "C")
+    return types.Array(numba.from_dtype(np.dtype(dtype)), dimensions, "C")

@@ -103,12 +103,12 @@ def clipped_sum(
     limit: float,
     loss: int,
     loss_param: float,
-    total: Array,
     out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(l'(<x, theta>, y) x); `total` is scratch."""
+    """Set out to the sum over rows of clip(l'(<x, theta>, y) x)."""
     n = indptr.size - 1
     p = theta.size
+    total = np.empty(p)
     merged = np.zeros(0)
     out[:] = 0.0
     for start in range(0, n, CHUNK):

@@ -45,11 +45,12 @@ _LINE = 64 // 8  # float64 in a cache line
 _PAGE = 4096 // 8
 
 
-def aligned_pair(size: int) -> tuple[Array, Array]:
+@helper
+def _aligned_pair(size: int) -> tuple[Array, Array]:
     """Return two empty float64 vectors that start on cache lines, 1 KiB apart modulo 4 KiB."""
     stride = -(-size // _PAGE) * _PAGE + _PAGE // 4
     block = np.empty(stride + size + _LINE)
-    first = -(block.__array_interface__["data"][0] // 8) % _LINE
+    first = -(block.ctypes.data // 8) % _LINE
     return block[first : first + size], block[first + stride : first + stride + size]
 
 
@@ -93,7 +94,8 @@ def _add_extreme_row(
             total[j] += g * X[i, j]
 
 
-def clipped_sum(
+@helper
+def _clipped_sum(
     X: Array,
     y: Array,
     theta: Array,
@@ -103,7 +105,6 @@ def clipped_sum(
     total: Array,
     out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(l'(<x, theta>, y) x); `total` is scratch."""
     n = X.shape[0]
     p = X.shape[1]
     out[:] = 0.0
@@ -149,6 +150,15 @@ def clipped_sum(
                 total[j] += fa * X[a, j] + fb * X[b, j]
         for j in range(p):
             out[j] += total[j]
+
+
+def clipped_sum(
+    X: Array, y: Array, theta: Array, limit: float, loss: int, loss_param: float, out: Array
+) -> None:
+    """Set out to the sum over rows of clip(l'(<x, theta>, y) x)."""
+    aligned_theta, total = _aligned_pair(theta.size)
+    aligned_theta[:] = theta
+    _clipped_sum(X, y, aligned_theta, limit, loss, loss_param, total, out)
 
 
 def predictions(X: Array, theta: Array, out: Array) -> None:

@@ -47,8 +47,6 @@ def slope(loss: int, loss_param: float, z: float, y: float) -> float:
     m = s * z
     if loss == HINGE:
         return -s if m < 1.0 else 0.0
-    # 1 / (1 + exp(m)) without overflow.
-    if m > 0.0:
-        e = math.exp(-m)
-        return -s * (e / (1.0 + e))
-    return -s * (1.0 / (1.0 + math.exp(m)))
+    # 1 / (1 + exp(m)) without overflow, and without a branch on the sign of m.
+    e = math.exp(-abs(m))
+    return -s * ((e if m > 0.0 else 1.0) / (1.0 + e))

@@ -20,10 +20,8 @@ struct TileKernels {
   void (*add)(std::size_t n, const T* a, const T* b, T* out);
   // out[i] = a[i] - b[i]
   void (*subtract)(std::size_t n, const T* a, const T* b, T* out);
-  // out[i] = x[i] * w
-  void (*scale)(std::size_t n, const T* x, T w, T* out);
-  // out[i] = a[i] + x[i] * w, product rounded first
-  void (*add_scaled)(std::size_t n, const T* a, const T* x, T w, T* out);
+  // out[i] = (base[i] + x[0][i] * w[0]) + x[1][i] * w[1] ..., count >= 1; a null base is left out
+  void (*weighted_sum)(std::size_t n, const T* base, std::size_t count, const T* const* x, const T* w, T* out);
   // out[i] = z[i] + (left[i] + right[i]) * 0.5
   void (*add_average)(std::size_t n, const T* z, const T* left, const T* right, T* out);
 };

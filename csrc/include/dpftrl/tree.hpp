@@ -163,11 +163,11 @@ class Tree {
   void forget_vectors() noexcept;
 
   // Execution (tree_tiles.cpp).
+  struct Tile;
   void run(const Sum& sum, const Poll& poll);
-  void run_tile(const Sum& sum, std::size_t from, std::size_t n, T* scratch, Work& work, bool polls) const;
-  const T* average_tile(std::uint64_t tree, const Node& node, std::size_t from, std::size_t n, T* to, T* scratch,
-                        Work& work, bool polls) const;
-  void fill(std::uint64_t tree, const Node& node, std::size_t from, std::size_t n, T* to) const;
+  void run_tile(const Sum& sum, Tile& tile) const;
+  const T* average_tile(std::uint64_t tree, const Node& node, Tile& tile, T* to, T* scratch) const;
+  void fill(std::uint64_t tree, const Node& node, Tile& tile, T* to) const;
 
   TreeConfig config_;
   const NoiseKernels* kernels_;

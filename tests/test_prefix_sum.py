@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PrefixSum`: the raw sums under the noise, the clip, the horizon, the epsilon, bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dpftrl_fast as dpf
+from dpftrl_fast import reference
+from dpftrl_fast.accounting import SinglePass
+
+L = 0.75
+CLIP = L * (1 - 2.0**-20)
+
+
+def make(size: int = 3, steps: int = 20, **change: Any) -> dpf.PrefixSum:
+    options: dict[str, Any] = {"clip_norm": L, "noise_multiplier": 2.0, "seed": 3, **change}
+    return dpf.PrefixSum(size, steps, **options)
+
+
+class Noise:
+    """The noise under the sums, from the reference: what an owner of the key can take away."""
+
+    def __init__(self, sums: dpf.PrefixSum, seed: int = 3) -> None:
+        plan = sums.plan
+        self.every, self.complete = plan.restart_every, bool(plan.complete)
+        self.tree = reference.TreeNoise(
+            sums.size,
+            plan.clip_norm * plan.noise_multiplier,
+            seed=seed,
+            variant=plan.variant,
+            dtype="float64",
+        )
+
+    def step(self) -> np.ndarray:
+        if self.tree.t == self.every:
+            self.tree.restart(complete=self.complete)
+        return self.tree.step()
+
+
+def raw_sums(sums: dpf.PrefixSum, records: list[Any]) -> np.ndarray:
+    noise = Noise(sums)
+    return np.array([sums.add(x) - noise.step() for x in records])
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "honaker"])
+@pytest.mark.parametrize(("every", "complete"), [(None, False), (7, False), (7, True), (6, "all")])
+def test_sums_under_the_noise(variant: Any, every: Any, complete: Any) -> None:
+    records = np.random.default_rng(1).normal(size=(20, 3)) * 0.2
+    sums = make(variant=variant, restart_every=every, complete=complete)
+    raw = raw_sums(sums, list(records))
+    np.testing.assert_allclose(raw, np.cumsum(records, axis=0), atol=1e-12)
+    assert sums.t == 20
+    assert sums.epsilon(1e-6) == sums.plan.epsilon(1e-6)
+    plan = dpf.PrivacyPlan(
+        L, 2.0, SinglePass(20), restart_every=every, complete=complete, variant=variant
+    )
+    assert sums.plan == plan
+    assert sums.epsilon(1e-6, neighbours="replace-one") == plan.epsilon(
+        1e-6, neighbours="replace-one"
+    )
+
+
+HUGE, TINY = 1e308, 5e-324
+ROWS = [
+    [0.1, 0.2, 0.3],
+    [10.0, -20.0, 5.0],
+    [HUGE, HUGE, -HUGE],
+    [HUGE, 1.0, 0.0],
+    [TINY, TINY, -TINY],
+    [TINY, 0.0, 1.0],
+    [1e-160, 1e-160, 0.0],
+    [1e200, 1e-200, 1e200],
+    [0.0, 0.0, 0.0],
+    [L, 0.0, 0.0],
+    [CLIP, 0.0, 0.0],
+    [np.nextafter(L, 1), 0.0, 0.0],
+    [L / np.sqrt(3)] * 3,
+]
+NOT_FINITE = [[np.inf, 0.0, 0.0], [1.0, -np.inf, np.nan], [np.nan] * 3, [HUGE, HUGE, np.inf]]
+
+
+def exact_norm(row: np.ndarray) -> float:
+    scale = float(np.abs(row).max())
+    return 0.0 if scale == 0 else float(np.linalg.norm(row / scale)) * scale
+
+
+@pytest.mark.parametrize("row", ROWS + NOT_FINITE, ids=str)
+def test_no_record_moves_the_sum_by_more_than_the_clip_norm(row: list[float]) -> None:
+    moved = make(noise_multiplier=1e-300, seed=1)
+    base = np.array(moved.add(row))  # the noise is far below every digit
+    assert exact_norm(base) <= L
+    norm = exact_norm(np.array(row)) if np.isfinite(row).all() else 0.0
+    if norm == 0:
+        assert np.abs(base).max() < 1e-290
+    elif norm <= CLIP:
+        np.testing.assert_allclose(base, row, atol=1e-290)
+    else:
+        # The direction stays, the length is the bound.
+        scale = np.abs(row).max()
+        unit = np.array(row) / scale / np.linalg.norm(np.array(row) / scale)
+        np.testing.assert_allclose(base, unit * CLIP, rtol=1e-14, atol=1e-290)
+
+
+def test_no_value_raises_or_warns_whatever_the_callers_settings() -> None:
+    sums = make(steps=100)
+    with np.errstate(all="raise"):
+        for row in ROWS + NOT_FINITE:
+            sums.add(row)
+        sums.add(np.array([np.finfo(np.longdouble).max] * 3))
+        sums.add(np.array([[1, 2, 3], [4, 5, 6]], np.int64))
+        sums.add(np.array([2**63, 0, 1], np.uint64))
+        sums.add(np.array([True, False, True]))
+        sums.add(np.zeros((0, 3)))
+    assert sums.t == len(ROWS + NOT_FINITE) + 5
+
+
+@pytest.mark.parametrize("record", range(12))
+def test_neighbours_differ_by_at_most_the_clip_norm_at_every_step(record: int) -> None:
+    rng = np.random.default_rng(record)
+    batches = [rng.normal(size=(3, 4)) * 10.0 ** rng.integers(-4, 5) for _ in range(4)]
+    batches[1][2] = [np.inf, 1, 1, 1]
+    batches[3][0] = [1e308] * 4
+    changed = [batch.copy() for batch in batches]
+    step, row = divmod(record, 3)
+    changed[step][row] = 0.0
+    one = raw_sums(make(4, 4), batches)
+    other = raw_sums(make(4, 4), changed)
+    gaps = np.linalg.norm(one - other, axis=1)
+    assert (gaps <= L).all()
+    assert (gaps[:step] == 0).all()
+    if np.isfinite(batches[step][row]).all():
+        assert gaps[step] > 0
+    # Each node's sum of contributions, which the accountant counts, is one record's.
+    np.testing.assert_allclose(gaps[step:], gaps[step], atol=1e-12)
+
+
+def test_rows_of_a_step_are_clipped_one_by_one() -> None:
+    sums = make(noise_multiplier=1e-300)
+    got = sums.add([[100.0, 0, 0], [100.0, 0, 0], [0, 0.1, 0]])
+    np.testing.assert_allclose(got, [2 * CLIP, 0.1, 0.0], atol=1e-290)
+    assert sums.t == 1
+
+
+def test_the_horizon() -> None:
+    sums = make(steps=5, restart_every=2)
+    for _ in range(5):
+        sums.add([0.1, 0.0, 0.0])
+    last = sums.value
+    for x in ([0.1, 0.0, 0.0], np.zeros((0, 3)), [np.nan] * 3):
+        with pytest.raises(ValueError, match="all 5 declared steps are taken"):
+            sums.add(x)
+    assert sums.t == 5
+    assert (sums.value == last).all()
+
+
+def test_a_stream_that_ends_early_states_the_declared_epsilon() -> None:
+    sums = make(steps=1000)
+    before = sums.epsilon(1e-6)
+    sums.add([0.0, 0.0, 0.0])
+    assert sums.epsilon(1e-6) == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_bit_of_the_sum_below_the_noises_own(dtype: Any) -> None:
+    sums = make(dtype=dtype)
+    for _ in range(10):
+        got = sums.add([0.1, 1e-9, 0.3])
+        assert got.dtype == np.float64
+        assert (got == got.astype(dtype)).all()
+
+
+def test_out() -> None:
+    plain = make()
+    expected = [plain.add([0.1, 0.2, 0.3]) for _ in range(6)]
+    sums = make()
+    out = np.zeros(3)
+    assert sums.add([0.1, 0.2, 0.3], out=out) is out
+    np.testing.assert_array_equal(out, expected[0])
+    tensor = torch.zeros(1, 3, dtype=torch.float64)
+    assert sums.add([0.1, 0.2, 0.3], tensor) is tensor
+    np.testing.assert_array_equal(tensor.numpy()[0], expected[1])
+    raw = memoryview(bytearray(24)).cast("d")
+    sums.add([0.1, 0.2, 0.3], raw)
+    np.testing.assert_array_equal(np.asarray(raw), expected[2])
+    record = np.array([0.1, 0.2, 0.3])
+    sums.add(record, out=record)  # the record's own memory
+    np.testing.assert_array_equal(record, expected[3])
+    got = sums.add([0.1, 0.2, 0.3])
+    got[:] = 0
+    sums.value[:] = 0
+    np.testing.assert_array_equal(sums.value, expected[4])
+    np.testing.assert_array_equal(sums.add([0.1, 0.2, 0.3]), expected[5])
+
+
+GOOD = [0.1, 0.2, 0.3]
+BAD_CALLS: list[tuple[Any, Any, type[Exception], str]] = [
+    ([0.1, 0.2], None, ValueError, r"shape \(3,\) or \(n, 3\), got \(2,\)"),
+    (np.zeros((2, 2)), None, ValueError, r"got \(2, 2\)"),
+    (np.zeros((1, 1, 3)), None, ValueError, r"got \(1, 1, 3\)"),
+    (0.5, None, ValueError, r"got \(\)"),
+    ([], None, ValueError, r"got \(0,\)"),
+    (["a", "b", "c"], None, TypeError, "x must hold real numbers, got dtype <U1"),
+    ([1j, 0, 0], None, TypeError, "x must hold real numbers, got dtype complex128"),
+    ([None, 1, 2], None, TypeError, "x must hold real numbers, got dtype object"),
+    (GOOD, np.zeros(3, np.float32), TypeError, "float64 array .* got dtype float32"),
+    (GOOD, np.zeros(2), ValueError, "got 2 elements"),
+    (GOOD, np.zeros(6)[::2], ValueError, "not contiguous"),
+    (GOOD, np.broadcast_to(np.zeros(1), (3,)), ValueError, "not contiguous|read-only"),
+    (GOOD, memoryview(bytes(24)).cast("d"), ValueError, "read-only"),
+    (GOOD, torch.zeros(3, dtype=torch.float64, requires_grad=True), TypeError, "grad"),
+    (GOOD, [0.0, 0.0, 0.0], TypeError, "got list"),
+]
+
+
+@pytest.mark.parametrize(("x", "out", "error", "message"), BAD_CALLS)
+def test_bad_calls_change_nothing(x: Any, out: Any, error: Any, message: str) -> None:
+    sums, plain = make(), make()
+    for _ in range(3):
+        sums.add(GOOD), plain.add(GOOD)
+    with pytest.raises(error, match=message):
+        sums.add(x, out=out)
+    assert sums.t == 3
+    np.testing.assert_array_equal(sums.value, plain.value)
+    np.testing.assert_array_equal(sums.add(GOOD), plain.add(GOOD))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"size": 0}, ValueError, "size must be"),
+        ({"steps": 0}, ValueError, "steps must be"),
+        ({"steps": 2.5}, TypeError, "steps must be"),
+        ({"clip_norm": NAN}, ValueError, "clip_norm must be a finite number > 0, got nan"),
+        ({"clip_norm": 0.0}, ValueError, "clip_norm must be"),
+        ({"noise_multiplier": NAN}, ValueError, "noise_multiplier must be .* got nan"),
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier must be"),
+        ({"noise_multiplier": float("inf")}, ValueError, "noise_multiplier must be"),
+        ({"variant": "tree"}, ValueError, "variant must be"),
+        ({"restart_every": 0}, ValueError, "restart_every must be"),
+        ({"complete": "some"}, (TypeError, ValueError), "complete must be"),
+        ({"dtype": "float16"}, ValueError, "dtype must be"),
+        ({"seed": 0.5}, TypeError, "seed must be"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make(**change)
+
+
+def test_marked_when_seeded() -> None:
+    assert make().reproducible
+    assert "reproducible, not private" in repr(make())
+    unseeded = make(seed=None)
+    assert not unseeded.reproducible
+    assert "reproducible" not in repr(unseeded)
+    assert "0.1" not in repr(unseeded)
