@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tree noise beside torch, NumPy and MKL.
 
-`pytest benches/bench_noise.py` times each call. `python benches/bench_noise.py` alternates them, which
-a shared machine asks for, and prints the table of docs/benchmarks.md.
+`pytest benches/bench_noise.py` times each call. `python benches/bench_noise.py` alternates them,
+which a shared machine asks for, and prints the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations

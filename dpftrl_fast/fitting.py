@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,18 @@ _LOSSES: dict[str, tuple[Loss, Loss]] = {
     "regression": ("squared", "huber"),
     "classification": ("logistic", "hinge"),
 }
+
+_NUMBERS = (
+    "epsilon",
+    "delta",
+    "noise_multiplier",
+    "learning_rate",
+    "clip_norm",
+    "loss_param",
+    "momentum",
+    "l1",
+    "radius",
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,12 @@ class FitSettings:
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError("expected exactly one of epsilon and noise_multiplier")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, Real):
+                    raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+                object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
         for name in ("epsilon", "noise_multiplier", "learning_rate", "clip_norm", "loss_param"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -236,7 +255,7 @@ def fit(
         radius=settings.radius,
     )
     noise = plan.noise(p, seed=settings.noise_seed, dtype="float64")
-    entries = settings.batch_size * encoder.width
+    entries = min(settings.batch_size, schema.rows) * encoder.width
     index_type = np.int32 if entries < 2**31 else np.int64
     starts = np.arange(0, entries + 1, encoder.width, dtype=index_type)
     gradient, tree_noise = np.empty(p), np.empty(p)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.files import write_files
+from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.fitting import FitResult
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.schema import LabelTarget, Schema
@@ -144,17 +144,13 @@ def check_target(directory: str | Path, *, force: bool = False) -> None:
         If it cannot be written.
     """
     directory = Path(directory)
-    if directory.exists() and not directory.is_dir():
-        raise FileExistsError(f"expected a folder, {str(directory)!r} is a file")
+    check_folder(directory)
     if not force:
         for name in (NPZ, JSON):
             if (directory / name).exists():
                 raise FileExistsError(
                     f"{str(directory / name)!r} exists; it is overwritten on --force"
                 )
-    parent = next(p for p in (directory, *directory.absolute().parents) if p.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise PermissionError(f"expected a folder that can be written, got {str(parent)!r}")
 
 
 def save_model(
@@ -212,7 +208,7 @@ def load_model(directory: str | Path) -> Model:
         with np.load(path, allow_pickle=False) as arrays:
             facts = json.loads(str(arrays["facts"][()]))
             coefficients = {kind: np.asarray(arrays[kind], np.float64) for kind in _KINDS}
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{str(path)!r} is not a model file: {error}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"expected a model of format {FORMAT!r} in {str(path)!r}")

@@ -54,7 +54,7 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
 
 
 def std_in(value: Any, dtype: str) -> float:
-    """Return `value` rounded to the dtype, finite and > 0."""
+    """Return `value` rounded to the dtype: finite, > 0 and a normal number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise TypeError(f"std must be a real number, got {type(value).__name__}")
     try:
@@ -65,8 +65,9 @@ def std_in(value: Any, dtype: str) -> float:
         raise ValueError(f"std must be a finite number > 0, got {std}")
     with np.errstate(over="ignore", under="ignore"):
         rounded = float(np.dtype(dtype).type(std))
-    if not (rounded > 0 and math.isfinite(rounded)):
-        raise ValueError(f"std must be a finite number > 0 in {dtype}, got {std}")
+    # Noise of a subnormal std would lie on a grid as coarse as itself.
+    if not (rounded >= np.finfo(dtype).tiny and math.isfinite(rounded)):
+        raise ValueError(f"std must be a finite, normal number > 0 in {dtype}, got {std}")
     return rounded
 
 

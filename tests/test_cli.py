@@ -284,7 +284,7 @@ def test_ctrl_c_leaves_no_half_written_model(tmp_path: Path, existing: bool) -> 
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == "interrupted: nothing was written"
+    assert errors.splitlines()[-1] == "interrupted: no half-written file is left"
     after = {p.name: p.read_bytes() for p in (tmp_path / "m").glob("*")}
     assert after == before and (tmp_path / "m").exists() == existing
 

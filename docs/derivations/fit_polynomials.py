@@ -2,7 +2,7 @@
 """Fit the polynomials of the Gaussian transform (docs/stream.md) by Remez exchange in 50 digits.
 
 Run ``python docs/derivations/fit_polynomials.py``: it prints the relative (log, sine) or absolute
-(cosine) minimax error before rounding, and each coefficient as the hexadecimal literal that stands in
+(cosine) minimax error before rounding, and each coefficient as the hexadecimal literal of
 ``csrc/include/dpftrl/gaussian_coefficients.hpp``. Needs mpmath and NumPy.
 """
 

@@ -70,7 +70,11 @@ def _steps(steps: int | None, rows: int | None, batch_size: int) -> int:
 
 def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
     zeta = plan.sensitivity_squared
-    rdp = float(accounting.epsilon(plan.noise_multiplier, zeta, delta, method="rdp"))
+    # The floor is taken off delta here too, as the plan does.
+    exact = untruncated_delta(delta, zeta, plan.delta_floor)
+    rdp = None
+    if exact > 0:
+        rdp = accounting.epsilon(plan.noise_multiplier, zeta, exact, method="rdp")
     facts: dict[str, Any] = {
         "epsilon": float(plan.epsilon(delta)),
         "delta": delta,

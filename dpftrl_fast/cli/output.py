@@ -43,7 +43,7 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
-            note("interrupted: nothing was written")
+            note("interrupted: no half-written file is left")
             raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("dpftrl_fast"):

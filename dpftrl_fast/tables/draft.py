@@ -32,7 +32,8 @@ def draft_schema(
     Parameters
     ----------
     path : str or Path
-        A CSV or Parquet file; its number of rows is taken as public.
+        A CSV or Parquet file; its number of rows, and which columns are numeric, are taken as
+        public.
     target : str, optional
         The column to predict; by default the last one.
     these_rows_are_public : bool
@@ -54,6 +55,7 @@ def draft_schema(
     entries = {name: _entry(table[name], these_rows_are_public) for name in names}
     lines = [
         "# Facts declared in public. Bounds and categories must not be learned from private rows.",
+        "# Which columns are numeric and the number of rows were read from the file: both are public.",
         "# A numeric column: bounds [low, high] and optionally divisor, offset;",
         "# a categorical one: categories. Delete the columns that are not to be used.",
         "version: 1",
@@ -91,6 +93,8 @@ def _read(path: Path, delimiter: str | None) -> Any:
         pa.BufferReader(text),
         csv.ReadOptions(column_names=lines.names),
         csv.ParseOptions(delimiter=lines.delimiter, ignore_empty_lines=False),
+        # Words like true are text: no number for a fit, and a category as it is spelled.
+        csv.ConvertOptions(true_values=[], false_values=[]),
         csv.ConvertOptions(check_utf8=False),
     )
 

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every file in examples/ runs as a script and says something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+SAYS = {
+    "daily_counts.py": "epsilon 1 at delta 1e-09",
+    "sgd_with_residuals.py": "epsilon 2.000",
+    "shards.py": "the same bits: True",
+}
+
+
+def test_each_example_has_its_line() -> None:
+    assert {path.name for path in EXAMPLES} == set(SAYS)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example(path: Path, tmp_path: Path) -> None:
+    # From another folder: the installed package is meant, not the sources beside examples/.
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert SAYS[path.name] in done.stdout
