@@ -205,7 +205,7 @@ def load_model(directory: str | Path) -> Model:
     if not path.is_file():
         raise FileNotFoundError(f"expected a model, no such file: {str(path)!r}")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             facts = json.loads(str(arrays["facts"][()]))
             coefficients = {kind: np.asarray(arrays[kind], np.float64) for kind in _KINDS}
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:

@@ -14,7 +14,7 @@ __all__ = ["Position", "position_from_state", "state_of"]
 
 _HEADER = {"format": "dpftrl_fast.TreeNoise", "version": 1}
 _REST = ("t", "earlier_trees", "last_returned", "reproducible", "node_used", "key", "vectors")
-_MAX_TREES = 2**32 - 1
+_MAX_TREES = 2**24
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from numbers import Integral
 from typing import Any, Literal
+
+import numpy as np
 
 from dpftrl_fast import accounting
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
@@ -26,6 +29,7 @@ from dpftrl_fast.accounting.support import (
 )
 from dpftrl_fast.keys import Seed
 from dpftrl_fast.noise import TreeNoise
+from dpftrl_fast.noise_arguments import dtype_name
 
 __all__ = ["Neighbours", "PrivacyPlan"]
 
@@ -269,6 +273,12 @@ class PrivacyPlan:
     ) -> TreeNoise:
         """Return the tree noise of this plan: standard deviation ``clip_norm * noise_multiplier``.
 
+        The standard deviation is rounded up to the dtype. The tree is a bare source that counts no
+        steps of the plan: the epsilon holds for a caller who takes at most `steps` steps, calls
+        ``restart(complete=...)`` after every `restart_every` of them as the plan says, adds each
+        value to one sum only and releases prefixes, not single nodes.
+        :class:`dpftrl_fast.PrefixSum` keeps to that by itself.
+
         Parameters
         ----------
         size : int
@@ -291,7 +301,7 @@ class PrivacyPlan:
         _check_coordinates(size, offset)
         return TreeNoise(
             size,
-            self.clip_norm * self.noise_multiplier,
+            _std_up(self.clip_norm, self.noise_multiplier, dtype),
             seed=seed,
             variant=self.variant,
             memory=memory,
@@ -387,6 +397,17 @@ def _check_participation(participation: Participation) -> Participation:
     if not isinstance(participation, SinglePass):
         raise TypeError(f"participation must be a SinglePass, got {type(participation).__name__}")
     return participation
+
+
+def _std_up(clip_norm: float, noise_multiplier: float, dtype: Any) -> float:
+    """Return the smallest number of the dtype that is not below the product."""
+    exact = Fraction(clip_norm) * Fraction(noise_multiplier)
+    kind = np.dtype(dtype_name(dtype)).type
+    with np.errstate(over="ignore", under="ignore"):
+        std = kind(float(exact))
+    if not np.isfinite(std):  # TreeNoise says what it can take
+        return float(exact)
+    return float(std if Fraction(float(std)) >= exact else np.nextafter(std, kind(np.inf)))
 
 
 def _check_coordinates(size: Any, offset: Any) -> None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from decimal import Decimal
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +23,8 @@ __all__ = ["PrefixSum"]
 # Clipping to a little less than the clip norm leaves room for rounding: the sum never gets more
 # than it.
 _MARGIN = 1.0 - 2.0**-20
+# A sum that overflows would be no sum, and its neighbour's might not overflow.
+_SMALLEST_CLIP_NORM, _LARGEST_CLIP_NORM = 1e-100, 1e100
 
 
 class PrefixSum:
@@ -37,7 +42,8 @@ class PrefixSum:
         Declared number of steps: the horizon that the epsilon is stated for. A public fact, chosen
         before the data are seen.
     clip_norm : float
-        L2 norm (L) that no record's contribution exceeds.
+        L2 norm (L) that no record's contribution exceeds, from 1e-100 to 1e100: sums of such
+        vectors stay within the range of float64.
     noise_multiplier : float
         Standard deviation of a node's noise over `clip_norm` (sigma).
     variant, restart_every, complete
@@ -93,6 +99,11 @@ class PrefixSum:
             complete=complete,
             variant=variant,
         )
+        if not _SMALLEST_CLIP_NORM <= self._plan.clip_norm <= _LARGEST_CLIP_NORM:
+            raise ValueError(
+                f"clip_norm must be a finite number in [{_SMALLEST_CLIP_NORM}, "
+                f"{_LARGEST_CLIP_NORM}], got {self._plan.clip_norm}"
+            )
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
         )
@@ -107,8 +118,9 @@ class PrefixSum:
         ----------
         x : array_like of shape (size,) or (n, size)
             One record, or the n >= 0 records of this step, each clipped by itself. Real numbers. A
-            record with a value that is not finite counts as zero: the step is taken all the same,
-            since a refusal would tell of the value.
+            record with a value that is not finite, or None or anything else that is no real number
+            in an array of objects, counts as zero: the step is taken all the same, since a refusal
+            would tell of the value.
         out : array_like of float64, optional
             Where to write: ndarray, CPU tensor with ``__dlpack__`` or buffer of `size` elements.
 
@@ -121,6 +133,11 @@ class PrefixSum:
         ValueError, TypeError
             If all declared steps are taken, or x or out has a wrong shape or dtype. Nothing is then
             changed.
+
+        Notes
+        -----
+        After a Ctrl-C look at `t`: if it has advanced, the step is taken and its records may be in
+        the sum, so they must not be given again; `value` may still be that of the step before.
         """
         records = self._records(x)
         view = None if out is None else self._output(out)
@@ -150,6 +167,10 @@ class PrefixSum:
 
     def _records(self, x: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray(x)
+        if array.dtype.kind == "O":
+            # A list with None or a very large integer becomes an array of objects. That is the
+            # doing of one value, so it is no reason to refuse the step.
+            array = np.array([_real(cell) for cell in array.flat]).reshape(array.shape)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"x must hold real numbers, got dtype {array.dtype}")
         if array.ndim not in (1, 2) or array.shape[-1] != self.size:
@@ -217,6 +238,16 @@ class PrefixSum:
 
     def __reduce__(self) -> Any:
         raise TypeError("a PrefixSum holds a raw sum and a secret key and is not pickled")
+
+
+def _real(cell: object) -> float:
+    """Return a cell of an array of objects as a float, NaN if it is none."""
+    if not isinstance(cell, (Real, Decimal)):
+        return math.nan
+    try:
+        return float(cell)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def _clipped_sum(records: NDArray[np.float64], bound: float) -> NDArray[np.float64]:

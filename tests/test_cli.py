@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import typer.testing
 
+import dpftrl_fast
 from dpftrl_fast import PrivacyPlan, accounting, reference
 from dpftrl_fast.cli.app import app
 from dpftrl_fast.cli.output import rounded_up
@@ -140,6 +141,7 @@ def test_validate_only_looks(tmp_path: Path) -> None:
         ({"noise-multiplier": 0.01}, "delta must be above the floor"),
         ({"batch-size": 0}, "batch_size must be >= 1"),
         ({"loss": "hinge"}, "loss must be one of squared, huber"),
+        ({"noise-seed": -1}, "seed must be an integer >= 0"),
         ({"momentum": 1}, "momentum"),
         ({"rows": 39}, "expected at most 39 rows"),
         ({"target": "c"}, "declared in the schema with its bounds"),
@@ -154,6 +156,17 @@ def test_a_users_mistake_is_one_line(tmp_path: Path, change: dict[str, object], 
     assert words in result.stderr and result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
     assert not (tmp_path / "m").exists()
+
+
+def test_a_yardstick_needs_test_rows_and_a_numeric_target(tmp_path: Path) -> None:
+    write(tmp_path)
+    result = run(*fit_arguments(tmp_path), "--these-rows-are-public", code=2)
+    assert "it needs --test-public and a numeric target" in result.stderr
+    assert result.stdout == "" and not (tmp_path / "m").exists()
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"dpftrl-fast {dpftrl_fast.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +217,14 @@ def test_sum_writes_private_running_sums(tmp_path: Path) -> None:
     assert facts["private_sum"] == table["private_sum"][-1]
     assert facts["sensitivity_squared"] == accounting.sensitivity_squared(accounting.SinglePass(4))
     assert "--force" in run(*options, code=2).stderr
-    assert "one record replaced by zero" in run(*options, "--force").stdout
+    result = run(*options, "--force")
+    assert "one record replaced by zero" in result.stdout and result.stderr == ""
+    options[options.index("--delta") + 1] = 0.5
+    assert "well below 1/rows" in run(*options, "--force").stderr
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    options[-1] = tmp_path / "file" / "s.csv"
+    result = run(*options, code=2)
+    assert "expected a folder" in result.stderr and result.stdout == ""
 
 
 def test_sum_refuses_more_rows_than_declared(tmp_path: Path) -> None:
@@ -222,6 +242,8 @@ def test_epsilon_and_calibrate_agree_with_the_plan() -> None:
     found = run_json("calibrate", "--epsilon", 1, "--rows", 267_346, "--batch-size", 256)
     assert found["steps"] == 1045 and found["epsilon"] <= 1.0
     assert found["noise_multiplier"] == pytest.approx(14.0117, abs=1e-3)
+    assert facts["epsilon_rdp"] >= accounting.epsilon(2.33, 11, 1e-6, "rdp")
+    assert "7.8252" in run("epsilon", "--noise-multiplier", 2.33, "--steps", 1600).stdout
     assert "7.3418" in run("epsilon", "--noise-multiplier", 2.33, "--steps", 1600).stdout
     assert "exactly one" in run("calibrate", "--epsilon", 1, code=2).stderr
     assert ">= 1" in run("calibrate", "--epsilon", 1, "--rows", 0, code=2).stderr

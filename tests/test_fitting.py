@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from dpftrl_fast import fitting, reference
 from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
+from dpftrl_fast.model_file import model_facts
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableError, TableReader
 
@@ -227,6 +229,31 @@ def test_settings_that_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError) as caught:
         FitSettings(**change)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": "1"}, {"radius": True}, {"batch_size": 2.0}])
+def test_settings_that_are_no_numbers(change: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="must be a"):
+        FitSettings(**change)
+
+
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    settings = FitSettings(
+        learning_rate=np.float32(0.5),  # type: ignore[arg-type]
+        radius=np.float32(2),  # type: ignore[arg-type]
+        batch_size=BATCH,
+    )
+    result = fit(table(tmp_path / "t.csv", lines()), settings)
+    assert json.loads(json.dumps(model_facts(result)))["settings"]["learning_rate"] == 0.5
+
+
+def test_a_batch_may_be_larger_than_the_table(tmp_path: Path) -> None:
+    results = [
+        fit(table(tmp_path / "t.csv", lines()), FitSettings(batch_size=size, noise_seed=3))
+        for size in (ROWS, 10**12)
+    ]
+    assert results[0].plan == results[1].plan and results[0].steps == 1
+    np.testing.assert_allclose(results[1].last, results[0].last * ROWS / 1e12, rtol=1e-9)
 
 
 def test_a_loss_must_fit_the_task(tmp_path: Path) -> None:

@@ -134,6 +134,30 @@ def test_an_interrupted_save_leaves_no_model(
     load_model(tmp_path / "m")
 
 
+@pytest.mark.parametrize("fail_at", [1, 2, 3])
+def test_an_interrupted_overwrite_mixes_no_two_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail_at: int
+) -> None:
+    old, new = fitted(tmp_path), fitted(tmp_path, seed=None)
+    save_model(tmp_path / "m", old, extra={"a.png": b"x"})
+    calls = 0
+
+    def failing(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fail_at:
+            raise KeyboardInterrupt
+        real(*args)
+
+    real = os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", failing)
+        with pytest.raises(KeyboardInterrupt):
+            save_model(tmp_path / "m", new, extra={"a.png": b"y"}, force=True)
+    with pytest.raises(FileNotFoundError):  # rather no model than one beside another's JSON
+        load_model(tmp_path / "m")
+
+
 def test_written_files_have_the_permissions_of_new_files(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {"a": b"1", "b": b"2"})
     (tmp_path / "d/plain").write_bytes(b"")
@@ -144,9 +168,12 @@ def test_written_files_have_the_permissions_of_new_files(tmp_path: Path) -> None
 def test_other_files_are_no_models(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such file"):
         load_model(tmp_path)
-    (tmp_path / "model.npz").write_bytes(b"garbage")
-    with pytest.raises(ValueError, match="is not a model file"):
-        load_model(tmp_path)
+    save_model(tmp_path / "m", fitted(tmp_path))
+    cut = (tmp_path / "m/model.npz").read_bytes()[:500]
+    for content in (b"garbage", b"", cut):
+        (tmp_path / "model.npz").write_bytes(content)
+        with pytest.raises(ValueError, match="is not a model file"):
+            load_model(tmp_path)
     np.savez(tmp_path / "model.npz", facts=np.array('{"format": "x"}'), tail=0, average=0, last=0)
     with pytest.raises(ValueError, match="expected a model of format"):
         load_model(tmp_path)

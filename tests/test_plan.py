@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -349,6 +350,18 @@ def test_noise_is_the_plans():
         np.testing.assert_array_equal(noise.step(), same.step())
 
 
+SCALES = st.floats(-8, 8).map(lambda x: 10.0**x)
+
+
+@FAST
+@given(L=SCALES, sigma=SCALES, dtype=st.sampled_from(["float32", "float64"]))
+def test_the_standard_deviation_is_the_plans_rounded_up(L, sigma, dtype):
+    std = PrivacyPlan(L, sigma, acc.SinglePass(3)).noise(1, dtype=dtype).std
+    exact = Fraction(L) * Fraction(sigma)
+    below = np.nextafter(np.dtype(dtype).type(std), np.dtype(dtype).type(0))
+    assert Fraction(float(below)) < exact <= Fraction(std)
+
+
 def test_noise_passes_its_options_on(monkeypatch):
     calls = []
     monkeypatch.setattr(
@@ -366,7 +379,7 @@ def test_noise_passes_its_options_on(monkeypatch):
         "threads": 2,
         "offset": 9,
     }
-    assert calls == [((5, 0.3 * 2.33), options)]
+    assert calls == [((5, math.nextafter(0.3 * 2.33, 1)), options)]  # the nearest is too small
 
 
 def test_noise_without_a_seed_is_not_reproducible():

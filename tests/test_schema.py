@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from dpftrl_fast.schema import Schema, SchemaError
-from dpftrl_fast.tables import TableError, draft_schema
+from dpftrl_fast.tables import Encoder, TableError, TableReader, draft_schema
 
 GOOD: dict[str, Any] = {
     "version": 1,
@@ -178,6 +178,17 @@ def test_a_draft_of_public_rows_is_a_schema(tmp_path: Path, kind: str) -> None:
     schema = Schema.load(tmp_path / "s.yaml")
     assert (schema.target.low, schema.target.high) == (3.0, 70.0)  # type: ignore[union-attr]
     assert schema.feature_names == ("town=A", "town=B", "y", "intercept")
+
+
+def test_words_for_truth_are_categories_as_they_are_spelled(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("flag,y\ntrue,1\nfalse,0.5\n", encoding="utf-8")
+    assert '"flag": {"categories": []}' in draft_schema(path)
+    (tmp_path / "s.yaml").write_text(draft_schema(path, these_rows_are_public=True), "utf-8")
+    schema = Schema.load(tmp_path / "s.yaml")
+    assert schema.feature_names == ("flag=false", "flag=true", "intercept")
+    (block,) = TableReader(path, schema)
+    assert Encoder(schema).encode(block).valid.all()
 
 
 def test_a_draft_names_the_columns_it_found(tmp_path: Path) -> None:

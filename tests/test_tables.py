@@ -118,7 +118,7 @@ def test_a_bad_cell_makes_its_row_zero_and_no_other(tmp_path: Path, cells: str) 
 BAD_LINES = [
     b"", b",", b"1,2", b"1,2,x,0,5", b'"1,2,x,0', b'1,"2,x,0', b'1,2,x,"', b'"', b'""', b"\r",
     b'"a"b,1,x,0', b"1,2\r3,x,0", b'"1\r",2,x,0', b"1,\xff\xfe,x,0", b"\xff", b"\x00",
-    b'1,"2""3,x,0', b'a"b,c"d,1', b'",",",",x', b"1,2,x,0\r\r",
+    b'1,"2""3,x,0', b'a"b,c"d,1', b'",",",",x', b"1,2,x,0\r\r", b"\xef\xbb\xbf",
 ]  # fmt: skip
 
 
@@ -144,6 +144,7 @@ def test_a_broken_line_keeps_its_slot(tmp_path: Path, bad: bytes, quoted: bool, 
 )
 @example(bad=b'"', at=0, quoted=True)
 @example(bad=b'1,2,"x",0', at=0, quoted=False)
+@example(bad=b'\xef\xbb\xbf"', at=0, quoted=True)
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -159,6 +160,28 @@ def test_no_line_changes_another_row(tmp_path: Path, bad: bytes, at: int, quoted
     assert len(rows) == 7
     np.testing.assert_allclose(dense(rows)[others], x[others], rtol=1e-6)
     np.testing.assert_allclose(rows.target[others], y[others])
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", '\ufeff"', "\ufeff\ufeff"])
+@pytest.mark.parametrize("cell", ["5", ""])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_byte_order_mark_is_part_of_its_cell_wherever_it_is(
+    tmp_path: Path, mark: str, cell: str, at: int
+) -> None:
+    schema = Schema.from_dict({**SCHEMA.to_dict(), "target": {"name": "id", "bounds": [0, 9]}})
+    lines = [*LINES[:at], f"{mark}{cell},2,x,0", *LINES[at + 1 :]]
+    rows = everything(TableReader(write(tmp_path / "t.csv", lines), schema))
+    assert rows.valid.tolist() == [i != at for i in range(7)]
+
+
+def test_a_row_that_the_parser_refuses_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_slots.CsvLines, "_clean", lambda self, block: (block, block.count(10)))
+    path = write(tmp_path / "t.csv", [*LINES[:6], "123456789,0"])
+    with pytest.raises(RuntimeError, match="a fault of ours") as caught:
+        everything(TableReader(path, SCHEMA))
+    assert caught.value.__suppress_context__ and "123456789" not in str(caught.value)
 
 
 @given(cell=st.text(alphabet="0123456789+-.eEnaifNA_ xdé", max_size=12))
@@ -365,7 +388,7 @@ def test_no_such_file_and_a_bad_delimiter(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="no such file"):
         TableReader(tmp_path / "t.csv", SCHEMA)
     path = write(tmp_path / "t.csv", LINES)
-    for delimiter in ("", ",,", '"', "\n", "é"):
+    for delimiter in ("", ",,", '"', "\n", "é", "\0"):
         with pytest.raises(TableError, match="one ASCII character"):
             TableReader(path, SCHEMA, delimiter=delimiter)
 

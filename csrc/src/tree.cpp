@@ -328,7 +328,7 @@ void Tree<T>::advance_to(std::uint64_t t) {
 template <class T>
 void Tree<T>::restart(bool complete, const Poll& poll) {
   if (t_ == 0) throw std::invalid_argument("restart needs at least one step of the present tree, got t = 0");
-  if (ends_.size() >= 0xffffffffu) throw std::invalid_argument("a stream has at most 2**32 trees");
+  if (ends_.size() >= kMaxRestarts) throw std::invalid_argument("a stream has at most 2**24 restarts");
   const std::uint64_t end = complete ? next_power_of_two(t_) : t_;
   ends_.reserve(ends_.size() + 1);
   ensure_carry(poll);

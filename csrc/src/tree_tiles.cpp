@@ -191,6 +191,9 @@ void Tree<T>::run(const Sum& sum, const Poll& poll) {
   if (scratch_room_ < room) scratch_.clear(), scratch_room_ = room;
   while (scratch_.size() < workers) scratch_.emplace_back(scratch_room_);
 
+  // Turns of one worker follow each other in memory; enough of them that all workers end together.
+  const std::size_t turn = std::max<std::size_t>(1, std::min(kTilesPerTurn, tiles / (workers * 8)));
+
   Work work(poll, node_tiles_since_poll_);
   work.streams = size * sizeof(T) >= kStreamBytes;
   if (size * sizeof(T) >= kPrefetchBytes) {
@@ -203,9 +206,9 @@ void Tree<T>::run(const Sum& sum, const Poll& poll) {
   const auto body = [&](std::size_t worker) {
     const FloatEnvironment guard;
     for (;;) {
-      const std::size_t first = work.next_tile.fetch_add(kTilesPerTurn, std::memory_order_relaxed);
+      const std::size_t first = work.next_tile.fetch_add(turn, std::memory_order_relaxed);
       if (first >= tiles) break;
-      for (std::size_t i = first; i < std::min(first + kTilesPerTurn, tiles); ++i) {
+      for (std::size_t i = first; i < std::min(first + turn, tiles); ++i) {
         const std::size_t from = i == 0 ? 0 : i * tile_size<T>() - lead;
         const std::size_t end = std::min(size, (i + 1) * tile_size<T>() - lead);
         Tile tile{from, end - from, scratch_[worker].data(), work, worker == 0};

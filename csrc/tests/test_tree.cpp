@@ -247,6 +247,22 @@ void jumps() {
   }
 }
 
+void useless_vectors_are_passed_over() {
+  Tree<float> tree(config_of(Variant::honaker, 2));
+  tree.advance_to(12);
+  const std::vector<float> value(5, 1.0f);
+  using Kind = Tree<float>::VectorKind;
+  // No restart, nothing returned, not live at 12, not live anywhere near, below the two highest levels.
+  tree.restore_vector({Kind::carry, {}, value.data()});
+  tree.restore_vector({Kind::last, {}, value.data()});
+  tree.restore_vector({Kind::average, {2, 1}, value.data()});
+  tree.restore_vector({Kind::average, {3, 1}, value.data()});
+  tree.restore_vector({Kind::average, {0, 11}, value.data()});
+  CHECK_EQ(tree.allocated(), 0u);
+  tree.restore_vector({Kind::average, {2, 2}, value.data()});
+  CHECK_EQ(tree.allocated(), 1u);
+}
+
 void refusals() {
   const auto make = [](auto change) {
     TreeConfig c = config_of(Variant::honaker, Memory::kStored);
@@ -298,6 +314,7 @@ int main() {
   saves<double>();
   jumps<float>();
   jumps<double>();
+  useless_vectors_are_passed_over();
   refusals();
   return check::report();
 }

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from dpftrl_fast import __version__
 from dpftrl_fast.cli import bench, demo, fit, guarantee, info, schema, sums
 
 __all__ = ["app"]
@@ -13,8 +16,25 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Differentially private FTRL: fits, running sums and their guarantees.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dpftrl-fast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Differentially private FTRL: fits, running sums and their guarantees."""
+
+
 app.command("fit")(fit.command)
 app.command("sum")(sums.command)
 app.command("epsilon")(guarantee.epsilon)

@@ -21,6 +21,7 @@ from dpftrl_fast.cli.output import (
     print_json,
     progress_bar,
     show,
+    warn_of_large_delta,
 )
 from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
@@ -104,7 +105,7 @@ def command(
         bool,
         typer.Option(
             "--these-rows-are-public",
-            help="Also print a non-private ridge fit of DATA, as a yardstick.",
+            help="Also score a non-private ridge fit of DATA on the test rows, as a yardstick.",
         ),
     ] = False,
     validate_only: Annotated[
@@ -155,6 +156,12 @@ def run(files: Files, settings: FitSettings, *, json_: bool) -> dict[str, Any]:
     """Fit, score, save and print; shared with the demo."""
     check_target(files.out, force=files.force)
     schema = files.schema
+    settings.loss_for(schema)
+    if files.these_rows_are_public and (files.test_public is None or schema.task != "regression"):
+        raise ValueError(
+            "--these-rows-are-public compares with a ridge regression on the test rows: "
+            "it needs --test-public and a numeric target"
+        )
     table = TableReader(files.data, schema, delimiter=files.delimiter)
     test = None
     if files.test_public is not None:
@@ -164,8 +171,7 @@ def run(files: Files, settings: FitSettings, *, json_: bool) -> dict[str, Any]:
     promised = guarantee_facts(plan, settings.delta)
     if not json_:
         show(facts_table(promised))
-    if not settings.delta * schema.rows < 1:
-        note(f"warning: delta should be well below 1/rows = {1 / schema.rows:.1e}")
+    warn_of_large_delta(settings.delta, schema.rows)
     began = time.perf_counter()
     with progress_bar("steps", quiet=json_) as progress:
         result = fit(
@@ -176,7 +182,7 @@ def run(files: Files, settings: FitSettings, *, json_: bool) -> dict[str, Any]:
         )
     seconds = time.perf_counter() - began
     reference = None
-    if files.these_rows_are_public and schema.task == "regression":
+    if files.these_rows_are_public:
         reference = ridge_reference(TableReader(files.data, schema, delimiter=files.delimiter))
     measured: dict[str, float] | None = None
     plot: dict[str, bytes] = {}

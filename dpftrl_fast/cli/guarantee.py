@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from dpftrl_fast import accounting
-from dpftrl_fast.cli.output import Json, facts_table, friendly, guarantee_facts, print_json, show
+from dpftrl_fast.accounting.support import untruncated_delta
+from dpftrl_fast.cli.output import (
+    Json,
+    facts_table,
+    friendly,
+    guarantee_facts,
+    print_json,
+    rounded_up,
+    show,
+)
 from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.plan import PrivacyPlan
 
@@ -70,13 +79,11 @@ def _steps(steps: int | None, rows: int | None, batch_size: int) -> int:
 
 def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
     zeta = plan.sensitivity_squared
-    # The floor is taken off delta here too, as the plan does.
+    epsilon = plan.epsilon(delta)  # refuses a delta that is not above the floor
     exact = untruncated_delta(delta, zeta, plan.delta_floor)
-    rdp = None
-    if exact > 0:
-        rdp = accounting.epsilon(plan.noise_multiplier, zeta, exact, method="rdp")
+    rdp = accounting.epsilon(plan.noise_multiplier, zeta, exact, method="rdp")
     facts: dict[str, Any] = {
-        "epsilon": float(plan.epsilon(delta)),
+        "epsilon": epsilon,
         "delta": delta,
         "neighbours": "one record replaced by zero",
         "epsilon_replace_one": replace_one_epsilon(plan, delta),
@@ -91,5 +98,5 @@ def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
         return
     lines = guarantee_facts(plan, delta)
     del lines["clip norm"]
-    lines["epsilon by RDP"] = f"{rdp:.4f}  (the looser accounting of the paper)"
+    lines["epsilon by RDP"] = f"{rounded_up(rdp)}  (the looser accounting of the paper)"
     show(facts_table(lines))

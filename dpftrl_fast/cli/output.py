@@ -27,6 +27,7 @@ __all__ = [
     "progress_bar",
     "rounded_up",
     "show",
+    "warn_of_large_delta",
 ]
 
 P = ParamSpec("P")
@@ -60,6 +61,12 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
 def note(text: str) -> None:
     """Print a line to stderr."""
     print(text, file=sys.stderr)
+
+
+def warn_of_large_delta(delta: float, rows: int) -> None:
+    """Say so when delta is so large that it would allow some row to be published whole."""
+    if not delta * rows < 1:
+        note(f"warning: delta should be well below 1/rows = {1 / rows:.1e}")
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -20,8 +20,9 @@ from dpftrl_fast.cli.output import (
     print_json,
     progress_bar,
     show,
+    warn_of_large_delta,
 )
-from dpftrl_fast.files import write_files
+from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader, minibatches
@@ -59,6 +60,7 @@ def command(
         raise ValueError(f"--every must be >= 1, got {every}")
     if out.exists() and not force:
         raise FileExistsError(f"{str(out)!r} exists; it is overwritten on --force")
+    check_folder(out.parent)
     low, high = bounds
     # the target of a schema without features, in its own units
     schema = Schema.from_dict(
@@ -75,6 +77,7 @@ def command(
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon, delta=delta, clip_norm=largest, participation=SinglePass(steps)
     )
+    warn_of_large_delta(delta, rows)
     running = PrefixSum(1, steps, largest, plan.noise_multiplier, seed=noise_seed)
     text = io.StringIO()
     text.write("row,private_sum\n")
@@ -101,7 +104,7 @@ def command(
             }
         )
         return
-    show(facts_table({**guarantee_facts(plan, delta), "sum of all rows": f"{total:.6g}"}))
+    show(facts_table({**guarantee_facts(plan, delta), "private sum of all rows": f"{total:.6g}"}))
     if noise_seed is not None:
         note("warning: reproducible, not private: a noise seed was given")
     show(f"wrote {out}")

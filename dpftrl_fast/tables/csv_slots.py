@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CsvLines"]
+__all__ = ["CsvLines", "arrow_input"]
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLOCK = 1 << 22
 _MAX_LINE = 1 << 20
 
@@ -49,7 +50,7 @@ class CsvLines:
     def __init__(self, path: str | Path, delimiter: str = ",") -> None:
         import pyarrow as pa
 
-        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
             raise ValueError(f"delimiter must be one ASCII character, got {delimiter!r}")
         self.delimiter = delimiter
         self._delimiter = delimiter.encode()
@@ -165,6 +166,17 @@ class CsvLines:
         inside = np.searchsorted(delimiters, closing) - np.searchsorted(delimiters, opening)
         np.subtract.at(counts, line, inside)
         return counts
+
+
+def arrow_input(text: bytes) -> Any:
+    """Return whole lines as an input for Arrow's parser.
+
+    Arrow drops a byte order mark at the start of its input. Here that would be part of a cell, and
+    without it a quote behind it would begin a quoted field: a second mark is dropped in its place.
+    """
+    import pyarrow as pa
+
+    return pa.BufferReader(_BYTE_ORDER_MARK + text if text.startswith(_BYTE_ORDER_MARK) else text)
 
 
 def _positions(block: bytes, byte: bytes) -> npt.NDArray[np.int64]:

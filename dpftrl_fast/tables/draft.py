@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpftrl_fast.tables.cells import is_category, is_number, numbers
-from dpftrl_fast.tables.csv_slots import CsvLines
+from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
 from dpftrl_fast.tables.reader import TableError, file_kind
 
 __all__ = ["draft_schema"]
@@ -55,7 +55,7 @@ def draft_schema(
     entries = {name: _entry(table[name], these_rows_are_public) for name in names}
     lines = [
         "# Facts declared in public. Bounds and categories must not be learned from private rows.",
-        "# Which columns are numeric and the number of rows were read from the file: both are public.",
+        "# Which columns are numeric and the number of rows come from the file: are they public?",
         "# A numeric column: bounds [low, high] and optionally divisor, offset;",
         "# a categorical one: categories. Delete the columns that are not to be used.",
         "version: 1",
@@ -90,12 +90,11 @@ def _read(path: Path, delimiter: str | None) -> Any:
         raise TableError(str(error)) from None
     text = b"".join(block for block, _ in lines)
     return csv.read_csv(
-        pa.BufferReader(text),
+        arrow_input(text),
         csv.ReadOptions(column_names=lines.names),
         csv.ParseOptions(delimiter=lines.delimiter, ignore_empty_lines=False),
         # Words like true are text: no number for a fit, and a category as it is spelled.
-        csv.ConvertOptions(true_values=[], false_values=[]),
-        csv.ConvertOptions(check_utf8=False),
+        csv.ConvertOptions(check_utf8=False, true_values=[], false_values=[]),
     )
 
 

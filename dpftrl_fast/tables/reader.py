@@ -14,7 +14,7 @@ import numpy as np
 
 from dpftrl_fast.schema import NumericColumn, Schema
 from dpftrl_fast.tables.cells import is_category, is_number
-from dpftrl_fast.tables.csv_slots import CsvLines
+from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
 from dpftrl_fast.tables.encoding import Encoder, Rows
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class TableReader:
         if self._csv is None:
             yield from self._file.iter_batches(_PARQUET_ROWS, columns=list(self.columns))
             return
-        from pyarrow import BufferReader, csv, string
+        from pyarrow import ArrowInvalid, csv, string
 
         read = csv.ReadOptions(column_names=self._csv.names, block_size=_CSV_BLOCK)
         parse = csv.ParseOptions(
@@ -114,9 +114,13 @@ class TableReader:
             check_utf8=False,
         )
         for text, count in self._csv:
-            table = csv.read_csv(BufferReader(text), read, parse, convert)
+            fault = RuntimeError(f"expected {count} records from {count} lines, a fault of ours")
+            try:
+                table = csv.read_csv(arrow_input(text), read, parse, convert)
+            except ArrowInvalid:  # its message shows a row
+                raise fault from None
             if table.num_rows != count:
-                raise RuntimeError(f"expected {count} records from {count} lines, a fault of ours")
+                raise fault
             yield table
         self._csv.close()
 

@@ -32,6 +32,9 @@ inline constexpr std::uint64_t kMaxCoordinates64 = std::uint64_t{1} << 35;
 inline constexpr int kMaxLevel = 46;
 inline constexpr std::uint64_t kMaxSteps = std::uint64_t{1} << kMaxLevel;
 
+// Tree numbers have 32 bits; each restart is remembered, so their number is bounded.
+inline constexpr std::size_t kMaxRestarts = std::size_t{1} << 24;
+
 // What the words are used for. Two purposes never share a block.
 enum class Purpose : std::uint8_t {
   tree = 0,
