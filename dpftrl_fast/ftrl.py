@@ -21,6 +21,7 @@ from dpftrl_fast.ftrl_arguments import (
     number,
     positive_integer,
 )
+from dpftrl_fast.summation import two_sum
 
 Prox = Callable[[Vector, float], Vector]
 
@@ -230,6 +231,7 @@ class FTRL:
         p = self._theta_0.size
         self._t = 0
         self._sum = np.zeros(p)  # s_t
+        self._sum_low = np.zeros(p)  # what its roundings lost
         self._velocity = np.zeros(p)  # v_t
         self._spare = np.empty(p)  # becomes the velocity at the next step
         self._l1_weight = 0.0  # c_t
@@ -302,8 +304,10 @@ class FTRL:
         t = self._t + 1
 
         # v_t = gamma v_(t-1) + (s_t + n_t) / B,   c_t = gamma c_(t-1) + t l1
-        running_sum = self._sum + gradient_sum
-        velocity = np.add(running_sum, noise, out=self._spare)
+        running_sum, error = two_sum(self._sum, gradient_sum)
+        sum_low = self._sum_low + error
+        velocity = np.add(running_sum, sum_low, out=self._spare)
+        velocity += noise
         velocity /= self._batch_size
         if self._momentum > 0.0:
             velocity += self._momentum * self._velocity
@@ -322,7 +326,7 @@ class FTRL:
         self._iterate_sum += self._theta
         if t > self._steps // 2:
             self._tail_sum += self._theta
-        self._sum = running_sum
+        self._sum, self._sum_low = running_sum, sum_low
         self._velocity, self._spare = velocity, self._velocity
         self._l1_weight = l1_weight
         self._theta = theta
@@ -417,7 +421,7 @@ class FTRL:
         return theta
 
 
-_STATE_VECTORS = ("sum", "velocity", "theta", "iterate_sum", "tail_sum")
+_STATE_VECTORS = ("sum", "sum_low", "velocity", "theta", "iterate_sum", "tail_sum")
 
 
 def _prox_result(value: object, size: int) -> Vector:

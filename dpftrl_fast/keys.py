@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence, ISpawnableSeedSequence
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["KeySequence", "Seed", "key_of_seed"]
+__all__ = ["KeySequence", "Seed", "checked_key", "key_of_seed"]
 
 Seed: TypeAlias = "int | np.integer[Any] | bytes | None"
 
@@ -60,6 +60,15 @@ def key_of_seed(seed: Seed) -> bytes:
     if number < 0:
         raise ValueError("seed must be an integer >= 0, got a negative one")
     return _hash(_SEED_LABEL, b"i", number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big"))
+
+
+def checked_key(key: bytes) -> bytes:
+    """Return `key` when it is 32 bytes; errors do not show it."""
+    if not isinstance(key, bytes):
+        raise TypeError(f"key must be bytes, got {type(key).__name__}")
+    if len(key) != 32:
+        raise ValueError(f"key must be 32 bytes, got {len(key)}")
+    return key
 
 
 def key_of_seed_sequence(sequence: ISeedSequence) -> bytes:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
-from dpftrl_fast.keys import Seed, key_of_seed
+from dpftrl_fast.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.noise_arguments import (
     MAX_COORDINATES,
     MAX_STEPS,
@@ -38,6 +39,18 @@ _CORES: dict[str, type[_Core]] = {
     "float64": _core.TreeFloat64,
 }
 _Out = TypeVar("_Out")
+
+# How many forks lie between the first process and this one.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 class TreeNoise:
@@ -79,6 +92,9 @@ class TreeNoise:
         the slices of one noise vector.
     purpose : {"tree", "covariance", "clip-norm"}, optional
         Streams of different purposes under one key are unrelated.
+    key : bytes, optional
+        32 secret bytes from a cryptographic source (``secrets.token_bytes(32)``), instead of a
+        seed: for processes that hold parts of one vector. No two other vectors may share a key.
 
     Attributes
     ----------
@@ -103,9 +119,10 @@ class TreeNoise:
     Notes
     -----
     Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1 and appendix B; Honaker 2015. An object may
-    be used from several threads: calls take turns. Long calls can be interrupted with Ctrl-C; the
-    position is then what it was. Gaussian noise in floating point has known attacks on its
-    low-order bits (Mironov 2012); docs/stream.md says what is defended.
+    be used from several threads: calls take turns. A copy that a fork makes refuses to go on. Long
+    calls can be interrupted with Ctrl-C; the position is then what it was. Gaussian noise in
+    floating point has known attacks on its low-order bits (Mironov 2012); docs/stream.md says what
+    is defended.
 
     Examples
     --------
@@ -130,6 +147,7 @@ class TreeNoise:
         threads: int | None = None,
         offset: int = 0,
         purpose: Literal["tree", "covariance", "clip-norm"] = "tree",
+        key: bytes | None = None,
     ) -> None:
         self._size = integer("size", size, 1, MAX_COORDINATES)
         self._dtype = dtype_name(dtype)
@@ -144,9 +162,12 @@ class TreeNoise:
             self._threads = integer("threads", threads, 1, MAX_THREADS)
         self._offset = integer("offset", offset, 0, MAX_COORDINATES)
         self._purpose = one_of("purpose", purpose, tuple(_PURPOSES))
+        if key is not None and seed is not None:
+            raise ValueError("expected a seed or a key, got both")
         self._reproducible = seed is not None
         self._node_used = False
-        self._key = key_of_seed(seed)
+        self._forks = _forks
+        self._key = key_of_seed(seed) if key is None else checked_key(key)
         self._core = self._make_core(self._key)
 
     def _make_core(self, key: bytes) -> _Core:
@@ -187,6 +208,7 @@ class TreeNoise:
         TypeError, ValueError
             If `out` cannot take the noise. The step is then not taken.
         """
+        self._refuse_after_fork()
         if out is None or type(out) is np.ndarray:
             return self._core.step(out)
         self._core.step(writable_view(out))
@@ -203,10 +225,19 @@ class TreeNoise:
         (Kairouz et al. 2021, theorem 5.1 and its proof), across restarts too. Parameters, return
         value and errors as for `step`.
         """
+        self._refuse_after_fork()
         if out is None or type(out) is np.ndarray:
             return self._core.residual(out)
         self._core.residual(writable_view(out))
         return out
+
+    def _refuse_after_fork(self) -> None:
+        if self._forks != _forks and not self._reproducible:
+            raise RuntimeError(
+                "this process was forked from one that holds the same key: both would put the same "
+                "noise on different sums. Make the TreeNoise after the fork, or load a state here "
+                "if the other process has stopped"
+            )
 
     def prefix(self, t: int, out: Any = None) -> Any:
         """Return b_t of the present tree, without the carry of earlier ones. Changes nothing.
@@ -390,7 +421,7 @@ class TreeNoise:
             state["vectors"] = self._core.kept_vectors()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Go on from a state of `state_dict`, with this object's own `memory` and `threads`.
 
         Two objects that go on from one state make the same noise: added to two different sums that
@@ -400,21 +431,31 @@ class TreeNoise:
         ----------
         state : mapping
             Of the same size, std, variant, dtype, rounds, purpose and offset.
+        allow_fork : bool, optional
+            True lets an object go back to an earlier step of its own noise. What the steps in
+            between were added to must not have left: else the guarantee is void.
 
         Raises
         ------
         ValueError, TypeError
-            If the state is of another version, another stream or another tree, or broken; nothing
-            is changed.
+            If the state is of another version, another stream or another tree, or broken, or (but
+            for a seeded object) lies behind this object's own position; nothing is changed.
         """
         position, key = position_from_state(state, self._identity())
+        goes_back = (len(position.ends), position.t) < (self.tree, self.t)
+        if goes_back and key in (None, self._key) and not (allow_fork or self._reproducible):
+            raise ValueError(
+                f"state is at step {position.t} of tree {len(position.ends)}, behind this object "
+                f"at step {self.t} of tree {self.tree}: its noise would be used twice. "
+                "allow_fork=True takes it all the same and voids the guarantee"
+            )
         core = self._make_core(self._key if key is None else key)
         core.set_position(
             position.t, position.ends, position.last_tree, position.last_t, list(state["vectors"])
         )
         if key is not None:
             self._key, self._reproducible = key, position.reproducible
-        self._core, self._node_used = core, position.node_used
+        self._core, self._node_used, self._forks = core, position.node_used, _forks
 
     def _identity(self) -> dict[str, Any]:
         # What two trees must share for one to go on where the other stopped.

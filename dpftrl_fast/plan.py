@@ -28,8 +28,8 @@ from dpftrl_fast.accounting.support import (
     untruncated_delta,
 )
 from dpftrl_fast.keys import Seed
-from dpftrl_fast.noise import TreeNoise
 from dpftrl_fast.noise_arguments import dtype_name
+from dpftrl_fast.planned_noise import PlannedNoise
 
 __all__ = ["Neighbours", "PrivacyPlan"]
 
@@ -46,6 +46,10 @@ _FIELDS = (
     "complete",
     "variant",
 )
+
+
+# Inside, clipping and sums stay far from the ends of float64.
+_SMALLEST_CLIP_NORM, _LARGEST_CLIP_NORM = 1e-100, 1e100
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,11 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "clip_norm", positive("clip_norm", self.clip_norm))
+        if not _SMALLEST_CLIP_NORM <= self.clip_norm <= _LARGEST_CLIP_NORM:
+            raise ValueError(
+                f"clip_norm must be in [{_SMALLEST_CLIP_NORM}, {_LARGEST_CLIP_NORM}], "
+                f"got {self.clip_norm}"
+            )
         set_field(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
         positive("clip_norm * noise_multiplier", self.clip_norm * self.noise_multiplier)
         _check_participation(self.participation)
@@ -270,20 +279,19 @@ class PrivacyPlan:
         rounds: int = 12,
         threads: int | None = None,
         offset: int = 0,
-    ) -> TreeNoise:
+        key: bytes | None = None,
+    ) -> PlannedNoise:
         """Return the tree noise of this plan: standard deviation ``clip_norm * noise_multiplier``.
 
-        The standard deviation is rounded up to the dtype. The tree is a bare source that counts no
-        steps of the plan: the epsilon holds for a caller who takes at most `steps` steps, calls
-        ``restart(complete=...)`` after every `restart_every` of them as the plan says, adds each
-        value to one sum only and releases prefixes, not single nodes.
-        :class:`dpftrl_fast.PrefixSum` keeps to that by itself.
+        The standard deviation is rounded up to the dtype. The tree restarts where the plan says and
+        refuses steps past the declared ones. What is left to the caller: each value goes on one sum
+        only, of records clipped to `clip_norm` and each in one step.
 
         Parameters
         ----------
         size : int
             Number of coordinates; ``offset + size`` at most 2^36.
-        seed, memory, dtype, rounds, threads, offset
+        seed, memory, dtype, rounds, threads, offset, key
             Passed on to :class:`dpftrl_fast.TreeNoise`. A ``seed`` is for tests: who knows it can
             take the noise away again.
 
@@ -295,11 +303,12 @@ class PrivacyPlan:
         Examples
         --------
         >>> plan = PrivacyPlan(clip_norm=0.5, noise_multiplier=4.0, participation=SinglePass(10))
-        >>> plan.noise(3).step().shape
-        (3,)
+        >>> noise = plan.noise(3)
+        >>> noise.step().shape, noise.steps_taken, noise.steps
+        ((3,), 1, 10)
         """
         _check_coordinates(size, offset)
-        return TreeNoise(
+        return PlannedNoise(
             size,
             _std_up(self.clip_norm, self.noise_multiplier, dtype),
             seed=seed,
@@ -309,6 +318,10 @@ class PrivacyPlan:
             rounds=rounds,
             threads=threads,
             offset=offset,
+            key=key,
+            steps=self.steps,
+            restart_every=self.restart_every,
+            complete=bool(self.complete),
         )
 
     def to_dict(self) -> dict[str, Any]:

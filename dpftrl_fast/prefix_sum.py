@@ -17,14 +17,13 @@ from dpftrl_fast.keys import Seed
 from dpftrl_fast.noise_arguments import Memory, Variant
 from dpftrl_fast.outputs import writable_view
 from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.summation import two_sum
 
 __all__ = ["PrefixSum"]
 
 # Clipping to a little less than the clip norm leaves room for rounding: the sum never gets more
 # than it.
 _MARGIN = 1.0 - 2.0**-20
-# A sum that overflows would be no sum, and its neighbour's might not overflow.
-_SMALLEST_CLIP_NORM, _LARGEST_CLIP_NORM = 1e-100, 1e100
 
 
 class PrefixSum:
@@ -99,16 +98,12 @@ class PrefixSum:
             complete=complete,
             variant=variant,
         )
-        if not _SMALLEST_CLIP_NORM <= self._plan.clip_norm <= _LARGEST_CLIP_NORM:
-            raise ValueError(
-                f"clip_norm must be a finite number in [{_SMALLEST_CLIP_NORM}, "
-                f"{_LARGEST_CLIP_NORM}], got {self._plan.clip_norm}"
-            )
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
         )
         self._lock = threading.Lock()
         self._sum: NDArray[np.float64] = np.zeros(self._noise.size)
+        self._low: NDArray[np.float64] = np.zeros(self._noise.size)  # what _sum's roundings lost
         self._value: NDArray[np.float64] = np.zeros(self._noise.size)
 
     def add(self, x: ArrayLike, out: Any = None) -> Any:
@@ -151,18 +146,14 @@ class PrefixSum:
     def _next(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
         # The noise's own position counts the steps: an interruption anywhere between these lines
         # can lose this step's records but not take a step too many.
-        if self.t >= self.steps:
-            raise ValueError(
-                f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
-            )
-        total = self._sum + _clipped_sum(records, self._plan.clip_norm * _MARGIN)
-        every = self._plan.restart_every
-        if every is not None and self._noise.t == every:
-            self._noise.restart(complete=bool(self._plan.complete))
+        step_sum = _clipped_sum(records, self._plan.clip_norm * _MARGIN)
+        total, error = two_sum(self._sum, step_sum)
+        low = self._low + error
         noise = self._noise.step()
-        self._sum = total
+        self._sum, self._low = total, low
         with np.errstate(all="ignore"):
-            self._value = (total + noise).astype(self._noise.dtype).astype(np.float64)
+            value = (total + low) + noise
+            self._value = value.astype(self._noise.dtype).astype(np.float64)
         return self._value.copy()
 
     def _records(self, x: ArrayLike) -> NDArray[np.float64]:
@@ -216,7 +207,7 @@ class PrefixSum:
     @property
     def t(self) -> int:
         """Steps taken."""
-        return self._noise.tree * (self._plan.restart_every or 0) + self._noise.t
+        return self._noise.steps_taken
 
     @property
     def reproducible(self) -> bool:

@@ -5,6 +5,7 @@
 """
 
 import multiprocessing
+import secrets
 
 import numpy as np
 
@@ -15,14 +16,14 @@ SIZE, STEPS = 1_000_000, 5
 
 def last_step(key: bytes, offset: int, size: int) -> np.ndarray:
     """The noise of this shard at the last step. The key is a secret that the processes share."""
-    noise = dpf.TreeNoise(size, std=1.0, seed=key, offset=offset)
+    noise = dpf.TreeNoise(size, std=1.0, key=key, offset=offset)
     noise.advance_to(STEPS - 1)
     return noise.step()
 
 
 def main() -> None:
     """Compare the shards with the whole vector."""
-    key = b"an example: take 32 bytes from secrets.token_bytes"
+    key = secrets.token_bytes(32)
     half = SIZE // 2
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         shards = pool.starmap(last_step, [(key, 0, half), (key, half, SIZE - half)])

@@ -19,10 +19,21 @@ PACKAGE = "dpftrl_fast"
 # only, and of its own row none but itself: so noise, accounting and kernels know nothing of each
 # other.
 LAYERS = [
-    {"_core", "files", "keys", "noise_arguments", "outputs", "plots", "reference", "schema"},
+    {
+        "_core",
+        "files",
+        "keys",
+        "noise_arguments",
+        "outputs",
+        "plots",
+        "reference",
+        "schema",
+        "summation",
+    },
     {"_chacha", "ftrl_arguments", "noise_state"},
     {"accounting", "datasets", "ftrl", "kernels", "noise", "tables"},
-    {"evaluation", "plan"},
+    {"evaluation", "planned_noise"},
+    {"plan"},
     {"fitting", "prefix_sum"},
     {"model_file"},
     {"__init__"},

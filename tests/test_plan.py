@@ -206,8 +206,13 @@ def test_positive_numbers(name):
         ({"complete": 0}, TypeError, 'complete must be False, True or "all", got int'),
         ({"variant": "other"}, ValueError, 'variant must be "vanilla" or "honaker", got \'other\''),
         ({"variant": None}, ValueError, 'variant must be "vanilla" or "honaker", got None'),
-        ({"clip_norm": 1e-200, "noise_multiplier": 1e-200}, ValueError, "clip_norm . noise_mul"),
-        ({"clip_norm": 1e200, "noise_multiplier": 1e200}, ValueError, "clip_norm . noise_mul"),
+        ({"clip_norm": 1e-100, "noise_multiplier": 1e-250}, ValueError, "clip_norm . noise_mul"),
+        ({"clip_norm": 1e100, "noise_multiplier": 1e250}, ValueError, "clip_norm . noise_mul"),
+        (
+            {"clip_norm": 1e-101},
+            ValueError,
+            r"clip_norm must be in \[1e-100, 1e\+100\], got 1e-101",
+        ),
     ],
 )
 def test_other_fields(wrong, error, message):
@@ -365,7 +370,7 @@ def test_the_standard_deviation_is_the_plans_rounded_up(L, sigma, dtype):
 def test_noise_passes_its_options_on(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "dpftrl_fast.plan.TreeNoise", lambda *args, **options: calls.append((args, options))
+        "dpftrl_fast.plan.PlannedNoise", lambda *args, **options: calls.append((args, options))
     )
     dataclasses.replace(PLAN, variant="vanilla").noise(
         5, seed=b"s", memory=3, dtype="float64", rounds=20, threads=2, offset=9
@@ -378,6 +383,10 @@ def test_noise_passes_its_options_on(monkeypatch):
         "rounds": 20,
         "threads": 2,
         "offset": 9,
+        "key": None,
+        "steps": PLAN.steps,
+        "restart_every": PLAN.restart_every,
+        "complete": bool(PLAN.complete),
     }
     assert calls == [((5, math.nextafter(0.3 * 2.33, 1)), options)]  # the nearest is too small
 

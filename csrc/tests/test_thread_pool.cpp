@@ -3,6 +3,7 @@
 // Every worker runs once; exceptions, nested and concurrent calls; fork.
 
 #include <atomic>
+#include <cstdlib>
 #include <chrono>
 #include <memory>
 #include <stdexcept>
@@ -179,7 +180,9 @@ void forks() {
 
 int main() {
 #ifdef CAN_FORK
-  CHECK_EQ(status_of_child(all_meet), 0);  // before the parent has a pool
+  // qemu-user itself fails an assertion when a process that has had threads forks (CMakeLists.txt sets this).
+  const bool forks_work = std::getenv("DPFTRL_UNDER_QEMU_USER") == nullptr;
+  if (forks_work) CHECK_EQ(status_of_child(all_meet), 0);  // before the parent has a pool
 #endif
   every_worker_once();
   workers_run_at_the_same_time();
@@ -188,7 +191,7 @@ int main() {
   nested();
   concurrent_callers();
 #ifdef CAN_FORK
-  forks();
+  if (forks_work) forks();
 #endif
   return check::report();
 }

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise of a plan keeps to what the plan's epsilon was stated for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpftrl_fast as dpf
+
+
+def plan(steps: int, every: int | None = None, complete: Any = False) -> dpf.PrivacyPlan:
+    return dpf.PrivacyPlan(
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        participation=dpf.SinglePass(steps),
+        restart_every=every,
+        complete=complete,
+    )
+
+
+@pytest.mark.parametrize("method", ["step", "residual"])
+def test_steps_past_the_declared_ones_are_refused(method: str) -> None:
+    noise = plan(4).noise(3, seed=1)
+    for _ in range(4):
+        getattr(noise, method)()
+    before = noise.state_dict()
+    with pytest.raises(ValueError, match="all 4 declared steps are taken"):
+        getattr(noise, method)()
+    assert noise.state_dict()["t"] == before["t"] == noise.steps_taken == noise.steps == 4
+
+
+@pytest.mark.parametrize("complete", [False, True, "all"])
+@pytest.mark.parametrize("method", ["step", "residual"])
+def test_it_restarts_where_the_plan_says(complete: Any, method: str) -> None:
+    noise = plan(11, 3, complete).noise(5, seed=1)
+    by_hand = dpf.TreeNoise(5, 2.0, seed=1)
+    for i in range(11):
+        if i > 0 and i % 3 == 0:
+            by_hand.restart(complete=bool(complete))
+        np.testing.assert_array_equal(getattr(noise, method)(), getattr(by_hand, method)())
+    assert (noise.tree, noise.t, noise.steps_taken) == (3, 2, 11)
+    with pytest.raises(ValueError, match="all 11 declared"):
+        getattr(noise, method)()
+
+
+def test_restart_and_node_are_the_plans_and_advance_to_stays_inside() -> None:
+    noise = plan(10, 4).noise(2, seed=1)
+    noise.step()
+    with pytest.raises(ValueError, match="every 4 steps, by itself"):
+        noise.restart()
+    with pytest.raises(ValueError, match="prefixes only"):
+        noise.node(0, 0)
+    with pytest.raises(ValueError, match="at most 4"):
+        noise.advance_to(5)
+    noise.advance_to(4)
+    for _ in range(6):
+        noise.step()
+    assert noise.steps_taken == 10
+    last = plan(10, 4).noise(2, seed=1)
+    for _ in range(9):
+        last.step()
+    with pytest.raises(ValueError, match="at most 2"):
+        last.advance_to(3)
+
+
+def test_a_state_of_another_plan_is_refused() -> None:
+    other = dpf.TreeNoise(2, 2.0, seed=1)
+    other.step()
+    other.restart()
+    other.step()
+    noise = plan(10, 4).noise(2, seed=1)
+    with pytest.raises(ValueError, match="restarts every 4"):
+        noise.load_state_dict(other.state_dict())
+    long = plan(20, 4).noise(2, seed=1)
+    for _ in range(13):
+        long.step()
+    with pytest.raises(ValueError, match="run of 10 steps"):
+        noise.load_state_dict(long.state_dict())
+    assert (noise.tree, noise.t) == (0, 0)
+    again = plan(20, 4).noise(2, seed=2)
+    again.load_state_dict(long.state_dict())
+    np.testing.assert_array_equal(again.step(), long.step())
+
+
+def test_a_state_behind_its_own_object_is_refused_unless_asked_for() -> None:
+    noise = dpf.TreeNoise(2, 1.0)  # a key from the operating system
+    noise.step()
+    early, position = noise.state_dict(), noise.state_dict(key=False)
+    second = noise.step()
+    for state in (early, position):
+        with pytest.raises(ValueError, match="used twice"):
+            noise.load_state_dict(state)
+    assert noise.t == 2
+    noise.load_state_dict(position, allow_fork=True)
+    np.testing.assert_array_equal(noise.step(), second)
+
+
+def test_a_shared_key_gives_slices_and_is_not_marked() -> None:
+    key = bytes(range(32))
+    whole = dpf.TreeNoise(1000, 1.0, key=key)
+    part = dpf.TreeNoise(300, 1.0, key=key, offset=500)
+    assert not whole.reproducible
+    np.testing.assert_array_equal(whole.step()[500:800], part.step())
+    with pytest.raises(ValueError, match="32 bytes, got 3"):
+        dpf.TreeNoise(3, 1.0, key=b"abc")
+    with pytest.raises(TypeError, match="key must be bytes, got str"):
+        dpf.TreeNoise(3, 1.0, key="x" * 32)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a seed or a key"):
+        dpf.TreeNoise(3, 1.0, key=key, seed=1)
+
+
+def test_a_long_sum_does_not_drift() -> None:
+    """A plain running sum of 10^5 times 0.1 is off by 2e-8, ours by one rounding."""
+    n = 100_000
+    sums = dpf.PrefixSum(1, n, clip_norm=1.0, noise_multiplier=1e-3, seed=1)
+    noise = sums.plan.noise(1, seed=1, dtype="float64")
+    record = np.array([0.1])
+    for _ in range(n):
+        value, b = sums.add(record), noise.step()
+    exact = n * 0.1  # one rounding: n is a small integer
+    assert abs((value - b).item() - exact) < 4e-12
+    assert abs(sum([0.1] * n) - exact) > 1e-9
