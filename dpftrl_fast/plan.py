@@ -105,8 +105,8 @@ class PrivacyPlan:
         set_field(self, "clip_norm", positive("clip_norm", self.clip_norm))
         if not _SMALLEST_CLIP_NORM <= self.clip_norm <= _LARGEST_CLIP_NORM:
             raise ValueError(
-                f"clip_norm must be in [{_SMALLEST_CLIP_NORM}, {_LARGEST_CLIP_NORM}], "
-                f"got {self.clip_norm}"
+                f"clip_norm must be a finite number in [{_SMALLEST_CLIP_NORM}, "
+                f"{_LARGEST_CLIP_NORM}], got {self.clip_norm}"
             )
         set_field(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
         positive("clip_norm * noise_multiplier", self.clip_norm * self.noise_multiplier)

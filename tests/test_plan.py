@@ -211,7 +211,7 @@ def test_positive_numbers(name):
         (
             {"clip_norm": 1e-101},
             ValueError,
-            r"clip_norm must be in \[1e-100, 1e\+100\], got 1e-101",
+            r"clip_norm must be a finite number in \[1e-100, 1e\+100\], got 1e-101",
         ),
     ],
 )

@@ -20,6 +20,7 @@ constexpr std::size_t kTileBytes = 8192;
 constexpr std::size_t kTilesPerTurn = 32;                     // a worker takes this many at a time
 constexpr std::size_t kTilesPerThread = 8;                    // fewer than this a thread are not worth a thread
 constexpr std::size_t kNodeTilesPerPoll = 16384;              // some tens of milliseconds
+constexpr std::size_t kPieceBytes = 256;                      // asked for at once
 constexpr std::size_t kPrefetchBytes = std::size_t{1} << 18;  // vectors from here on are asked for ahead
 constexpr std::size_t kStreamBytes = std::size_t{8} << 20;    // vectors from here on bypass the caches
 
@@ -40,6 +41,7 @@ struct Tree<T>::Work {
   std::atomic<bool> cancelled{false};
   bool streams = false;          // the vectors are larger than the caches
   std::vector<const T*> inputs;  // what each tile reads; for prefetching only
+  std::size_t pieces_per_part = 0;
 
   void call_poll() {
     try {
@@ -67,7 +69,7 @@ struct Tree<T>::Tile {
   T* scratch;
   Work& work;
   bool polls;
-  bool asked_ahead = false;
+  std::size_t asked = 0;  // pieces of the next tile's inputs
 
   // Copies a finished tile to its place in a vector.
   void store(T* vector, const T* tile) const noexcept {
@@ -79,7 +81,8 @@ struct Tree<T>::Tile {
   }
 };
 
-// A node's noise. The first one of a tile also asks, superblock by superblock, for what the next tile will read.
+// A node's noise. Between superblocks it asks for a share of what the next tile will read, so that the requests of a
+// tile are spread over all of its noise: only some 24 lines can be under way at once.
 template <class T>
 void Tree<T>::fill(std::uint64_t tree, const Node& node, Tile& tile, T* to) const {
   const NodeStream stream{config_.key, config_.rounds, config_.purpose, static_cast<std::uint32_t>(tree),
@@ -87,14 +90,18 @@ void Tree<T>::fill(std::uint64_t tree, const Node& node, Tile& tile, T* to) cons
   const auto make = DtypeTraits<T>::kernels(*kernels_).fill;
   const T std = static_cast<T>(config_.std);
   const std::uint64_t first = config_.offset + tile.from;
-  if (tile.work.inputs.empty() || tile.asked_ahead) {
+  const std::vector<const T*>& inputs = tile.work.inputs;
+  if (inputs.empty()) {
     make(stream, first, tile.n, std, to);
     return;
   }
-  tile.asked_ahead = true;
   constexpr std::size_t part = DtypeTraits<T>::superblock;
+  constexpr std::size_t pieces = kTileBytes / kPieceBytes;  // of one input
   for (std::size_t i = 0; i < tile.n; i += part) {
-    for (const T* input : tile.work.inputs) prefetch(input + tile.from + tile_size<T>() + i, part * sizeof(T));
+    for (std::size_t k = 0; k < tile.work.pieces_per_part && tile.asked < pieces * inputs.size(); ++k, ++tile.asked) {
+      const T* input = inputs[tile.asked % inputs.size()] + tile.from + tile_size<T>();
+      prefetch(input + tile.asked / inputs.size() * (kPieceBytes / sizeof(T)), kPieceBytes);
+    }
     make(stream, first + i, std::min(part, tile.n - i), std, to + i);
   }
 }
@@ -202,6 +209,13 @@ void Tree<T>::run(const Sum& sum, const Poll& poll) {
       if (a.value) work.inputs.push_back(a.value.data());
     }
     if (sum.difference) work.inputs.push_back(sum.last);
+    // Nodes that a tile makes, were all left children at hand.
+    std::size_t nodes = 0;
+    for (const Term& term : sum.terms) {
+      if (term.average == nullptr) nodes += levels > 0 ? static_cast<std::size_t>(term.node.level) + 1 : 1;
+    }
+    const std::size_t parts = std::max<std::size_t>(1, nodes) * tile_size<T>() / DtypeTraits<T>::superblock;
+    work.pieces_per_part = (work.inputs.size() * (kTileBytes / kPieceBytes) + parts - 1) / parts;
   }
   const auto body = [&](std::size_t worker) {
     const FloatEnvironment guard;

@@ -3,8 +3,8 @@
 // Every worker runs once; exceptions, nested and concurrent calls; fork.
 
 #include <atomic>
-#include <cstdlib>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
