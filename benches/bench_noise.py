@@ -64,6 +64,13 @@ def test_node(benchmark: Any, name: str) -> None:
     work.check_normal(benchmark(call))
 
 
+@pytest.mark.parametrize("target", dpf.build_info()["targets"])
+def test_kernel(benchmark: Any, target: str) -> None:
+    size = NODE_SIZE if benchmark.enabled else 2**16
+    benchmark.group = f"one node by target, {size} normals"
+    work.check_normal(benchmark(work.kernel(size, target)))
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_step(benchmark: Any, name: str) -> None:
     size, steps = (TREE_SIZE, STEPS) if benchmark.enabled else (2**14, 21)
@@ -154,6 +161,9 @@ def table() -> None:
     t = alternate(nodes, 15)
     for name, seconds in t.items():
         print(f"{name:24s} {seconds / NODE_SIZE * 1e9:6.3f} ns a normal")
+    kernels = {name: work.kernel(NODE_SIZE, name) for name in info["targets"]}
+    for name, seconds in alternate(kernels, 7).items():
+        print(f"kernel {name:17s} {seconds / NODE_SIZE * 1e9:6.3f} ns a normal, 12 rounds")
     print("\n| ratio | at least / at most | measured |\n|---|---|---|")
     row("one node: torch / ours", ">= 2", t["torch normal_"] / t["ours, 12 rounds"])
     row("one node: NumPy / ours", ">= 4.5", t["NumPy PCG64 float32"] / t["ours, 12 rounds"])

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import dpftrl_fast as dpf
-from dpftrl_fast import reference
+from dpftrl_fast import _core, reference
 
 Call = Callable[[], Any]
 
@@ -26,6 +26,18 @@ def node(size: int, rounds: int = 12, threads: int = 1, dtype: str = "float32") 
     noise = dpf.TreeNoise(size, 1.0, seed=1, rounds=rounds, threads=threads, dtype=dtype)
     out = np.zeros(size, dtype)
     return lambda: noise.node(3, 5, out)
+
+
+def kernel(size: int, target: str) -> Call:
+    """The same node from one target's kernel, by name."""
+    out = np.zeros(size, np.float32)
+    key = bytes(32)
+
+    def call() -> np.ndarray[Any, Any]:
+        _core.normals_f32(target, key, 12, 0, 0, 3, 5, 0, 1.0, out)
+        return out
+
+    return call
 
 
 def torch_normal(size: int) -> Call:
