@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,6 +100,37 @@ def test_a_state_behind_its_own_object_is_refused_unless_asked_for() -> None:
     assert noise.t == 2
     noise.load_state_dict(position, allow_fork=True)
     np.testing.assert_array_equal(noise.step(), second)
+
+
+FORK = """
+import os, sys
+import dpftrl_fast as dpf
+
+secret, seeded = dpf.TreeNoise(3, 1.0), dpf.TreeNoise(3, 1.0, seed=1)
+pid = os.fork()
+if pid == 0:
+    seeded.step()
+    for call in (secret.step, secret.residual):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "forked" in str(error) and secret.t == 0
+        else:
+            os._exit(1)
+    secret.load_state_dict(secret.state_dict())  # on purpose
+    secret.step()
+    os._exit(7)
+secret.step()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_copy_of_a_secret_source_refuses_to_go_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 7, done.stderr
 
 
 def test_a_shared_key_gives_slices_and_is_not_marked() -> None:
