@@ -323,9 +323,11 @@ class FTRL:
             q = soft_threshold(q, c)
         theta = self._into_ball(q)
 
-        self._iterate_sum += self._theta
-        if t > self._steps // 2:
-            self._tail_sum += self._theta
+        iterate_sum = self._iterate_sum + self._theta
+        tail_sum = self._tail_sum + self._theta if t > self._steps // 2 else self._tail_sum
+
+        # Nothing of this object has changed so far: what follows are assignments only.
+        self._iterate_sum, self._tail_sum = iterate_sum, tail_sum
         self._sum, self._sum_low = running_sum, sum_low
         self._velocity, self._spare = velocity, self._velocity
         self._l1_weight = l1_weight
