@@ -27,6 +27,7 @@ from dpftrl_fast.accounting.support import (
     truncated_delta,
     untruncated_delta,
 )
+from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.keys import Seed
 from dpftrl_fast.noise_arguments import dtype_name
 from dpftrl_fast.planned_noise import PlannedNoise
@@ -46,10 +47,6 @@ _FIELDS = (
     "complete",
     "variant",
 )
-
-
-# Inside, clipping and sums stay far from the ends of float64.
-_SMALLEST_CLIP_NORM, _LARGEST_CLIP_NORM = 1e-100, 1e100
 
 
 @dataclass(frozen=True)
@@ -102,12 +99,7 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "clip_norm", positive("clip_norm", self.clip_norm))
-        if not _SMALLEST_CLIP_NORM <= self.clip_norm <= _LARGEST_CLIP_NORM:
-            raise ValueError(
-                f"clip_norm must be a finite number in [{_SMALLEST_CLIP_NORM}, "
-                f"{_LARGEST_CLIP_NORM}], got {self.clip_norm}"
-            )
+        set_field(self, "clip_norm", check_clip_norm(positive("clip_norm", self.clip_norm)))
         set_field(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
         positive("clip_norm * noise_multiplier", self.clip_norm * self.noise_multiplier)
         _check_participation(self.participation)

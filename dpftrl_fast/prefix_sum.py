@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.keys import Seed
 from dpftrl_fast.noise_arguments import Memory, Variant
 from dpftrl_fast.outputs import writable_view
@@ -20,10 +21,6 @@ from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.summation import two_sum
 
 __all__ = ["PrefixSum"]
-
-# Clipping to a little less than the clip norm leaves room for rounding: the sum never gets more
-# than it.
-_MARGIN = 1.0 - 2.0**-20
 
 
 class PrefixSum:
@@ -146,7 +143,7 @@ class PrefixSum:
     def _next(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
         # The noise's own position counts the steps: an interruption anywhere between these lines
         # can lose this step's records but not take a step too many.
-        step_sum = _clipped_sum(records, self._plan.clip_norm * _MARGIN)
+        step_sum = _clipped_sum(records, clip_limit(self._plan.clip_norm))
         total, error = two_sum(self._sum, step_sum)
         low = self._low + error
         noise = self._noise.step()

@@ -21,6 +21,7 @@ PACKAGE = "dpftrl_fast"
 LAYERS = [
     {
         "_core",
+        "clip_norms",
         "files",
         "keys",
         "noise_arguments",

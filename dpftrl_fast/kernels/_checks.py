@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from dpftrl_fast import clip_norms
 from dpftrl_fast.kernels.losses import LOSS_CODES
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,13 +59,7 @@ def check_output(out: object, length: int, why: str, **inputs: Array) -> Array:
 
 def check_clip_norm(clip_norm: float) -> float:
     """Return `clip_norm` as a float if it is within bounds."""
-    value = _number("clip_norm", clip_norm)
-    if not (SMALLEST_CLIP_NORM <= value <= LARGEST_CLIP_NORM):
-        raise ValueError(
-            f"clip_norm must be a finite number in [{SMALLEST_CLIP_NORM}, {LARGEST_CLIP_NORM}], "
-            f"got {value}"
-        )
-    return value
+    return clip_norms.check_clip_norm(_number("clip_norm", clip_norm))
 
 
 def check_loss(loss: object, loss_param: float) -> tuple[int, float]:

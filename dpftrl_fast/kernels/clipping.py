@@ -19,19 +19,8 @@ import sys
 
 from dpftrl_fast.kernels._jit import helper
 
-#: Bounds of `clip_norm`, so that no step of the clipping itself leaves the range of float64.
-SMALLEST_CLIP_NORM = 1e-100
-LARGEST_CLIP_NORM = 1e100
-
 SMALLEST_SQUARE = 2.0**-900
 LARGEST_SQUARE = sys.float_info.max
-
-_MARGIN = 1.0 - 2.0**-20
-
-
-def clip_limit(clip_norm: float) -> float:
-    """Return the norm that gradients are clipped to, for a guaranteed norm of `clip_norm`."""
-    return clip_norm * _MARGIN
 
 
 @helper

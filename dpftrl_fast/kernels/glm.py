@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from numba import types
 
+from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.kernels import csr_loops, dense_loops
 from dpftrl_fast.kernels._checks import (
     FLOAT64,
@@ -21,7 +22,6 @@ from dpftrl_fast.kernels._checks import (
     check_output,
 )
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
-from dpftrl_fast.kernels.clipping import clip_limit
 from dpftrl_fast.kernels.losses import Loss
 
 _F64 = "d"
