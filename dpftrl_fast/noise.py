@@ -442,6 +442,7 @@ class TreeNoise:
             for a seeded object) lies behind this object's own position; nothing is changed.
         """
         position, key = position_from_state(state, self._identity())
+        self._check_position(position)
         goes_back = (len(position.ends), position.t) < (self.tree, self.t)
         if goes_back and key in (None, self._key) and not (allow_fork or self._reproducible):
             raise ValueError(
@@ -456,6 +457,9 @@ class TreeNoise:
         if key is not None:
             self._key, self._reproducible = key, position.reproducible
         self._core, self._node_used, self._forks = core, position.node_used, _forks
+
+    def _check_position(self, position: Position) -> None:
+        """Refuse a position that this object may not take up; a bare source takes any."""
 
     def _identity(self) -> dict[str, Any]:
         # What two trees must share for one to go on where the other stopped.

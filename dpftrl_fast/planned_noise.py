@@ -9,7 +9,7 @@ from typing import Any
 
 from dpftrl_fast.noise import TreeNoise
 from dpftrl_fast.noise_arguments import integer
-from dpftrl_fast.noise_state import position_from_state
+from dpftrl_fast.noise_state import Position
 
 __all__ = ["PlannedNoise"]
 
@@ -125,7 +125,10 @@ class PlannedNoise(TreeNoise):
         ValueError, TypeError
             Also if the state's trees are not the plan's; nothing is then changed.
         """
-        position, _ = position_from_state(state, self._identity())
+        with self._turn:
+            super().load_state_dict(state, allow_fork=allow_fork)
+
+    def _check_position(self, position: Position) -> None:
         every = self._restart_every
         end = every
         if every is not None and self._complete:
@@ -137,5 +140,3 @@ class PlannedNoise(TreeNoise):
                 f"state must be of a run of {self._steps} steps that restarts every {every}, "
                 "got another"
             )
-        with self._turn:
-            super().load_state_dict(state, allow_fork=allow_fork)

@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "dpftrl/chacha.hpp"
+
 namespace dpftrl {
 namespace {
 
@@ -22,7 +24,7 @@ TreeConfig checked(const TreeConfig& c) {
                                 DtypeTraits<T>::name + ", got offset " + std::to_string(c.offset) + " and size " +
                                 std::to_string(c.size));
   }
-  if (c.rounds != 8 && c.rounds != 12 && c.rounds != 20) {
+  if (!valid_rounds(c.rounds)) {
     throw std::invalid_argument("rounds must be 8, 12 or 20, got " + std::to_string(c.rounds));
   }
   if (c.threads == 0) throw std::invalid_argument("threads must be an integer >= 1, got 0");
