@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,65 @@ class _Tree:
 
 class TreeFloat32(_Tree): ...
 class TreeFloat64(_Tree): ...
+
+def prefix_error(
+    trees: Sequence[tuple[int, int, bool]],
+    variant: str,
+    momentum: float,
+    variance: NDArray[np.float64],
+    smoothed: NDArray[np.float64],
+) -> None: ...
+def min_separation_counts(
+    trees: Sequence[tuple[int, int, bool]],
+    most_uses: int,
+    separation: int,
+    statistic: str,
+    place_bits: int,
+    work_limit: int,
+) -> int | None: ...
+def min_separation_weights(
+    trees: Sequence[tuple[int, int, bool]],
+    most_uses: int,
+    separation: int,
+    place_bits: int,
+    weight_bits: int,
+    work_limit: int,
+) -> float | None: ...
+def order_counts(
+    trees: Sequence[tuple[int, int, bool]],
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    statistic: str,
+    out: NDArray[np.int64],
+) -> None: ...
+def order_weights(
+    trees: Sequence[tuple[int, int, bool]],
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    out: NDArray[np.float64],
+) -> None: ...
+def order_level_bound(
+    trees: Sequence[tuple[int, int, bool]],
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    n_ids: int,
+) -> int: ...
+
+def gaussian_delta(
+    noise_multiplier: float,
+    sensitivity_squared: float,
+    sensitivity_squared_low: float,
+    epsilon: float,
+) -> tuple[float, bool]: ...
+def gaussian_epsilon(
+    noise_multiplier: float,
+    sensitivity_squared: float,
+    sensitivity_squared_low: float,
+    delta: float,
+) -> tuple[float, bool]: ...
+def gaussian_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    sensitivity_squared: float,
+    sensitivity_squared_low: float,
+) -> tuple[float, bool]: ...

@@ -20,8 +20,9 @@ namespace py = pybind11;
 // The elements of `out`, which the caller's array lends for writing. Throws TypeError or ValueError.
 template <class T>
 T* writable(const py::array& out, std::size_t size) {
-  const std::string expected = "out must be a writable C-contiguous " + std::string(DtypeTraits<T>::name) +
-                               " array of " + std::to_string(size) + " elements, got ";
+  const std::string expected = "out must be a writable C-contiguous " +
+                               std::string(py::str(py::object(py::dtype::of<T>()))) + " array of " +
+                               std::to_string(size) + " elements, got ";
   if (!py::isinstance<py::array_t<T>>(out)) {
     throw py::type_error(expected + "dtype " + std::string(py::str(py::object(out.dtype()))));
   }

@@ -5,7 +5,10 @@
 
 namespace dpftrl::bindings {
 
+void bind_hockey_stick(pybind11::module_& m);
 void bind_info(pybind11::module_& m);
+void bind_prefix_error(pybind11::module_& m);
+void bind_sensitivity(pybind11::module_& m);
 void bind_stream(pybind11::module_& m);
 void bind_tree(pybind11::module_& m);
 

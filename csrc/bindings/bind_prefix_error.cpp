@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <pybind11/stl.h>
+
+#include "arrays.hpp"
+#include "bindings.hpp"
+#include "dpftrl/prefix_error.hpp"
+
+namespace dpftrl::bindings {
+namespace {
+
+using Run = std::tuple<std::uint64_t, std::uint64_t, bool>;
+
+void run_error(const std::vector<Run>& trees, const std::string& variant, double momentum, const py::array& variance,
+               const py::array& smoothed) {
+  if (variant != "vanilla" && variant != "honaker") {
+    throw py::value_error("variant must be 'vanilla' or 'honaker', got '" + variant + "'");
+  }
+  if (!(momentum >= 0 && momentum < 1)) {
+    throw py::value_error("momentum must be a number with 0 <= momentum < 1, got " + std::to_string(momentum));
+  }
+  const auto total = static_cast<std::size_t>(variance.size());
+  std::size_t left = total;
+  std::vector<EqualTrees> runs;
+  for (const auto& [steps, count, completed] : trees) {
+    if (!(steps >= 1 && count >= 1 && count <= left / steps)) {
+      throw py::value_error("trees must have together as many steps as out has elements, " + std::to_string(total));
+    }
+    left -= static_cast<std::size_t>(steps * count);
+    runs.push_back({steps, count, completed});
+  }
+  if (left != 0) throw py::value_error("out must have one element a step, got " + std::to_string(left) + " more");
+  double* out_variance = writable<double>(variance, total);
+  double* out_smoothed = writable<double>(smoothed, total);
+  if (out_variance < out_smoothed + total && out_smoothed < out_variance + total) {
+    throw py::value_error("out must be two arrays that do not overlap");
+  }
+  const py::gil_scoped_release released;
+  prefix_error(runs.data(), runs.size(), variant == "honaker", momentum, out_variance, out_smoothed);
+}
+
+}  // namespace
+
+void bind_prefix_error(py::module_& m) {
+  m.def("prefix_error", &run_error, py::arg("trees"), py::arg("variant"), py::arg("momentum"), py::arg("variance"),
+        py::arg("smoothed"));
+}
+
+}  // namespace dpftrl::bindings
