@@ -1,137 +1,314 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The single-pass sensitivity against an enumeration of every node and every position."""
+"""The squared sensitivity against brute force over who may take part when."""
 
-import math
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from participation_oracle import (
+    TreeSpecs,
+    max_fixed_epochs,
+    max_level_wise,
+    maximal_patterns,
+    tree_specs,
+    zeta_exact,
+    zeta_released_honaker,
+    zeta_released_vanilla,
+)
+from separation_program import plain_min_separation
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.participation import participation_from_dict
+
+FAST = settings(max_examples=150, deadline=None, derandomize=True)
+
+ZETA = {
+    "exact": zeta_exact,
+    "vanilla": zeta_released_vanilla,
+    "honaker": zeta_released_honaker,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "vanilla": {"bound": "released", "variant": "vanilla"},
+    "honaker": {"bound": "released", "variant": "honaker"},
+}
+KINDS = list(ZETA)
 
 
-def enumerated(steps, restart_every, complete):
-    """zeta by listing trees, their readable nodes, and every step the record may be in."""
-    trees, left = [], steps
-    while left > 0:
-        real = left if restart_every is None else min(left, restart_every)
-        left -= real
-        followed_by_restart = left > 0
-        end = real
-        if complete == "all" or (complete is True and followed_by_restart):
-            end = 1
-            while end < real:
-                end *= 2
-        trees.append((real, end))
-    best = 0
-    for real, end in trees:
-        nodes = [
-            (first, first + 2**level - 1)
-            for level in range(end.bit_length())
-            for first in range(1, end + 1, 2**level)
-            if first + 2**level - 1 <= end
-        ]
-        for step in range(1, real + 1):
-            best = max(best, sum(first <= step <= last for first, last in nodes))
-    return best
+# ---- Brute force at speed: each zeta is a quadratic form of the uses, one block a tree ----
 
 
-@pytest.mark.parametrize("complete", [False, True, "all"])
-def test_equals_the_enumeration(complete):
-    for steps in range(1, 71):
-        for restart_every in [None, *range(1, steps + 2)]:
-            expected = enumerated(steps, restart_every, complete)
-            for bound in ("exact", "level"):
-                zeta = acc.sensitivity_squared(
-                    acc.SinglePass(steps),
-                    restart_every=restart_every,
-                    complete=complete,
-                    bound=bound,
+@cache
+def form(kind: str, steps: int, completed: bool) -> NDArray[np.float64]:
+    """M with zeta = u^T M u, from the oracle's values for one and for two uses."""
+    zeta, tree = ZETA[kind], [(steps, completed)]
+    one = [zeta([i], tree) for i in range(steps)]
+    m = np.diag(np.array(one, float))
+    for i in range(steps):
+        for j in range(i):
+            m[i, j] = m[j, i] = (zeta([i, j], tree) - one[i] - one[j]) / 2
+    return m
+
+
+@cache
+def patterns(steps: int, most: int, separation: int) -> NDArray[np.float64]:
+    """One row of zeros and ones for each set of uses to which none can be added."""
+    found = maximal_patterns(steps, most, separation)
+    rows = np.zeros((len(found), steps))
+    for row, uses in zip(rows, found, strict=True):
+        row[list(uses)] = 1
+    return rows
+
+
+def values(kind: str, rows: NDArray[np.float64], trees: TreeSpecs) -> NDArray[np.float64]:
+    """zeta of each row of uses (a column a step, any multiplicity)."""
+    total, start = np.zeros(len(rows)), 0
+    for steps, completed in trees:
+        u = rows[:, start : start + steps]
+        total += np.sum((u @ form(kind, steps, completed)) * u, axis=1)
+        start += steps
+    return total
+
+
+def agrees(kind: str, got: float, wanted: float) -> bool:
+    """Whether ``got`` is the exact integer or, for Honaker, the value rounded up."""
+    if kind == "honaker":
+        return type(got) is float and wanted * (1 - 1e-13) <= got <= wanted * (1 + 1e-11)
+    return type(got) is int and got == round(wanted) and abs(got - wanted) < 1e-6
+
+
+def lengths_and_completion(trees: TreeSpecs) -> dict[str, Any]:
+    return {"tree_lengths": [n for n, _ in trees], "complete": [c for _, c in trees]}
+
+
+def completions(lengths: list[int]) -> Iterator[list[bool]]:
+    """All choices of completed trees that differ: a tree of 2^k steps has nothing to complete."""
+    yield from map(list, product(*([True, False] if n & (n - 1) else [False] for n in lengths)))
+
+
+@st.composite
+def trees_of(draw: st.DrawFn, steps: int) -> list[tuple[int, bool]]:
+    cuts = draw(st.sets(st.integers(1, steps - 1), max_size=5)) if steps > 1 else set()
+    ends = [*sorted(cuts), steps]
+    if draw(st.booleans()):
+        period = draw(st.integers(1, steps))
+        ends = [*range(period, steps, period), steps]
+    lengths = np.diff([0, *ends]).tolist()
+    return [(n, draw(st.booleans())) for n in lengths]
+
+
+# ---- A minimum separation ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", range(1, 13))
+def test_every_pattern_every_restart_period_every_completion(kind: str, steps: int) -> None:
+    for most, separation in product(range(1, 5), range(1, 7)):
+        run = acc.MinSeparation(steps, most, separation)
+        rows = patterns(steps, most, separation)
+        for period in [None, *range(1, steps)]:
+            trees = tree_specs(steps, period)
+            choices = [False, True, "all", *completions([n for n, _ in trees])]
+            for complete in choices:
+                trees = tree_specs(steps, period, complete)
+                wanted = values(kind, rows, trees).max()
+                got = acc.sensitivity_squared(
+                    run, restart_every=period, complete=complete, **OPTIONS[kind]
                 )
-                assert zeta == expected, (steps, restart_every, complete, bound)
+                assert agrees(kind, got, wanted), (run, period, complete, got, wanted)
 
 
-def test_published_single_pass_value():
-    zeta = acc.sensitivity_squared(acc.SinglePass(1600))
-    assert zeta == 11
-    assert type(zeta) is int
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", range(2, 9))
+def test_every_split_into_trees(kind: str, steps: int) -> None:
+    for cuts in product([False, True], repeat=steps - 1):
+        ends = [t for t, cut in enumerate(cuts, 1) if cut] + [steps]
+        lengths = np.diff([0, *ends]).tolist()
+        for complete in completions(lengths):
+            trees = list(zip(lengths, complete, strict=True))
+            for most, separation in product((2, 3), (1, 2, 3, 5)):
+                wanted = values(kind, patterns(steps, most, separation), trees).max()
+                got = acc.sensitivity_squared(
+                    acc.MinSeparation(steps, most, separation),
+                    **lengths_and_completion(trees),
+                    **OPTIONS[kind],
+                )
+                assert agrees(kind, got, wanted), (trees, most, separation, got, wanted)
 
 
-def test_completion_counts_only_where_a_tree_is_completed():
-    run = acc.SinglePass(100)
-    assert acc.sensitivity_squared(run) == 7
-    assert acc.sensitivity_squared(run, complete=True) == 7
-    assert acc.sensitivity_squared(run, complete="all") == 8
-    assert acc.sensitivity_squared(run, restart_every=50) == 6
-    assert acc.sensitivity_squared(run, restart_every=50, complete=True) == 7
+@FAST
+@given(st.data())
+def test_longer_runs_with_few_uses(data: st.DataObject) -> None:
+    most = data.draw(st.integers(1, 4))
+    steps = data.draw(st.integers(1, {1: 70, 2: 50, 3: 30, 4: 20}[most]))
+    separation = data.draw(st.integers(1, steps + 3))
+    trees = data.draw(trees_of(steps))
+    run = acc.MinSeparation(steps, most, separation)
+    for kind in KINDS:
+        wanted = values(kind, patterns(steps, most, separation), trees).max()
+        got = acc.sensitivity_squared(run, **lengths_and_completion(trees), **OPTIONS[kind])
+        assert agrees(kind, got, wanted), (kind, got, wanted)
 
 
-def test_very_long_runs_cost_nothing():
-    assert acc.sensitivity_squared(acc.SinglePass(2**47 + 1), restart_every=3) == 2
-    assert acc.sensitivity_squared(acc.SinglePass(2**47 + 1), complete="all") == 49
+@FAST
+@given(st.data())
+def test_the_plain_program_up_to_256_steps(data: st.DataObject) -> None:
+    steps = data.draw(st.integers(1, 256))
+    separation = data.draw(st.integers(1, 40))
+    most = data.draw(st.integers(1, max(1, min(9, 3000 // separation**2))))
+    trees = data.draw(trees_of(steps))
+    run = acc.MinSeparation(steps, most, separation)
+    for kind, counted in (("exact", "all"), ("vanilla", "even")):
+        got = acc.sensitivity_squared(run, **lengths_and_completion(trees), **OPTIONS[kind])
+        assert got == plain_min_separation(trees, most, separation, counted)
 
 
-def test_numpy_integers_are_integers():
-    run = acc.SinglePass(np.int64(1600))
-    assert run == acc.SinglePass(1600)
-    assert type(run.steps) is int
-    assert acc.sensitivity_squared(run, restart_every=np.int32(400)) == 9
+@FAST
+@given(st.data())
+def test_bounds_are_ordered(data: st.DataObject) -> None:
+    steps = data.draw(st.integers(1, 300))
+    most = data.draw(st.integers(1, 12))
+    separation = data.draw(st.integers(1, 40))
+    trees = data.draw(trees_of(steps))
+    options = lengths_and_completion(trees)
+    run = acc.MinSeparation(steps, most, separation)
+    exact = acc.sensitivity_squared(run, **options)
+    assert acc.sensitivity_squared(run, bound="level", **options) >= exact
+    released = {k: acc.sensitivity_squared(run, **options, **OPTIONS[k]) for k in KINDS[1:]}
+    assert max(released.values()) <= exact
+
+    gaps = data.draw(st.lists(st.integers(separation, separation + 9), max_size=most - 1))
+    uses = np.cumsum([data.draw(st.integers(0, steps - 1)), *gaps])
+    ids = np.full(steps, -1)
+    ids[uses[uses < steps]] = 7
+    order = acc.FixedOrder(ids)
+    assert acc.sensitivity_squared(order, **options) <= exact
+    assert acc.sensitivity_squared(order, bound="level", **options) >= acc.sensitivity_squared(
+        order, **options
+    )
+    for kind, zeta in released.items():
+        single = acc.sensitivity_squared(order, **options, **OPTIONS[kind])
+        assert single <= zeta * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("steps", [0, -1])
-def test_steps_below_one(steps):
-    with pytest.raises(ValueError, match=rf"steps must be an integer >= 1, got {steps}"):
-        acc.SinglePass(steps)
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_level_wise_bound(steps: int) -> None:
+    # At least the largest sum of one level that a pattern attains, level by level, and equal to it
+    # where any node can be filled without keeping others from it.
+    for most, separation, period in product((1, 2, 3), (1, 2, 3), (None, 1, 2, 3, 5)):
+        for complete in (False, True, "all"):
+            trees = tree_specs(steps, period, complete)
+            attained = max_level_wise(steps, most, separation, trees)
+            got = acc.sensitivity_squared(
+                acc.MinSeparation(steps, most, separation),
+                restart_every=period,
+                complete=complete,
+                bound="level",
+            )
+            assert got >= attained
+            if most == 1 or separation == 1:
+                assert got == attained
 
 
-@pytest.mark.parametrize("steps", [True, 3.0, math.nan, "3", None, [3], np.float64(3)])
-def test_steps_of_a_wrong_type(steps):
-    with pytest.raises(TypeError, match=r"steps must be an integer >= 1, got \w+"):
-        acc.SinglePass(steps)
+@FAST
+@given(st.data())
+def test_monotone_in_the_declaration(data: st.DataObject) -> None:
+    steps, most = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 8))
+    separation = data.draw(st.integers(1, 30))
+    for kind in KINDS:
+        zeta = acc.sensitivity_squared(acc.MinSeparation(steps, most, separation), **OPTIONS[kind])
+        for wider in (
+            acc.MinSeparation(steps + 1, most, separation),
+            acc.MinSeparation(steps, most + 1, separation),
+            acc.MinSeparation(steps, most, max(1, separation - 1)),
+        ):
+            assert acc.sensitivity_squared(wider, **OPTIONS[kind]) >= zeta * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        ({"restart_every": 0}, ValueError, "restart_every must be an integer >= 1, got 0"),
-        ({"restart_every": 2.0}, TypeError, "restart_every must be an integer >= 1, got float"),
-        ({"complete": "restarts"}, ValueError, 'complete must be False, True or "all", got'),
-        ({"complete": 1}, TypeError, 'complete must be False, True or "all", got int'),
-        ({"complete": None}, TypeError, 'complete must be False, True or "all", got NoneType'),
-        ({"bound": "released"}, ValueError, 'bound must be "exact" or "level", got \'released\''),
-    ],
-)
-def test_wrong_options(wrong, error, message):
-    with pytest.raises(error, match=message):
-        acc.sensitivity_squared(acc.SinglePass(8), **wrong)
+def test_more_uses_than_fit_are_clamped() -> None:
+    for kind in KINDS:
+        fitting = acc.sensitivity_squared(acc.MinSeparation(65, 9, 8), **OPTIONS[kind])
+        clamped = acc.sensitivity_squared(acc.MinSeparation(65, 2**40, 8), **OPTIONS[kind])
+        assert clamped == fitting
+        apart = acc.sensitivity_squared(acc.MinSeparation(65, 2**40, 2**40), **OPTIONS[kind])
+        assert apart == acc.sensitivity_squared(acc.SinglePass(65), **OPTIONS[kind])
+    level = acc.sensitivity_squared(acc.MinSeparation(65, 2**40, 8), bound="level")
+    assert level == acc.sensitivity_squared(acc.MinSeparation(65, 9, 8), bound="level")
 
 
-@pytest.mark.parametrize("participation", [1600, None, acc.SinglePass])
-def test_wrong_participation(participation):
-    with pytest.raises(TypeError, match=r"participation must be a SinglePass, got \w+"):
-        acc.sensitivity_squared(participation)
+def test_every_step_is_every_epoch_of_one_batch() -> None:
+    for kind in KINDS:
+        always = acc.sensitivity_squared(acc.MinSeparation(37, 37, 1), **OPTIONS[kind])
+        one_batch = acc.sensitivity_squared(acc.FixedEpochs(1, 37), **OPTIONS[kind])
+        assert always == pytest.approx(one_batch, rel=1e-10)
 
 
-def test_single_pass_is_a_frozen_value():
-    run = acc.SinglePass(5)
-    assert run == acc.SinglePass(5) != acc.SinglePass(6)
-    assert hash(run) == hash(acc.SinglePass(5))
-    with pytest.raises(AttributeError):
-        run.steps = 6
-    assert participation_from_dict(run.to_dict()) == run
+# ---- One pass ----
 
 
-@pytest.mark.parametrize(
-    ("d", "error", "message"),
-    [
-        ([], TypeError, "participation must be a mapping, got list"),
-        ({}, ValueError, "participation kind must be 'SinglePass', got None"),
-        ({"kind": "Poisson", "steps": 3}, ValueError, "got 'Poisson'"),
-        ({"kind": "SinglePass"}, ValueError, "exactly the keys 'kind' and 'steps'"),
-        ({"kind": "SinglePass", "steps": 3, "x": 1}, ValueError, "exactly the keys"),
-        ({"kind": "SinglePass", "steps": "3"}, TypeError, "steps must be an integer >= 1"),
-    ],
-)
-def test_wrong_participation_dictionaries(d, error, message):
-    with pytest.raises(error, match=message):
-        participation_from_dict(d)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("complete", [False, True, "all"])
+def test_single_pass(kind: str, complete: Any) -> None:
+    for steps in range(1, 34):
+        for period in [None, 1, 2, 3, 5, 8, 11, 16]:
+            trees = tree_specs(steps, period, complete)
+            wanted = values(kind, np.eye(steps), trees).max()
+            got = acc.sensitivity_squared(
+                acc.SinglePass(steps), restart_every=period, complete=complete, **OPTIONS[kind]
+            )
+            assert agrees(kind, got, wanted)
+            if kind == "exact":
+                level = acc.sensitivity_squared(
+                    acc.SinglePass(steps), restart_every=period, complete=complete, bound="level"
+                )
+                assert level == got
+
+
+# ---- Epochs of fixed batches ----
+
+
+@FAST
+@given(st.data())
+def test_fixed_epochs(data: st.DataObject) -> None:
+    steps_per_epoch = data.draw(st.integers(1, 9))
+    epochs = data.draw(st.integers(1, 36 // steps_per_epoch))
+    reshuffle = data.draw(st.booleans())
+    trees = data.draw(trees_of(steps_per_epoch * epochs))
+    run = acc.FixedEpochs(steps_per_epoch, epochs, reshuffle)
+    for kind in KINDS:
+
+        def zeta(uses: Any, specs: TreeSpecs, kind: str = kind) -> float:
+            row = np.bincount(list(uses), minlength=sum(n for n, _ in specs)).astype(float)
+            return float(values(kind, row[None, :], specs)[0])
+
+        wanted = max_fixed_epochs(zeta, steps_per_epoch, epochs, trees, reshuffle)
+        got = acc.sensitivity_squared(run, **lengths_and_completion(trees), **OPTIONS[kind])
+        assert agrees(kind, got, wanted), (kind, got, wanted)
+    exact = acc.sensitivity_squared(run, **lengths_and_completion(trees))
+    assert acc.sensitivity_squared(run, bound="level", **lengths_and_completion(trees)) >= exact
+
+
+def test_a_reshuffle_at_restarts_costs_where_batches_move() -> None:
+    kept = acc.FixedEpochs(3, 4, reshuffle=False)
+    dealt = acc.FixedEpochs(3, 4)
+    for period in (3, 6, 12, None):  # the batch of the first step is the worst of every tree
+        assert acc.sensitivity_squared(kept, restart_every=period) == acc.sensitivity_squared(
+            dealt, restart_every=period
+        )
+    assert acc.sensitivity_squared(kept, restart_every=5) == 13
+    assert acc.sensitivity_squared(dealt, restart_every=5) == 18
+
+
+def test_epochs_of_a_size_that_nobody_lists() -> None:
+    run = acc.FixedEpochs(2**20, 2**20)
+    assert acc.sensitivity_squared(run, restart_every=2**20) == 21 * 2**20
+    with pytest.raises(ValueError, match="computed for at most 134217728 steps"):
+        acc.sensitivity_squared(run, bound="released")
+    assert acc.sensitivity_squared(acc.FixedEpochs(1, 2**40), restart_every=1) == 2**40

@@ -3,6 +3,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import mpmath
 import numpy as np
@@ -10,16 +11,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpftrl_fast.accounting.gaussian import delta as gaussian_delta
+from dpftrl_fast.accounting.participation import (
+    FixedEpochs,
+    FixedOrder,
+    MinSeparation,
+    SinglePass,
+)
 from dpftrl_fast.accounting.support import (
     MAX_COORDINATES,
+    Touched,
+    calibrated_noise_multiplier,
     support_floor,
+    touched,
     truncated_delta,
     untruncated_delta,
 )
+from dpftrl_fast.accounting.trees import resolve_trees
 
 RADIUS = math.sqrt(128 * math.log(2))
 PAIRS = MAX_COORDINATES // 2
 FAST = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def once(nodes):
+    """One contribution under each of so many nodes."""
+    return Touched(nodes, nodes, 1)
+
+
+def floor_once(sigma, nodes, scale=1.0):
+    return support_floor(sigma, nodes, once(nodes), scale=scale)
 
 
 def leaves_the_disc(s):
@@ -44,7 +65,7 @@ def test_one_pair(s):
     assert 0 < truth <= float(ring(s))
     assert truth >= 0.02 * float(ring(s))  # the bound is no empty one
     # All of the shift in one pair is one of the cases the floor covers.
-    assert support_floor(1 / s, 1) >= truth
+    assert floor_once(1 / s, 1) >= truth
 
 
 @FAST
@@ -55,7 +76,7 @@ def test_one_pair(s):
 def test_every_split_of_the_shift_over_the_pairs(shift, groups):
     # Groups of 2^k pairs that share a part of the squared shift equally, at most m pairs together.
     count, total = 0, sum(part for part, _ in groups)
-    bound = mpmath.mpf(support_floor(1 / shift, 1))
+    bound = mpmath.mpf(floor_once(1 / shift, 1))
     lost = mpmath.mpf(0)
     for part, k in groups:
         size = min(2**k, PAIRS - count)
@@ -69,7 +90,7 @@ def test_the_floor_is_close_to_the_worst_split():
     for shift in [1e-3, 0.1, 0.885, 3.0, 6.0]:
         even = PAIRS * ring(shift / math.sqrt(PAIRS))
         worst = max(even, ring(shift))
-        assert worst <= support_floor(1 / shift, 1) <= 2.1 * float(worst)
+        assert worst <= floor_once(1 / shift, 1) <= 2.1 * float(worst)
 
 
 def test_the_curve_of_the_proof_increases():
@@ -102,27 +123,65 @@ def test_truncated_law_against_the_claim():
 
 @FAST
 @given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    st.floats(-6, math.log10(8.99)).map(lambda x: 10.0**x),
+    st.lists(st.integers(0, 35), min_size=1, max_size=4),
+    st.sampled_from([1.0, 2.0]),
+)
+def test_every_split_over_nodes_with_several_contributions(counts, largest, splits, scale):
+    # Node i has counts[i] contributions, evenly over 2^k of its pairs, k one of the splits.
+    one = largest / max(counts)
+    bound = support_floor(
+        scale / one,
+        sum(c * c for c in counts),
+        Touched(len(counts), sum(counts), max(counts)),
+        scale=scale,
+    )
+    lost = mpmath.mpf(0)
+    for count, k in zip(counts, itertools.cycle(splits)):
+        lost += 2**k * ring(count * one / math.sqrt(2**k) * (1 - 1e-12))
+    assert lost <= mpmath.mpf(bound)
+
+
+@FAST
+@given(
     st.floats(-300, 300).map(lambda x: 10.0**x),
     st.integers(1, 50),
     st.sampled_from([1.0, 2.0]),
 )
-def test_monotone_and_capped(sigma, nodes, l2_sensitivity):
-    floor = support_floor(sigma, nodes, l2_sensitivity=l2_sensitivity)
+def test_monotone_and_capped(sigma, nodes, scale):
+    floor = floor_once(sigma, nodes, scale)
     assert 0 < floor <= 1
-    assert support_floor(sigma, nodes + 1, l2_sensitivity=l2_sensitivity) >= floor
-    assert support_floor(sigma * 1.001, nodes, l2_sensitivity=l2_sensitivity) <= floor
-    assert support_floor(sigma / 2, nodes) == support_floor(sigma, nodes, l2_sensitivity=2.0)
+    assert floor_once(sigma, nodes + 1, scale) >= floor
+    assert floor_once(sigma * 1.001, nodes, scale) <= floor
+    assert floor_once(sigma / 2, nodes) == floor_once(sigma, nodes, 2.0)
+    for more in [
+        Touched(nodes + 1, nodes, 1),
+        Touched(nodes, nodes + 1, 1),
+        Touched(nodes, nodes, 2),
+    ]:
+        assert support_floor(sigma, nodes, more, scale=scale) >= floor
+    assert support_floor(sigma, nodes * 1.5, once(nodes), scale=scale) >= floor
 
 
 def test_no_overlap_is_promised_from_nine_standard_deviations_on():
-    assert support_floor(1 / 9, 1) == 1.0
-    assert support_floor(1e-300, 3) == 1.0
-    assert 0.05 < support_floor(1 / 8.999, 1) < 1
+    assert floor_once(1 / 9, 1) == 1.0
+    assert floor_once(1e-300, 3) == 1.0
+    assert support_floor(2.0, 500, Touched(30, 100, 18)) == 1.0
+    assert 0.05 < floor_once(1 / 8.999, 1) < 1
+
+
+def test_nothing_is_promised_for_2_to_the_29_nodes():
+    many = Touched(2**29, 2**29, 1)
+    assert support_floor(1e300, 1.0, many) == 1.0
+    assert truncated_delta(1e-6, many, 0.0) == 1.0
+    assert untruncated_delta(0.999, many, 1.0) == 0.0
+    assert support_floor(1e12, 1.0, Touched(2**28, 2**28, 1)) < 1.0
 
 
 def test_published_setting():
     # 11 nodes at sigma 1.13: far below any delta in use.
-    assert 1e-13 < support_floor(1.13, 11) < 1e-12
+    assert 9e-13 < floor_once(1.13, 11) < 9.3e-13
 
 
 @FAST
@@ -132,10 +191,10 @@ def test_published_setting():
     st.floats(-20, 0).map(lambda x: 10.0**x),
 )
 def test_taking_the_floor_off_and_adding_it_again(delta, nodes, floor):
-    exact = untruncated_delta(delta, nodes, floor)
+    exact = untruncated_delta(delta, once(nodes), floor)
     assert (exact > 0) == (delta > floor) or exact == 0.0
     if exact > 0:
-        again = truncated_delta(exact, nodes, floor)
+        again = truncated_delta(exact, once(nodes), floor)
         assert again == pytest.approx(delta, rel=1e-12, abs=5e-324)
         assert exact < delta
 
@@ -144,21 +203,200 @@ def test_renormalisation():
     with mpmath.workdps(50):
         q = mpmath.mpf(11) * PAIRS * mpmath.mpf(2) ** -64
         expected = mpmath.mpf(1e-6) / (1 - q)
-        assert 0 <= truncated_delta(1e-6, 11, 0.0) - expected < 3e-22
-        assert 0 <= mpmath.mpf(1e-6) * (1 - q) - untruncated_delta(1e-6, 11, 0.0) < 3e-22
-    assert truncated_delta(1.0, 11, 0.5) == 1.0
+        assert 0 <= truncated_delta(1e-6, once(11), 0.0) - expected < 3e-22
+        assert 0 <= mpmath.mpf(1e-6) * (1 - q) - untruncated_delta(1e-6, once(11), 0.0) < 3e-22
+    assert truncated_delta(1.0, once(11), 0.5) == 1.0
+
+
+# ---- What one id does to the nodes ----
+
+
+def patterns_of(pattern, trees):
+    """Every list of uses (steps from 0) that one id may have, as its definition says."""
+    steps = pattern.steps
+    if isinstance(pattern, SinglePass):
+        return [[i] for i in range(steps)]
+    if isinstance(pattern, MinSeparation):
+        return [
+            list(uses)
+            for k in range(1, pattern.max_participations + 1)
+            for uses in itertools.combinations(range(steps), k)
+            if all(b - a >= pattern.min_separation for a, b in itertools.pairwise(uses))
+        ]
+    if isinstance(pattern, FixedOrder):
+        listed = zip(pattern.offsets[:-1], pattern.offsets[1:], strict=True)
+        by_step = [pattern.ids[a:b].tolist() for a, b in listed]
+        return [
+            [i for i, ids in enumerate(by_step) for x in ids if x == one]
+            for one in set(pattern.ids.tolist())
+        ]
+    tree_of = [trees.locate(step + 1)[0] if pattern.reshuffle else 0 for step in range(steps)]
+    places = itertools.product(range(pattern.steps_per_epoch), repeat=max(tree_of) + 1)
+    return [
+        [i for i in range(steps) if i % pattern.steps_per_epoch == place[tree_of[i]]]
+        for place in places
+    ]
+
+
+def shifts_by_use(uses, trees):
+    """Contributions under each node that can be read, the tree's number first in its name."""
+    found = Counter()
+    for step in uses:
+        tree, t = trees.locate(step + 1)
+        end = trees.run_of(tree).end
+        for level in range(end.bit_length()):
+            index = (t - 1) >> level
+            if (index + 1) << level <= end:
+                found[tree, level, index] += 1
+    return list(found.values())
+
+
+def shortest_shifts(uses, trees):
+    """Node shifts of least norm that move every released Honaker prefix as the uses do."""
+    found = []
+    by_tree = {}
+    for step in uses:
+        tree, t = trees.locate(step + 1)
+        by_tree.setdefault(tree, []).append(t)
+    for tree, leaves in by_tree.items():
+        run = trees.run_of(tree)
+        times = [*range(1, run.steps + 1), *([run.end] if run.end > run.steps else [])]
+        levels = range(run.end.bit_length())
+        names = {v: i for i, v in enumerate((m, j) for m in levels for j in range(run.end >> m))}
+        mixing = np.zeros((len(times), len(names)))
+        for row, t in enumerate(times):
+            for level in (x for x in levels if t >> x & 1):
+                index = (t >> level) - 1
+                for m in range(level + 1):
+                    below = range(index << (level - m), (index + 1) << (level - m))
+                    for j in below:
+                        mixing[row, names[m, j]] = 2.0 ** (m - level) / (2 - 2.0**-level)
+        moved = np.array([sum(leaf <= t for leaf in leaves) for t in times], float)
+        found += list(np.linalg.pinv(mixing) @ moved)
+    return [abs(x) for x in found if abs(x) > 1e-9]
+
+
+CASES = [
+    (pattern, options)
+    for pattern in [
+        SinglePass(11),
+        FixedEpochs(4, 3),
+        FixedEpochs(4, 3, reshuffle=False),
+        FixedEpochs(3, 3),
+        FixedOrder([1, 2, 3, 1, 4, 1, -1, 2, 2, 1]),
+        FixedOrder([1, 1, 2, 1, 3, 2, 2, 2], [0, 2, 4, 4, 5, 8]),
+        MinSeparation(9, 3, 2),
+        MinSeparation(8, 2, 3),
+        MinSeparation(7, 7, 1),
+    ]
+    for options in [
+        {},
+        {"complete": "all"},
+        {"restart_every": 2},
+        {"restart_every": 3, "complete": True},
+        {"restart_every": 5, "complete": "all"},
+    ]
+]
+
+
+@pytest.mark.parametrize(("pattern", "options"), CASES)
+def test_touched_against_every_pattern(pattern, options):
+    trees = resolve_trees(pattern.steps, **options)
+    every = patterns_of(pattern, trees)
+    exact = touched(pattern, trees)
+    worst = [shifts_by_use(uses, trees) for uses in every]
+    assert exact.nodes >= max(len(shifts) for shifts in worst)
+    assert exact.total >= max(sum(shifts) for shifts in worst)
+    assert exact.largest >= max(max(shifts, default=0) for shifts in worst)
+    assert touched(pattern, trees, bound="released", variant="vanilla") == exact
+    released = touched(pattern, trees, bound="released")
+    worst = [shortest_shifts(uses, trees) for uses in every]
+    assert released.nodes >= max(len(shifts) for shifts in worst)
+    assert released.total >= max(sum(shifts) for shifts in worst)
+    assert released.largest >= max(max(shifts, default=0) for shifts in worst)
+
+
+def test_touched_is_no_loose_bound_where_it_is_simple():
+    for steps in [1, 2, 3, 1600, 2**40]:
+        levels = steps.bit_length()
+        assert touched(SinglePass(steps), resolve_trees(steps)) == once(levels)
+    separated = MinSeparation(1000, 10, 100)
+    assert touched(separated, resolve_trees(1000)).largest == 10
+    assert touched(separated, resolve_trees(1000, restart_every=100)).largest == 1
+    dealt_again = FixedEpochs(10, 2)
+    assert touched(dealt_again, resolve_trees(20, restart_every=5)).total == 4 * 3
+    assert (
+        touched(FixedEpochs(10, 2, reshuffle=False), resolve_trees(20, restart_every=5)).total == 6
+    )
+
+
+def test_touched_with_very_many_trees():
+    trees = resolve_trees(2**40, restart_every=1, complete=True)
+    assert touched(MinSeparation(2**40, 5, 1), trees) == Touched(5, 5, 1)
+
+
+# ---- The noise multiplier of a budget ----
+
+
+@FAST
+@given(
+    st.one_of(st.just(0.0), st.floats(-4, 4).map(lambda x: 10.0**x)),
+    st.floats(-300, -0.1).map(lambda x: 10.0**x),
+    st.lists(st.integers(1, 40), min_size=1, max_size=50),
+)
+def test_calibration_is_the_least_double_within_the_budget(eps, delta, counts):
+    zeta, nodes = sum(c * c for c in counts), Touched(len(counts), sum(counts), max(counts))
+
+    def within(sigma):
+        exact = untruncated_delta(delta, nodes, support_floor(sigma, zeta, nodes))
+        return exact > 0 and gaussian_delta(sigma, zeta, eps) <= exact
+
+    sigma = calibrated_noise_multiplier(eps, delta, zeta, nodes)
+    assert within(sigma)
+    assert not within(math.nextafter(sigma, 0.0))
+
+
+NAN, ONE = math.nan, once(1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("call", "error", "message"),
     [
-        ((math.nan, 1), ValueError, "noise_multiplier must be a finite number > 0, got nan"),
-        ((0.0, 1), ValueError, "noise_multiplier must be a finite number > 0, got 0.0"),
-        ((1.0, 0), ValueError, "nodes must be an integer >= 1, got 0"),
-        ((1.0, 1.0), TypeError, "nodes must be an integer >= 1, got float"),
-        ((1.0, 2**29), ValueError, r"nodes must be an integer < 2\^29, got 536870912"),
+        (lambda: support_floor(NAN, 1, ONE), ValueError, "noise_multiplier must be .*, got nan"),
+        (lambda: support_floor(0.0, 1, ONE), ValueError, "noise_multiplier must be .*, got 0.0"),
+        (lambda: support_floor(1.0, NAN, ONE), ValueError, "sensitivity_squared must be .* nan"),
+        (lambda: support_floor(1.0, 0, ONE), ValueError, "sensitivity_squared must be .* 0.0"),
+        (lambda: support_floor(1.0, 1, ONE, scale=NAN), ValueError, "scale must be .* nan"),
+        (lambda: Touched(0, 1, 1), ValueError, "nodes must be an integer >= 1, got 0"),
+        (lambda: Touched(1, 1.0, 1), TypeError, "total must be an integer >= 1, got float"),
+        (lambda: Touched(1, 1, -1), ValueError, "largest must be an integer >= 1, got -1"),
+        (
+            lambda: touched(3, resolve_trees(3)),
+            TypeError,
+            "participation must be one of .*, got int",
+        ),
+        (
+            lambda: touched(SinglePass(3), resolve_trees(4)),
+            ValueError,
+            "trees must have the 3 steps of the run, got 4",
+        ),
+        (
+            lambda: touched(SinglePass(3), resolve_trees(3), bound="level"),
+            ValueError,
+            'bound must be "exact" or "released", got \'level\'',
+        ),
+        (
+            lambda: touched(SinglePass(3), resolve_trees(3), variant="top-down"),
+            ValueError,
+            'variant must be "vanilla" or "honaker", got \'top-down\'',
+        ),
+        (lambda: calibrated_noise_multiplier(NAN, 0.1, 1, ONE), ValueError, "epsilon must be"),
+        (lambda: calibrated_noise_multiplier(-1.0, 0.1, 1, ONE), ValueError, "epsilon must be"),
+        (lambda: calibrated_noise_multiplier(1.0, 1.0, 1, ONE), ValueError, "delta must be"),
+        (lambda: calibrated_noise_multiplier(1.0, NAN, 1, ONE), ValueError, "delta must be"),
+        (lambda: calibrated_noise_multiplier(1.0, 0.1, 0, ONE), ValueError, "sensitivity_squ"),
     ],
 )
-def test_wrong_arguments(arguments, error, message):
+def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=message):
-        support_floor(*arguments)
+        call()

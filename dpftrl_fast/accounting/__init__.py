@@ -15,8 +15,70 @@ Examples
 True
 """
 
+from dpftrl_fast.accounting.budget import (
+    largest_epochs,
+    largest_participations,
+    largest_steps,
+    largest_trees,
+)
+from dpftrl_fast.accounting.composition import Composition, compose
+from dpftrl_fast.accounting.conversions import best_order, gdp_mu, rdp, zcdp_rho
+from dpftrl_fast.accounting.dp_event import dp_event, dpsgd_epsilon, unamplified_dpsgd_epsilon
 from dpftrl_fast.accounting.gaussian import delta, epsilon, noise_multiplier
-from dpftrl_fast.accounting.participation import SinglePass
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared
+from dpftrl_fast.accounting.guard import Guard
+from dpftrl_fast.accounting.ledger import Ledger
+from dpftrl_fast.accounting.participation import (
+    FixedEpochs,
+    FixedOrder,
+    MinSeparation,
+    Participation,
+    SinglePass,
+)
+from dpftrl_fast.accounting.planner import Schedule, ScheduleTable, plan_schedule
+from dpftrl_fast.accounting.run_error import noise_std
+from dpftrl_fast.accounting.sensitivity import sensitivity_squared, sensitivity_squared_by_id
+from dpftrl_fast.accounting.theorems import (
+    closed_form_noise_multiplier,
+    least_squares_noise_multiplier,
+    restarts_noise_multiplier,
+    single_pass_noise_multiplier,
+)
+from dpftrl_fast.accounting.trees import Trees, resolve_trees
 
-__all__ = ["SinglePass", "delta", "epsilon", "noise_multiplier", "sensitivity_squared"]
+__all__ = [
+    "Composition",
+    "FixedEpochs",
+    "FixedOrder",
+    "Guard",
+    "Ledger",
+    "MinSeparation",
+    "Participation",
+    "Schedule",
+    "ScheduleTable",
+    "SinglePass",
+    "Trees",
+    "best_order",
+    "closed_form_noise_multiplier",
+    "compose",
+    "delta",
+    "dp_event",
+    "dpsgd_epsilon",
+    "epsilon",
+    "gdp_mu",
+    "largest_epochs",
+    "largest_participations",
+    "largest_steps",
+    "largest_trees",
+    "least_squares_noise_multiplier",
+    "noise_multiplier",
+    "noise_std",
+    "plan_schedule",
+    "rdp",
+    "resolve_trees",
+    "restarts_noise_multiplier",
+    "sensitivity_squared",
+    "sensitivity_squared_by_id",
+    "single_pass_noise_multiplier",
+    "unamplified_dpsgd_epsilon",
+    "zcdp_rho",
+]

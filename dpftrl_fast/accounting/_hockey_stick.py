@@ -33,7 +33,10 @@ _FAR = 60
 
 
 class HockeyStick(NamedTuple):
-    """delta (an upper bound within a relative 2e-36) and its two derivatives' factors."""
+    """delta (an upper bound within a relative 2e-36) and its two derivatives' factors.
+
+    Where delta is above 1/2 the bound is that close to it relatively to 1 - delta, too.
+    """
 
     delta: Decimal
     density: Decimal  # phi(a) = d delta / d mu
@@ -107,10 +110,17 @@ def hockey_stick(mu: Decimal, eps: Decimal) -> HockeyStick:
         density = (-a * a / 2).exp() / _sqrt_two_pi(digits)
         mills = mills_ratio(b, digits)
         if a >= 0:
-            delta = density * (mills_ratio(a, digits) - mills)
+            delta = density * (mills_ratio(a, digits) - mills) * _WIDEN
         else:
-            delta = 1 - density * (mills_ratio(-a, digits) + mills)
-        return HockeyStick(min(delta * _WIDEN, Decimal(1)), density, mills)
+            rest = density * (mills_ratio(-a, digits) + mills)
+            delta = _one_minus(rest, digits) if rest < 0.5 else (1 - rest) * _WIDEN
+        return HockeyStick(min(delta, Decimal(1)), density, mills)
+
+
+def _one_minus(rest: Decimal, digits: int) -> Decimal:
+    """Return an upper bound of 1 - ``rest`` that keeps the digits of a small ``rest``."""
+    with precision(digits - rest.adjusted()):
+        return 1 - rest / _WIDEN
 
 
 def working_digits(mu: Decimal) -> int:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directed rounding: decimal arithmetic inside, and the double on the safe side outside.
 
-The accountant works in the standard library's decimal arithmetic with at least 48 digits. So the
-cancellation that double precision suffers from (differences of normal tails, tiny delta) does not
-matter, and a result can be rounded to the double next to it on the side that never understates the
-privacy loss. Correct rounding keeps the order of what is rounded: results are monotone wherever the
-mathematics is.
+Bounds of the accountant are worked out in the standard library's decimal arithmetic with at least
+48 digits (the Gaussian curve itself mostly in the C++ core, with 106 bits and a proved error). So
+the cancellation that double precision suffers from (differences of normal tails, tiny delta) does
+not matter, and a result can be rounded to the double next to it on the side that never understates
+the privacy loss. Correct rounding keeps the order of what is rounded: results are monotone wherever
+the mathematics is.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part when: the public description of a run that the sensitivity is computed from."""
+"""Who takes part when: the public description of a run that the sensitivity is computed from.
+
+A *use* is one contribution of one id (of a record, a batch or a user) to one step, of at most the
+clip norm. Every pattern counts real steps only, over all trees of the run: the steps with zero
+gradients that complete a tree are none of them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from dpftrl_fast.accounting._checks import positive_int
+from dpftrl_fast.accounting._counts import step_count
+from dpftrl_fast.accounting.fixed_order import FixedOrder
 
-__all__ = ["Participation", "SinglePass", "participation_from_dict"]
+__all__ = [
+    "FixedEpochs",
+    "FixedOrder",
+    "MinSeparation",
+    "Participation",
+    "SinglePass",
+    "check_participation",
+    "participation_from_dict",
+]
 
 
 @dataclass(frozen=True)
@@ -19,13 +33,13 @@ class SinglePass:
     Parameters
     ----------
     steps : int
-        Number of steps T >= 1 of the whole run, over all trees. It is declared and public: a stream
-        that ends early still has the sensitivity of the declared T.
+        Number of steps T of the whole run, over all trees, 1 to 2^40. It is declared and public: a
+        stream that ends early still has the sensitivity of the declared T.
 
     Raises
     ------
     TypeError, ValueError
-        If ``steps`` is not an integer >= 1.
+        If ``steps`` is not such an integer.
 
     Examples
     --------
@@ -36,7 +50,11 @@ class SinglePass:
     steps: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", positive_int("steps", self.steps))
+        object.__setattr__(self, "steps", step_count("steps", self.steps))
+
+    def most_uses(self) -> int:
+        """Return the most uses of one id: 1."""
+        return 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
@@ -49,7 +67,167 @@ class SinglePass:
         return {"kind": "SinglePass", "steps": self.steps}
 
 
-Participation: TypeAlias = SinglePass
+@dataclass(frozen=True)
+class FixedEpochs:
+    """The same batches in the same order, epoch after epoch.
+
+    The batch of step t (from 1) is the one at place (t - 1) mod ``steps_per_epoch``, and every
+    record (or user) is in one batch.
+
+    Parameters
+    ----------
+    steps_per_epoch : int
+        Batches of an epoch, >= 1.
+    epochs : int
+        Passes over the data, >= 1; ``steps_per_epoch * epochs`` is at most 2^40.
+    reshuffle : bool
+        Whether records may be dealt to places afresh at each restart of the tree. If so, the
+        sensitivity is the sum over trees of each one's maximum over the places. False declares one
+        order for the whole run: the maximum over the places of the sum over trees.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above.
+
+    Examples
+    --------
+    >>> FixedEpochs(steps_per_epoch=100, epochs=100).steps
+    10000
+    """
+
+    steps_per_epoch: int
+    epochs: int
+    reshuffle: bool = True
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "steps_per_epoch", step_count("steps_per_epoch", self.steps_per_epoch))
+        set_field(self, "epochs", step_count("epochs", self.epochs))
+        step_count("steps_per_epoch * epochs", self.steps)
+        if not isinstance(self.reshuffle, bool):
+            raise TypeError(f"reshuffle must be a bool, got {type(self.reshuffle).__name__}")
+
+    @property
+    def steps(self) -> int:
+        """Number of steps T of the whole run."""
+        return self.steps_per_epoch * self.epochs
+
+    def most_uses(self) -> int:
+        """Return the most uses of one id: one an epoch."""
+        return self.epochs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
+
+        Examples
+        --------
+        >>> FixedEpochs(10, 3).to_dict()
+        {'kind': 'FixedEpochs', 'steps_per_epoch': 10, 'epochs': 3, 'reshuffle': True}
+        """
+        return {
+            "kind": "FixedEpochs",
+            "steps_per_epoch": self.steps_per_epoch,
+            "epochs": self.epochs,
+            "reshuffle": self.reshuffle,
+        }
+
+
+@dataclass(frozen=True)
+class MinSeparation:
+    """Any order in which an id rests between its uses, and has no more than so many of them.
+
+    Parameters
+    ----------
+    steps : int
+        Number of steps T of the whole run, over all trees, 1 to 2^40.
+    max_participations : int
+        Most uses of one id (E), 1 to 2^40. What does not fit into the steps is clamped, see
+        `most_participations`.
+    min_separation : int
+        Two uses i < j of one id have j - i >= ``min_separation`` (b), 1 to 2^40; 1 allows every
+        step. The paper's xi, and TensorFlow Privacy's, is b - 1. Steps on both sides of a restart
+        count, the steps that complete a tree do not.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a field is not such an integer.
+
+    Examples
+    --------
+    >>> MinSeparation(steps=64, max_participations=4, min_separation=8).most_uses()
+    4
+    >>> MinSeparation(steps=64, max_participations=100, min_separation=32)
+    MinSeparation(steps=64, max_participations=100 (2 fit), min_separation=32)
+    """
+
+    steps: int
+    max_participations: int
+    min_separation: int
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "max_participations", "min_separation"):
+            object.__setattr__(self, name, step_count(name, getattr(self, name)))
+
+    @property
+    def most_participations(self) -> int:
+        """Most uses that fit: the smaller of ``max_participations`` and ceil(steps/separation)."""
+        return min(self.max_participations, -(-self.steps // self.min_separation))
+
+    def most_uses(self) -> int:
+        """Return the most uses of one id that fit."""
+        return self.most_participations
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
+
+        Examples
+        --------
+        >>> MinSeparation(64, 4, 8).to_dict()["min_separation"]
+        8
+        """
+        return {
+            "kind": "MinSeparation",
+            "steps": self.steps,
+            "max_participations": self.max_participations,
+            "min_separation": self.min_separation,
+        }
+
+    def __repr__(self) -> str:
+        clamped = self.most_participations < self.max_participations
+        fit = f" ({self.most_participations} fit)" if clamped else ""
+        return (
+            f"MinSeparation(steps={self.steps}, max_participations={self.max_participations}{fit}, "
+            f"min_separation={self.min_separation})"
+        )
+
+
+Participation: TypeAlias = SinglePass | FixedEpochs | FixedOrder | MinSeparation
+
+_FIELDS: dict[type[Participation], tuple[str, ...]] = {
+    SinglePass: ("steps",),
+    FixedEpochs: ("steps_per_epoch", "epochs", "reshuffle"),
+    FixedOrder: ("ids", "offsets"),
+    MinSeparation: ("steps", "max_participations", "min_separation"),
+}
+_KINDS = {kind.__name__: kind for kind in _FIELDS}
+
+
+def check_participation(participation: Any) -> Participation:
+    """Return ``participation`` if it is one of the patterns, else raise.
+
+    Examples
+    --------
+    >>> check_participation(SinglePass(3))
+    SinglePass(steps=3)
+    """
+    for kind in _FIELDS:
+        if isinstance(participation, kind):
+            return participation
+    raise TypeError(
+        f"participation must be one of {list(_KINDS)}, got {type(participation).__name__}"
+    )
 
 
 def participation_from_dict(d: Mapping[str, Any]) -> Participation:
@@ -72,9 +250,12 @@ def participation_from_dict(d: Mapping[str, Any]) -> Participation:
     """
     if not isinstance(d, Mapping):
         raise TypeError(f"participation must be a mapping, got {type(d).__name__}")
-    if d.get("kind") != "SinglePass":
-        raise ValueError(f"participation kind must be 'SinglePass', got {d.get('kind')!r}")
-    if set(d) != {"kind", "steps"}:
-        keys = sorted(map(str, d))
-        raise ValueError(f"participation must have exactly the keys 'kind' and 'steps', got {keys}")
-    return SinglePass(d["steps"])
+    name = d.get("kind")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(f"participation kind must be one of {list(_KINDS)}, got {name!r}")
+    expected = ["kind", *_FIELDS[kind]]
+    if set(d) != set(expected):
+        came = sorted(map(str, d))
+        raise ValueError(f"a {name} must have exactly the keys {expected}, got {came}")
+    return kind(**{field: d[field] for field in _FIELDS[kind]})

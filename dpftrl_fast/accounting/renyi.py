@@ -28,7 +28,7 @@ from typing import Literal
 from dpftrl_fast.accounting._checks import positive
 from dpftrl_fast.accounting._rounding import float_up, precision
 
-__all__ = ["Conversion", "rdp_epsilon"]
+__all__ = ["Conversion", "best_excess", "check_conversion", "check_orders", "rdp_epsilon"]
 
 Conversion = Literal["cks", "mironov"]
 
@@ -38,7 +38,7 @@ _WIDEN = Decimal("1e-36")
 
 def rdp_epsilon(
     sigma: float,
-    zeta: float,
+    zeta: int | float,
     delta: float,
     *,
     orders: Iterable[float] | None,
@@ -51,23 +51,29 @@ def rdp_epsilon(
     >>> round(rdp_epsilon(2.33, 11, 1e-6, orders=None, conversion="cks"), 2)
     7.83
     """
-    if conversion not in ("cks", "mironov"):
-        raise ValueError(f'conversion must be "cks" or "mironov", got {conversion!r}')
-    grid = None if orders is None else _check_orders(orders)
+    check_conversion(conversion)
+    grid = None if orders is None else check_orders(orders)
     if sigma in (0.0, math.inf):
         return 0.0 if sigma else math.inf
     with precision(60):
         rho = Decimal(zeta) / (2 * Decimal(sigma) ** 2)
         log_inverse = -Decimal(delta).ln()
     if grid is None:
-        excess = [_best_order(rho, log_inverse, conversion)]
+        excess = [best_excess(rho, log_inverse, conversion)]
     else:
         with precision(1100):  # exact for every double
             excess = [Decimal(order) - 1 for order in grid]
     return max(0.0, float_up(min(_at_order(t, rho, log_inverse, conversion) for t in excess)))
 
 
-def _check_orders(orders: Iterable[float]) -> list[float]:
+def check_conversion(conversion: Conversion) -> None:
+    """Raise ValueError unless ``conversion`` is "cks" or "mironov"."""
+    if conversion not in ("cks", "mironov"):
+        raise ValueError(f'conversion must be "cks" or "mironov", got {conversion!r}')
+
+
+def check_orders(orders: Iterable[float]) -> list[float]:
+    """Return the orders as a list of numbers > 1, at least one of them."""
     try:
         grid = list(orders)
     except TypeError:
@@ -89,7 +95,7 @@ def _at_order(t: Decimal, rho: Decimal, log_inverse: Decimal, conversion: Conver
         return sum(terms, Decimal(0)) + _WIDEN * sum(map(abs, terms), Decimal(0))
 
 
-def _best_order(rho: Decimal, log_inverse: Decimal, conversion: Conversion) -> Decimal:
+def best_excess(rho: Decimal, log_inverse: Decimal, conversion: Conversion) -> Decimal:
     """Return alpha - 1 for the best real order alpha."""
     with precision(60):
         t = (log_inverse / rho).sqrt()

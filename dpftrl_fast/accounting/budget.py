@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a run may be: the most steps, epochs, participations or trees that keep a budget.
+
+The noise multiplier is given. A longer run has every node and every pattern of a shorter one, so
+its sensitivity is no smaller, and the largest run is found by doubling and then bisecting: about
+twice log2 of the result evaluations of :func:`dpftrl_fast.accounting.sensitivity_squared`. Where
+that is an upper bound in place of the maximum (see there), a longer run may keep the budget, too;
+what is returned always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dpftrl_fast.accounting._checks import non_negative, positive, probability
+from dpftrl_fast.accounting._counts import MAX_STEPS, step_count
+from dpftrl_fast.accounting._rounding import text_up
+from dpftrl_fast.accounting.guarantee import Guarantee
+from dpftrl_fast.accounting.participation import (
+    FixedEpochs,
+    MinSeparation,
+    Participation,
+    SinglePass,
+)
+from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
+from dpftrl_fast.accounting.support import touched
+from dpftrl_fast.accounting.trees import check_complete, resolve_trees
+
+__all__ = ["largest_epochs", "largest_participations", "largest_steps", "largest_trees"]
+
+Completion: TypeAlias = bool | Literal["all"]
+Bound: TypeAlias = Literal["exact", "released"]
+Variant: TypeAlias = Literal["vanilla", "honaker"]
+
+
+def largest_steps(
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    *,
+    max_participations: int = 1,
+    min_separation: int = 1,
+    restart_every: int | None = None,
+    complete: Completion = False,
+    bound: Bound = "exact",
+    variant: Variant = "honaker",
+) -> int:
+    """Return the most steps T of a run that keeps a budget.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Budget, epsilon >= 0 and 0 < delta < 1, for zero-out neighbours: one record's (or user's)
+        gradients replaced by zero. delta includes the floor of the noise stream.
+    noise_multiplier : float
+        Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
+    max_participations, min_separation : int
+        Most uses of one record (or user), and the least distance of two of them, as for
+        `MinSeparation`. By default each is used once.
+    restart_every, complete, bound, variant
+        As for :func:`dpftrl_fast.accounting.sensitivity_squared`; no completion tree by tree.
+
+    Returns
+    -------
+    int
+        At most 2^40, whatever the budget.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above, and if not even one step keeps the budget.
+
+    Examples
+    --------
+    >>> largest_steps(8.0, 1e-6, 2.33)
+    4095
+    """
+    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
+    return budget.largest(
+        "step",
+        lambda n: _separated(n, max_participations, min_separation),
+        restart_every,
+        MAX_STEPS,
+    )
+
+
+def largest_epochs(
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps_per_epoch: int,
+    *,
+    reshuffle: bool = True,
+    restart_every: int | None = None,
+    complete: Completion = False,
+    bound: Bound = "exact",
+    variant: Variant = "honaker",
+) -> int:
+    """Return the most epochs of fixed batches that keep a budget.
+
+    Parameters
+    ----------
+    epsilon, delta, noise_multiplier, restart_every, complete, bound, variant
+        As for :func:`largest_steps`.
+    steps_per_epoch, reshuffle
+        As for `FixedEpochs`.
+
+    Returns
+    -------
+    int
+        At most ``2^40 // steps_per_epoch``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above, and if not even one epoch keeps the budget.
+
+    Examples
+    --------
+    >>> largest_epochs(8.0, 1e-5, 23.79, 100, restart_every=500, complete=True)
+    100
+    """
+    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
+    return budget.largest(
+        "epoch",
+        lambda n: FixedEpochs(steps_per_epoch, n, reshuffle),
+        restart_every,
+        MAX_STEPS // step_count("steps_per_epoch", steps_per_epoch),
+    )
+
+
+def largest_participations(
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps: int,
+    *,
+    min_separation: int = 1,
+    restart_every: int | None = None,
+    complete: Completion = False,
+    bound: Bound = "exact",
+    variant: Variant = "honaker",
+) -> int:
+    """Return the most uses of one record (or user) in a run that keeps a budget.
+
+    Parameters
+    ----------
+    epsilon, delta, noise_multiplier, restart_every, complete, bound, variant
+        As for :func:`largest_steps`.
+    steps, min_separation
+        As for `MinSeparation`.
+
+    Returns
+    -------
+    int
+        At most ``ceil(steps / min_separation)``, since no more fit into the steps.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above, and if not even one use keeps the budget.
+
+    Examples
+    --------
+    >>> largest_participations(8.0, 1e-6, 10.0, 1024, min_separation=64)
+    8
+    """
+    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
+    return budget.largest(
+        "participation",
+        lambda n: MinSeparation(steps, n, min_separation),
+        restart_every,
+        MinSeparation(steps, MAX_STEPS, min_separation).most_participations,
+    )
+
+
+def largest_trees(
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    tree_steps: int,
+    *,
+    steps_per_epoch: int | None = None,
+    reshuffle: bool = True,
+    max_participations: int = 1,
+    min_separation: int = 1,
+    complete: Completion = False,
+    bound: Bound = "exact",
+    variant: Variant = "honaker",
+) -> int:
+    """Return the most trees of equal length, one after the other, that keep a budget.
+
+    The run has one restart less than trees.
+
+    Parameters
+    ----------
+    epsilon, delta, noise_multiplier, complete, bound, variant
+        As for :func:`largest_steps`.
+    tree_steps : int
+        Real steps of each tree, 1 to 2^40.
+    steps_per_epoch, reshuffle
+        As for `FixedEpochs`; ``tree_steps`` is a multiple. By default the pattern is
+        `MinSeparation`.
+    max_participations, min_separation
+        As for :func:`largest_steps`, without ``steps_per_epoch`` only.
+
+    Returns
+    -------
+    int
+        At most ``2^40 // tree_steps``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above, and if not even one tree keeps the budget.
+
+    Examples
+    --------
+    >>> largest_trees(8.0, 1e-5, 23.79, 500, steps_per_epoch=100, complete=True)
+    20
+    """
+    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
+    length = step_count("tree_steps", tree_steps)
+    if steps_per_epoch is None:
+        return budget.largest(
+            "tree",
+            lambda n: _separated(n * length, max_participations, min_separation),
+            length,
+            MAX_STEPS // length,
+        )
+    epoch = step_count("steps_per_epoch", steps_per_epoch)
+    if (max_participations, min_separation) != (1, 1):
+        raise ValueError(
+            "expected steps_per_epoch, or max_participations and min_separation, got both"
+        )
+    if length % epoch:
+        raise ValueError(f"tree_steps must be a multiple of {epoch} steps_per_epoch, got {length}")
+    return budget.largest(
+        "tree",
+        lambda n: FixedEpochs(epoch, n * length // epoch, reshuffle),
+        length,
+        MAX_STEPS // length,
+    )
+
+
+def _separated(steps: int, max_participations: int, min_separation: int) -> Participation:
+    pattern = MinSeparation(steps, max_participations, min_separation)
+    return SinglePass(steps) if pattern.most_participations == 1 else pattern
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """A budget, and what does not change with the length of the run."""
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    complete: Completion
+    bound: Bound
+    variant: Variant
+
+    @classmethod
+    def of(
+        cls,
+        epsilon: float,
+        delta: float,
+        noise_multiplier: float,
+        complete: Completion,
+        bound: Bound,
+        variant: Variant,
+    ) -> _Budget:
+        completion = check_complete(complete)
+        if isinstance(completion, tuple):
+            raise TypeError(
+                'complete must be False, True or "all" where the length of the run is looked for, '
+                "got a sequence"
+            )
+        return cls(
+            non_negative("epsilon", epsilon),
+            probability("delta", delta),
+            positive("noise_multiplier", noise_multiplier),
+            completion,
+            bound,
+            variant,
+        )
+
+    def promised(self, pattern: Participation, restart_every: int | None) -> Guarantee:
+        """Return what a run of this pattern promises."""
+        trees = resolve_trees(pattern.steps, restart_every=restart_every, complete=self.complete)
+        nodes = touched(pattern, trees, self.bound, self.variant)
+        zeta = sensitivity_squared_of(pattern, trees, bound=self.bound, variant=self.variant)
+        return Guarantee(self.noise_multiplier, zeta, nodes)
+
+    def largest(
+        self,
+        unit: str,
+        pattern: Callable[[int], Participation],
+        restart_every: int | None,
+        most: int,
+    ) -> int:
+        """Return the largest n <= most whose pattern keeps the budget."""
+
+        def within(n: int) -> bool:
+            run = self.promised(pattern(n), restart_every)
+            return run.within(self.epsilon, self.delta)
+
+        least = self.promised(pattern(1), restart_every)
+        if not least.within(self.epsilon, self.delta):
+            raise ValueError(
+                f"epsilon must be at least that of one {unit}, {text_up(least.epsilon(self.delta))}"
+                f" at delta {self.delta!r}, got {self.epsilon!r}"
+            )
+        fits, over = 1, most + 1
+        while over > most and fits < most:
+            n = min(2 * fits, most)
+            if within(n):
+                fits = n
+            else:
+                over = n
+        while over - fits > 1:
+            n = (fits + over) // 2
+            if within(n):
+                fits = n
+            else:
+                over = n
+        return fits

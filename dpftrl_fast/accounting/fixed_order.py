@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FixedOrder`: the ids of each step, listed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["FixedOrder"]
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class FixedOrder:
+    """A list of who takes part in each step.
+
+    Parameters
+    ----------
+    ids : array_like of int, one-dimensional
+        Without ``offsets``: one id (of a record, a batch or a user) a step, >= 0, or -1 for a
+        virtual step, in which nobody takes part. With ``offsets``: the ids of all steps one after
+        the other, >= 0. An id that stands twice in one step has two uses there; whoever clips the
+        sum of all that a user gives to a step names the user once.
+    offsets : array_like of int, one-dimensional, optional
+        The ids of step t (from 1) are ``ids[offsets[t-1]:offsets[t]]``; none is a virtual step. Of
+        length T + 1, from 0 to ``len(ids)``, never decreasing (the ``indptr`` of a CSR matrix whose
+        rows are steps).
+
+    Attributes
+    ----------
+    ids, offsets : ndarray of int64, read-only
+        Always the second form, whichever was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above, and if nobody takes part at all.
+
+    Notes
+    -----
+    Two orders are equal if the same ids take part in the same steps, listed in the same order.
+
+    Examples
+    --------
+    >>> order = FixedOrder([1, 2, 3, 1, -1, 4])
+    >>> order.steps, order.most_uses(), order.ids.tolist(), order.offsets.tolist()
+    (6, 2, [1, 2, 3, 1, 4], [0, 1, 2, 3, 4, 4, 5])
+    >>> order == FixedOrder.from_steps([[1], [2], [3], [1], [], [4]])
+    True
+    """
+
+    ids: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def __init__(self, ids: ArrayLike, offsets: ArrayLike | None = None) -> None:
+        flat = _integers("ids", ids)
+        if offsets is None:
+            if not flat.size:
+                raise ValueError("ids must hold at least one step, got none")
+            _at_least("ids", flat, -1)
+            taken = flat >= 0
+            bounds = np.concatenate([[0], np.cumsum(taken)]).astype(np.int64)
+            flat = flat[taken]
+        else:
+            bounds = _integers("offsets", offsets)
+            if flat.size:
+                _at_least("ids with offsets", flat, 0)
+            _check_offsets(bounds, flat.size)
+        if not flat.size:
+            raise ValueError("ids must hold at least one id >= 0, got virtual steps only")
+        for array in (flat, bounds):
+            array.flags.writeable = False
+        object.__setattr__(self, "ids", flat)
+        object.__setattr__(self, "offsets", bounds)
+
+    @classmethod
+    def from_steps(cls, steps: Iterable[Iterable[int]]) -> FixedOrder:
+        """Make an order from the ids of each step.
+
+        Parameters
+        ----------
+        steps : iterable of iterables of int
+            The ids of each step, >= 0; an empty one is a virtual step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for the class.
+
+        Examples
+        --------
+        >>> FixedOrder.from_steps([[0, 1], [2], []])
+        FixedOrder(3 steps, 3 uses)
+        """
+        listed = [list(step) for step in steps]
+        return cls(
+            [i for step in listed for i in step],
+            np.cumsum([0, *map(len, listed)]),
+        )
+
+    @property
+    def steps(self) -> int:
+        """Number of steps T of the whole run, virtual ones of the order included."""
+        return self.offsets.size - 1
+
+    def step_of_uses(self) -> NDArray[np.int64]:
+        """Return the step (from 0) of each entry of `ids`.
+
+        Examples
+        --------
+        >>> FixedOrder([5, -1, 7]).step_of_uses().tolist()
+        [0, 2]
+        """
+        return np.repeat(np.arange(self.steps), np.diff(self.offsets))
+
+    def most_uses(self) -> int:
+        """Return the most uses of one id."""
+        return self._most_uses
+
+    @cached_property
+    def _most_uses(self) -> int:
+        return int(np.unique(self.ids, return_counts=True)[1].max())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
+
+        Examples
+        --------
+        >>> FixedOrder([5, -1, 7]).to_dict()
+        {'kind': 'FixedOrder', 'ids': [5, 7], 'offsets': [0, 1, 1, 2]}
+        """
+        return {
+            "kind": "FixedOrder",
+            "ids": self.ids.tolist(),
+            "offsets": self.offsets.tolist(),
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FixedOrder):
+            return NotImplemented
+        return np.array_equal(self.ids, other.ids) and np.array_equal(self.offsets, other.offsets)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(self.offsets.data)
+        digest.update(self.ids.data)
+        return int.from_bytes(digest.digest(), "big")
+
+    def __repr__(self) -> str:
+        return f"FixedOrder({self.steps} steps, {self.ids.size} uses)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FixedOrder, (self.ids, self.offsets)
+
+
+def _integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
+    """Return a copy of ``values`` as int64."""
+    expected = f"{name} must be a one-dimensional sequence of integers"
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{expected}, got a ragged one") from None
+    if array.ndim != 1:
+        raise ValueError(f"{expected}, got shape {array.shape}")
+    if not array.size:  # an empty list has no dtype of its own
+        return np.zeros(0, np.int64)
+    if array.dtype.kind == "O" and all(type(x) is int for x in array):
+        raise ValueError(f"{expected} below 2^63, got larger ones")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{expected}, got dtype {array.dtype}")
+    if array.dtype.kind == "u" and int(array.max()) >= 2**63:
+        raise ValueError(f"{expected} below 2^63, got {int(array.max())}")
+    return np.array(array, dtype=np.int64, order="C")
+
+
+def _at_least(name: str, values: NDArray[np.int64], least: int) -> None:
+    if (smallest := int(values.min())) < least:
+        raise ValueError(f"{name} must be integers >= {least}, got {smallest}")
+
+
+def _check_offsets(offsets: NDArray[np.int64], uses: int) -> None:
+    if offsets.size < 2:
+        raise ValueError(f"offsets must have T + 1 values for T >= 1 steps, got {offsets.size}")
+    if offsets[0] != 0 or offsets[-1] != uses:
+        raise ValueError(
+            f"offsets must go from 0 to the {uses} ids, got {offsets[0]} to {offsets[-1]}"
+        )
+    if not bool(np.all(offsets[1:] >= offsets[:-1])):
+        raise ValueError("offsets must never decrease, got some that do")

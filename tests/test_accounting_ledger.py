@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: realised values by brute force, at most the declared ones, and its state."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from participation_oracle import zeta_exact
+from participation_runs import (
+    Declared,
+    Steps,
+    admissible,
+    declared_runs,
+    declared_zeta,
+    proposed_step,
+    uses_by_id,
+)
+
+from dpftrl_fast.accounting.guarantee import Guarantee
+from dpftrl_fast.accounting.guard import Guard
+from dpftrl_fast.accounting.ledger import Ledger
+from dpftrl_fast.accounting.participation import FixedEpochs, FixedOrder, MinSeparation, SinglePass
+from dpftrl_fast.accounting.support import Touched
+
+
+def through_json(state: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(state, default=lambda array: array.tolist()))
+
+
+def through_npz(state: dict[str, Any]) -> Any:
+    file = io.BytesIO()
+    np.savez(file, **state)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as read:
+        return dict(read)
+
+
+def recorded(ledger: Ledger, history: Steps) -> Ledger:
+    for ids in history:
+        ledger.record(ids)
+    return ledger
+
+
+@settings(max_examples=300, deadline=None)
+@given(declared=declared_runs(), data=st.data())
+def test_values_are_those_of_brute_force_and_at_most_the_declared(
+    declared: Declared, data: st.DataObject
+) -> None:
+    ledger = Ledger(declared.pattern, 2.0, **declared.options)
+    history: Steps = []
+    most = declared_zeta(declared)
+    for _ in range(declared.pattern.steps):
+        ids = proposed_step(data.draw, declared, history)
+        if admissible(declared, [*history, ids]):
+            ledger.record(ids)
+            history.append(ids)
+        else:
+            with pytest.raises(ValueError, match="must have"):
+                ledger.record(ids)
+        if data.draw(st.integers(0, 4)) == 0:
+            state = data.draw(st.sampled_from([dict, through_json, through_npz]))(
+                ledger.state_dict()
+            )
+            ledger = Ledger(declared.pattern, 2.0, **declared.options)
+            ledger.load_state_dict(state)
+        uses = uses_by_id(history)
+        expected = {i: zeta_exact(uses[i], declared.trees) for i in sorted(uses)}
+        found, values = ledger.values()
+        assert dict(zip(found.tolist(), values.tolist(), strict=True)) == expected
+        assert found.tolist() == list(expected)
+        assert ledger.sensitivity_squared() == max(expected.values(), default=0) <= most
+
+
+@settings(max_examples=100, deadline=None)
+@given(declared=declared_runs())
+def test_the_declared_zeta_is_that_of_brute_force(declared: Declared) -> None:
+    ledger = Ledger(declared.pattern, 2.0, **declared.options)
+    assert ledger.guarantee.sensitivity_squared == declared_zeta(declared)
+
+
+def test_the_papers_example() -> None:
+    # Fixed order [1, 2, 3, 1, 4]: 8, with three virtual steps 12.
+    order = [1, 2, 3, 1, 4]
+    steps = [[i] for i in order]
+    assert recorded(Ledger(FixedOrder(order), 1.0), steps).sensitivity_squared() == 8
+    longer = Ledger(FixedOrder([*order, -1, -1, -1]), 1.0)
+    assert recorded(longer, [*steps, [], [], []]).sensitivity_squared() == 12
+    completed = Ledger(FixedOrder(order), 1.0, complete="all")
+    assert recorded(completed, steps).sensitivity_squared() == 12
+
+
+@pytest.mark.parametrize(
+    ("restart_every", "complete", "zeta"),
+    [(None, False, 14349), (500, False, 1000), (500, "all", 1600)],
+)
+def test_a_cifar_run_realises_its_declared_figure(
+    restart_every: int | None, complete: Any, zeta: int
+) -> None:
+    ledger = Ledger(FixedEpochs(100, 100), 1.0, restart_every=restart_every, complete=complete)
+    for t in range(10_000):
+        ledger.record([t % 100])
+    assert ledger.sensitivity_squared() == ledger.guarantee.sensitivity_squared == zeta
+
+
+def test_many_ids_in_a_step_are_counted_as_few_are() -> None:
+    n = 150_000
+    ids = np.arange(n) * 17
+    ledger = Ledger(MinSeparation(12, 3, 2), 1.0, restart_every=7, complete=True)
+    small = Ledger(MinSeparation(12, 3, 2), 1.0, restart_every=7, complete=True)
+    for t in range(12):
+        ledger.record(ids if t in (1, 5, 8) else [])
+        small.record([3] if t in (1, 5, 8) else [])
+    assert np.unique(ledger.values()[1]).tolist() == [small.sensitivity_squared()]
+    assert small.sensitivity_squared() == zeta_exact([1, 5, 8], [(7, True), (5, False)])
+
+
+def test_a_long_run_is_declared_and_counted_without_listing_its_trees() -> None:
+    ledger = Ledger(SinglePass(2**40), 1.0, restart_every=1)
+    ledger.record([5])
+    assert ledger.sensitivity_squared() == ledger.guarantee.sensitivity_squared == 1
+    tall = Ledger(SinglePass(2**40), 1.0)
+    tall.record([5])
+    assert tall.sensitivity_squared() == tall.guarantee.sensitivity_squared == 41
+
+
+def test_the_epsilon_spent_is_the_declared_one_and_changes_nothing() -> None:
+    ledger = Ledger(SinglePass(1600), 2.33)
+    first = ledger.epsilon_spent(1e-6)
+    assert round(first, 3) == 7.342
+    ledger.record([1])
+    before = through_json(ledger.state_dict())
+    assert ledger.epsilon_spent(1e-6) == first
+    assert ledger.epsilon_spent(1e-6, realised=True) == first  # the first leaf has all the nodes
+    assert ledger.epsilon_spent(1e-6, neighbours="replace-one") > first
+    assert through_json(ledger.state_dict()) == before
+    assert ledger.guarantee == Guarantee(2.33, 11, Touched(11, 11, 1))
+
+
+def test_a_realised_epsilon_grows_up_to_the_declared_one() -> None:
+    ledger = Ledger(MinSeparation(16, 3, 4), 2.0)
+    found = [ledger.epsilon_spent(1e-5, realised=True)]
+    for t in range(16):
+        ledger.record([3] if t in (7, 15) else [])
+        found.append(ledger.epsilon_spent(1e-5, realised=True))
+    assert found[0] == 0.0
+    assert found == sorted(found)
+    assert 0 < found[-1] < ledger.epsilon_spent(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "pattern", "declared", "exact"),
+    [
+        # All eight leaves: 8 + 4*4 + 2*16 + 64, and the nodes of even index 4 + 2*4 + 16 + 64.
+        ("vanilla", MinSeparation(8, 8, 1), 92, 120),
+        ("honaker", SinglePass(1024), 9.47, 11),
+    ],
+)
+def test_where_only_prefixes_are_released_values_are_cut_at_the_declared(
+    variant: Any, pattern: SinglePass | MinSeparation, declared: float, exact: int
+) -> None:
+    ledger = Ledger(pattern, 2.0, bound="released", variant=variant)
+    for _ in range(pattern.most_uses()):
+        ledger.record([1, 2])
+    zeta = ledger.guarantee.sensitivity_squared
+    assert zeta == pytest.approx(declared, abs=5e-3)
+    assert ledger.sensitivity_squared() == zeta
+    assert ledger.values()[1].tolist() == [zeta, zeta]
+    assert ledger.epsilon_spent(1e-6, realised=True) == ledger.epsilon_spent(1e-6)
+    assert Ledger(pattern, 2.0).guarantee.sensitivity_squared == exact
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be a finite number > 0"),
+        ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier must be"),
+        ({"noise_multiplier": "1"}, TypeError, "noise_multiplier must be"),
+        ({"bound": "level"}, ValueError, 'bound must be "exact" or "released"'),
+        ({"variant": "other"}, ValueError, 'variant must be "vanilla" or "honaker"'),
+        ({"restart_every": 0}, ValueError, "restart_every must be"),
+        ({"complete": "none"}, ValueError, "complete must be"),
+    ],
+)
+def test_bad_declarations_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Ledger(SinglePass(3), **{"noise_multiplier": 1.0, **options})
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, float("nan"), -1e-5])
+@pytest.mark.parametrize("realised", [False, True])
+def test_a_bad_delta_is_refused(delta: float, realised: bool) -> None:
+    with pytest.raises(ValueError, match="delta must be"):
+        Ledger(SinglePass(3), 1.0).epsilon_spent(delta, realised=realised)
+
+
+# ---- State ----
+
+
+def test_a_state_of_another_declaration_is_refused() -> None:
+    pattern = SinglePass(6)
+    ledgers = [
+        Ledger(pattern, 1.0),
+        Ledger(pattern, 1.5),
+        Ledger(SinglePass(5), 1.0),
+        Ledger(pattern, 1.0, restart_every=3),
+        Ledger(pattern, 1.0, bound="released"),
+        Ledger(pattern, 1.0, variant="vanilla"),
+    ]
+    for i, ledger in enumerate(ledgers):
+        for j, other in enumerate(ledgers):
+            if i == j:
+                ledger.load_state_dict(other.state_dict())
+            else:
+                with pytest.raises(ValueError, match="state must have declaration"):
+                    ledger.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="must have the keys"):
+        ledgers[0].load_state_dict(Guard(pattern).state_dict())
+    with pytest.raises(ValueError, match="must have the keys"):
+        Guard(pattern).load_state_dict(ledgers[0].state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"values": [3, 3]}, ValueError, "values must be an array"),
+        ({"values": [0, 3, 1]}, ValueError, "values must be an array of integers >= 1"),
+        ({"values": [1.0, 3, 1]}, TypeError, "values must be an array"),
+        ({"node_counts": [[1, 1], [1, 1], [1, 1]]}, ValueError, "node_counts must be an array"),
+        ({"node_counts": [[2, 1, 2]] * 3}, ValueError, "node_counts must never fall"),
+        ({"step": 1}, ValueError, "last_step must be"),
+        ({"uses": [9, 1, 1]}, ValueError, "uses must be"),
+    ],
+)
+def test_a_broken_state_is_refused_and_changes_nothing(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    pattern = MinSeparation(5, 2, 2)
+    state = recorded(Ledger(pattern, 1.0), [[1, 2], [], [1], [5]]).state_dict()
+    ledger = recorded(Ledger(pattern, 1.0), [[8]])
+    before = through_json(ledger.state_dict())
+    with pytest.raises(error, match=message):
+        ledger.load_state_dict({**state, **change})
+    assert through_json(ledger.state_dict()) == before
+    ledger.load_state_dict(state)
+    assert through_json(ledger.state_dict()) == through_json(state)
