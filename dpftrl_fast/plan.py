@@ -3,50 +3,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fractions import Fraction
-from numbers import Integral
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from dpftrl_fast import accounting
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
-from dpftrl_fast.accounting._rounding import float_up, smallest_double, text_up
-from dpftrl_fast.accounting.gaussian import mean_shift
-from dpftrl_fast.accounting.participation import (
-    Participation,
-    SinglePass,
-    participation_from_dict,
-)
-from dpftrl_fast.accounting.sensitivity import Complete, check_complete
-from dpftrl_fast.accounting.support import (
-    MAX_COORDINATES,
-    support_floor,
-    truncated_delta,
-    untruncated_delta,
+from dpftrl_fast.accounting._rounding import text_up
+from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
+from dpftrl_fast.accounting.guard import Guard
+from dpftrl_fast.accounting.ledger import Ledger
+from dpftrl_fast.accounting.participation import Participation, check_participation
+from dpftrl_fast.accounting.planner import Schedule
+from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
+from dpftrl_fast.accounting.support import calibrated_noise_multiplier, touched
+from dpftrl_fast.accounting.trees import (
+    Complete,
+    Trees,
+    check_complete,
+    check_lengths,
+    resolve_trees,
 )
 from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.keys import Seed
-from dpftrl_fast.noise_arguments import dtype_name
-from dpftrl_fast.planned_noise import PlannedNoise
+from dpftrl_fast.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
+from dpftrl_fast.plan_text import participation_words, promise_words, trees_words
+from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 
 __all__ = ["Neighbours", "PrivacyPlan"]
 
-Neighbours = Literal["zero-out", "replace-one"]
 Variant = Literal["vanilla", "honaker"]
-
-_FORMAT = "dpftrl_fast.PrivacyPlan"
-_VERSION = 1
-_FIELDS = (
-    "clip_norm",
-    "noise_multiplier",
-    "participation",
-    "restart_every",
-    "complete",
-    "variant",
-)
+PlanBound = Literal["exact", "released"]
 
 
 @dataclass(frozen=True)
@@ -56,18 +44,24 @@ class PrivacyPlan:
     Parameters
     ----------
     clip_norm : float
-        L2 norm to which each gradient is clipped (L), finite and > 0.
+        L2 norm to which each contribution is clipped (L), finite and > 0.
     noise_multiplier : float
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
-    participation : SinglePass
+    participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
         Who takes part when, and the declared number of steps.
     restart_every : int, optional
         Steps after which a new tree starts; None means one tree.
-    complete : bool or "all"
+    complete : bool, "all" or sequence of bool
         Trees that are advanced to the next power of two: none (False), each one that a restart
-        follows (True), the last one too ("all").
+        follows (True), the last one too ("all"), or those that one bool for each tree says.
     variant : {"honaker", "vanilla"}
-        How a prefix is put together from the nodes. It does not change the epsilon.
+        How a prefix is put together from the nodes. It matters to the epsilon under
+        ``bound="released"`` only.
+    tree_lengths : sequence of int, optional
+        Steps of each tree, instead of ``restart_every``; their sum is the declared steps.
+    bound : {"exact", "released"}
+        What the epsilon is stated for: every node of the tree, or only the prefixes, which are all
+        that the noise of a plan gives out.
 
     Raises
     ------
@@ -81,9 +75,12 @@ class PrivacyPlan:
     number of steps whether or not the stream ends early. delta includes the floor of the noise
     stream, see :attr:`delta_floor`. Attacks on the grid of floating-point numbers are not covered.
 
+    Two plans are equal if their fields are.
+
     Examples
     --------
-    >>> plan = PrivacyPlan(clip_norm=1.0, noise_multiplier=2.33, participation=SinglePass(1600))
+    >>> from dpftrl_fast import accounting
+    >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
     >>> plan.sensitivity_squared
     11
     >>> round(plan.epsilon(1e-6), 3)
@@ -96,18 +93,25 @@ class PrivacyPlan:
     restart_every: int | None = None
     complete: Complete = False
     variant: Variant = "honaker"
+    tree_lengths: Sequence[int] | None = None
+    bound: PlanBound = "exact"
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "clip_norm", check_clip_norm(positive("clip_norm", self.clip_norm)))
         set_field(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
         positive("clip_norm * noise_multiplier", self.clip_norm * self.noise_multiplier)
-        _check_participation(self.participation)
+        check_participation(self.participation)
         if self.restart_every is not None:
             set_field(self, "restart_every", positive_int("restart_every", self.restart_every))
-        check_complete(self.complete)
+        if self.tree_lengths is not None:
+            set_field(self, "tree_lengths", check_lengths(self.tree_lengths))
+        set_field(self, "complete", check_complete(self.complete))
         if self.variant not in ("vanilla", "honaker"):
             raise ValueError(f'variant must be "vanilla" or "honaker", got {self.variant!r}')
+        if self.bound not in ("exact", "released"):
+            raise ValueError(f'bound must be "exact" or "released", got {self.bound!r}')
+        self.trees  # noqa: B018 - what does not fit together is refused here
 
     @classmethod
     def calibrate(
@@ -120,6 +124,8 @@ class PrivacyPlan:
         restart_every: int | None = None,
         complete: Complete = False,
         variant: Variant = "honaker",
+        tree_lengths: Sequence[int] | None = None,
+        bound: PlanBound = "exact",
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
 
@@ -129,7 +135,7 @@ class PrivacyPlan:
             Budget, finite and >= 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
-        clip_norm, participation, restart_every, complete, variant
+        clip_norm, participation, restart_every, complete, variant, tree_lengths, bound
             The other fields of the plan.
 
         Raises
@@ -139,31 +145,64 @@ class PrivacyPlan:
 
         Examples
         --------
+        >>> from dpftrl_fast import accounting
         >>> plan = PrivacyPlan.calibrate(
-        ...     epsilon=1.0, delta=1e-6, clip_norm=0.3, participation=SinglePass(1600)
+        ...     epsilon=1.0, delta=1e-6, clip_norm=0.3, participation=accounting.SinglePass(1600)
         ... )
         >>> round(plan.noise_multiplier, 3), plan.epsilon(1e-6) <= 1.0
         (14.012, True)
         """
-        budget = non_negative("epsilon", epsilon)
-        total = probability("delta", delta)
-        zeta = accounting.sensitivity_squared(
-            _check_participation(participation), restart_every=restart_every, complete=complete
-        )
-
-        def holds(sigma: float) -> bool:
-            exact = untruncated_delta(total, zeta, support_floor(sigma, zeta))
-            return exact > 0 and accounting.delta(sigma, zeta, budget) <= exact
-
-        return cls(
+        budget, total = non_negative("epsilon", epsilon), probability("delta", delta)
+        draft = cls(
             clip_norm=clip_norm,
-            noise_multiplier=smallest_double(
-                holds, accounting.noise_multiplier(budget, total, zeta)
-            ),
+            noise_multiplier=1.0,
             participation=participation,
             restart_every=restart_every,
             complete=complete,
             variant=variant,
+            tree_lengths=tree_lengths,
+            bound=bound,
+        )
+        zeta, nodes = draft.sensitivity_squared, draft.guarantee.touched
+        sigma = calibrated_noise_multiplier(budget, total, zeta, nodes)
+        plan = replace(draft, noise_multiplier=sigma)
+        vars(plan)["sensitivity_squared"] = zeta  # kept as the draft keeps it: it can take seconds
+        return plan
+
+    @classmethod
+    def from_schedule(cls, schedule: Schedule, *, clip_norm: float) -> PrivacyPlan:
+        """Return the plan of a row of :func:`dpftrl_fast.accounting.plan_schedule`.
+
+        Parameters
+        ----------
+        schedule : Schedule
+            The row: pattern, restarts, completion, variant, bound and noise multiplier.
+        clip_norm : float
+            L2 norm to which each contribution is clipped (L).
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``schedule`` is no row, or ``clip_norm`` is wrong.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import accounting
+        >>> row = accounting.plan_schedule(8, 1e-5, 100, 100, bound="exact").best
+        >>> plan = PrivacyPlan.from_schedule(row, clip_norm=1.0)
+        >>> plan.restart_every, plan.complete, plan.epsilon(1e-5) <= 8
+        (500, True, True)
+        """
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
+        return cls(
+            clip_norm=clip_norm,
+            noise_multiplier=schedule.noise_multiplier,
+            participation=schedule.participation,
+            restart_every=schedule.restart_every,
+            complete=schedule.complete,
+            variant=schedule.variant,
+            bound=schedule.bound,
         )
 
     @property
@@ -171,17 +210,42 @@ class PrivacyPlan:
         """Declared number of steps, over all trees."""
         return self.participation.steps
 
-    @property
-    def sensitivity_squared(self) -> int:
-        """Squared sensitivity (zeta) of all node sums, in units of the clip norm squared."""
-        return accounting.sensitivity_squared(
-            self.participation, restart_every=self.restart_every, complete=self.complete
+    @cached_property
+    def trees(self) -> Trees:
+        """How the steps are laid out over trees."""
+        return resolve_trees(
+            self.steps,
+            restart_every=self.restart_every,
+            tree_lengths=self.tree_lengths,
+            complete=self.complete,
         )
+
+    @cached_property
+    def sensitivity_squared(self) -> int | float:
+        """Squared sensitivity (zeta) under the plan's bound, in units of the clip norm squared."""
+        return sensitivity_squared_of(
+            self.participation, self.trees, bound=self.bound, variant=self.variant
+        )
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What epsilon and delta come from, for other conversions too.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
+        >>> exact = plan.guarantee.mechanism_delta(1e-6)  # without the floor
+        >>> round(accounting.epsilon(2.33, plan.sensitivity_squared, exact, method="rdp"), 3)
+        7.825
+        """
+        nodes = touched(self.participation, self.trees, self.bound, self.variant)
+        return Guarantee(self.noise_multiplier, self.sensitivity_squared, nodes)
 
     @property
     def mu(self) -> float:
         """Sensitivity over noise, sqrt(zeta)/sigma, rounded up: the run is mu-Gaussian-DP."""
-        return float_up(mean_shift(self.noise_multiplier, self.sensitivity_squared))
+        return self.guarantee.mu
 
     @property
     def delta_floor(self) -> float:
@@ -192,11 +256,12 @@ class PrivacyPlan:
 
         Examples
         --------
-        >>> plan = PrivacyPlan(1.0, 1.13, SinglePass(1600))
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(1.0, 1.13, accounting.SinglePass(1600))
         >>> f"{plan.delta_floor:.1e}"
         '9.2e-13'
         """
-        return self._floor("zero-out")
+        return self.guarantee.floor()
 
     def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
         """Epsilon of the whole run at ``delta``, never understated.
@@ -215,19 +280,12 @@ class PrivacyPlan:
 
         Examples
         --------
-        >>> plan = PrivacyPlan(1.0, 2.33, SinglePass(1600))
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
         >>> round(plan.epsilon(1e-6), 3), round(plan.epsilon(1e-6, neighbours="replace-one"), 3)
         (7.342, 16.999)
         """
-        total = probability("delta", delta)
-        floor = self._floor(neighbours)
-        exact = untruncated_delta(total, self.sensitivity_squared, floor)
-        if not exact > 0:
-            raise ValueError(
-                f"delta must be above the floor of the noise stream, {floor:.3g}, got {total!r}"
-            )
-        zeta = self.sensitivity_squared * _scale(neighbours) ** 2
-        return accounting.epsilon(self.noise_multiplier, zeta, exact)
+        return self.guarantee.epsilon(delta, neighbours)
 
     def delta(self, epsilon: float, *, neighbours: Neighbours = "zero-out") -> float:
         """Delta of the whole run at ``epsilon``, never understated; it includes the floor.
@@ -246,20 +304,12 @@ class PrivacyPlan:
 
         Examples
         --------
-        >>> plan = PrivacyPlan(1.0, 2.33, SinglePass(1600))
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
         >>> plan.delta(7.342) <= 1e-6 < plan.delta(7.341)
         True
         """
-        floor = self._floor(neighbours)
-        zeta = self.sensitivity_squared * _scale(neighbours) ** 2
-        exact = accounting.delta(self.noise_multiplier, zeta, epsilon)
-        return truncated_delta(exact, self.sensitivity_squared, floor)
-
-    def _floor(self, neighbours: Neighbours) -> float:
-        # Single pass: zeta nodes with one contribution each.
-        return support_floor(
-            self.noise_multiplier, self.sensitivity_squared, l2_sensitivity=_scale(neighbours)
-        )
+        return self.guarantee.delta(epsilon, neighbours)
 
     def noise(
         self,
@@ -277,7 +327,7 @@ class PrivacyPlan:
 
         The standard deviation is rounded up to the dtype. The tree restarts where the plan says and
         refuses steps past the declared ones. What is left to the caller: each value goes on one sum
-        only, of records clipped to `clip_norm` and each in one step.
+        only, of records clipped to `clip_norm`, which take part as the plan says.
 
         Parameters
         ----------
@@ -294,15 +344,16 @@ class PrivacyPlan:
 
         Examples
         --------
-        >>> plan = PrivacyPlan(clip_norm=0.5, noise_multiplier=4.0, participation=SinglePass(10))
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(0.5, 4.0, accounting.SinglePass(10))
         >>> noise = plan.noise(3)
         >>> noise.step().shape, noise.steps_taken, noise.steps
         ((3,), 1, 10)
         """
-        _check_coordinates(size, offset)
+        check_coordinates(size, offset)
         return PlannedNoise(
             size,
-            _std_up(self.clip_norm, self.noise_multiplier, dtype),
+            std_up(self.clip_norm, self.noise_multiplier, dtype),
             seed=seed,
             variant=self.variant,
             memory=memory,
@@ -311,9 +362,46 @@ class PrivacyPlan:
             threads=threads,
             offset=offset,
             key=key,
-            steps=self.steps,
+            trees=self.trees,
+        )
+
+    def guard(self) -> Guard:
+        """Return what refuses, step by step, participation that the plan does not declare.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import accounting
+        >>> guard = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600)).guard()
+        >>> guard.admit([7, 8])
+        >>> guard.eligible([8, 9]).tolist()
+        [False, True]
+        """
+        return Guard(
+            self.participation,
             restart_every=self.restart_every,
-            complete=bool(self.complete),
+            tree_lengths=self.tree_lengths,
+            complete=self.complete,
+        )
+
+    def ledger(self) -> Ledger:
+        """Return a guard of this plan that also keeps count of who took part, for internal use.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import accounting
+        >>> ledger = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600)).ledger()
+        >>> ledger.record([7, 8])
+        >>> round(ledger.epsilon_spent(1e-6), 3)  # the plan's, from the first step on
+        7.342
+        """
+        return Ledger(
+            self.participation,
+            self.noise_multiplier,
+            restart_every=self.restart_every,
+            tree_lengths=self.tree_lengths,
+            complete=self.complete,
+            bound=self.bound,
+            variant=self.variant,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -321,13 +409,12 @@ class PrivacyPlan:
 
         Examples
         --------
-        >>> plan = PrivacyPlan(0.5, 4.0, SinglePass(10))
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(0.5, 4.0, accounting.SinglePass(10))
         >>> PrivacyPlan.from_dict(plan.to_dict()) == plan
         True
         """
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        fields["participation"] = self.participation.to_dict()
-        return {"format": _FORMAT, "version": _VERSION, **fields}
+        return fields_to_dict(self)
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> PrivacyPlan:
@@ -338,21 +425,30 @@ class PrivacyPlan:
         TypeError, ValueError
             If ``d`` is not a mapping, is of another format or version, or a field is wrong.
         """
-        if not isinstance(d, Mapping):
-            raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
-        if d.get("format") != _FORMAT:
-            raise ValueError(f"format must be {_FORMAT!r}, got {d.get('format')!r}")
-        version = d.get("version")
-        if isinstance(version, bool) or version != _VERSION:
-            raise ValueError(f"version must be {_VERSION}, got {version!r}")
-        expected = {"format", "version", *_FIELDS}
-        if unknown := sorted(map(str, set(d) - expected)):
-            raise ValueError(f"a plan must have the keys {sorted(expected)}, got also {unknown}")
-        if missing := sorted(expected - set(d)):
-            raise ValueError(f"a plan must have the keys {sorted(expected)}, got none of {missing}")
-        fields = {name: d[name] for name in _FIELDS}
-        fields["participation"] = participation_from_dict(fields["participation"])
-        return cls(**fields)
+        return cls(**fields_from_dict(d))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON to a file, whole or not at all; an older file is replaced.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> PrivacyPlan:
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        TypeError, ValueError
+            If it is no JSON, or no plan of this version.
+        """
+        return cls.from_dict(read_json(path))
 
     def describe(self, delta: float) -> str:
         """Return lines of text: what is promised at ``delta``, and against which neighbours.
@@ -361,69 +457,23 @@ class PrivacyPlan:
 
         Examples
         --------
-        >>> print(PrivacyPlan(1.0, 2.33, SinglePass(1600)).describe(1e-6))
-        epsilon 7.342 at delta 1e-06 (neighbours: one record's gradients replaced by zero)
-        epsilon 17 at delta 1e-06 (neighbours: one record's gradients replaced by another's)
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
+        >>> print(plan.describe(1e-6))  # doctest: +NORMALIZE_WHITESPACE
+        epsilon 7.342 at delta 1e-06
+            (neighbours: one record's (or user's) gradients replaced by zero)
+        epsilon 17 at delta 1e-06
+            (neighbours: one record's (or user's) gradients replaced by another's)
         delta includes 4.469e-13 for the finite tail of the noise (8.951e-13 for the second line)
-        1600 steps, each record in at most one of them; one tree, honaker
+        1600 steps, each record (or user) in at most one of them; one tree, honaker
         clip norm 1.0, noise multiplier 2.33, zeta 11, mu 1.424
         """
-        total = probability("delta", delta)
-        by_zero = "neighbours: one record's gradients replaced by zero"
-        by_other = "neighbours: one record's gradients replaced by another's"
-        floors = [text_up(self._floor("zero-out")), text_up(self._floor("replace-one"))]
-        if total > self._floor("replace-one"):
-            second = f"epsilon {text_up(self.epsilon(total, neighbours='replace-one'))}"
-        else:
-            second = "no epsilon"
-        return "\n".join(
-            [
-                f"epsilon {text_up(self.epsilon(total))} at delta {total!r} ({by_zero})",
-                f"{second} at delta {total!r} ({by_other})",
-                f"delta includes {floors[0]} for the finite tail of the noise"
-                f" ({floors[1]} for the second line)",
-                f"{self.steps} steps, each record in at most one of them; {self._trees()}",
-                f"clip norm {self.clip_norm!r}, noise multiplier {self.noise_multiplier!r},"
-                f" zeta {self.sensitivity_squared}, mu {text_up(self.mu)}",
-            ]
+        zeta = f"zeta {self.sensitivity_squared}"
+        if self.bound == "released":
+            zeta = f"zeta {text_up(self.sensitivity_squared)} of the released prefixes"
+        pattern, trees = participation_words(self.participation), trees_words(self.trees)
+        return (
+            f"{promise_words(self.guarantee, delta)}\n{pattern}; {trees}, {self.variant}\n"
+            f"clip norm {self.clip_norm!r}, noise multiplier {self.noise_multiplier!r}, {zeta},"
+            f" mu {text_up(self.mu)}"
         )
-
-    def _trees(self) -> str:
-        if self.restart_every is None or self.restart_every >= self.steps:
-            trees = "one tree" + (", completed" if self.complete == "all" else "")
-        else:
-            trees = f"a new tree every {self.restart_every} steps"
-            if self.complete:
-                trees += ", each completed" if self.complete == "all" else ", completed before it"
-        return f"{trees}, {self.variant}"
-
-
-def _check_participation(participation: Participation) -> Participation:
-    if not isinstance(participation, SinglePass):
-        raise TypeError(f"participation must be a SinglePass, got {type(participation).__name__}")
-    return participation
-
-
-def _std_up(clip_norm: float, noise_multiplier: float, dtype: Any) -> float:
-    """Return the smallest number of the dtype that is not below the product."""
-    exact = Fraction(clip_norm) * Fraction(noise_multiplier)
-    kind = np.dtype(dtype_name(dtype)).type
-    with np.errstate(over="ignore", under="ignore"):
-        std = kind(float(exact))
-    if not np.isfinite(std):  # TreeNoise says what it can take
-        return float(exact)
-    return float(std if Fraction(float(std)) >= exact else np.nextafter(std, kind(np.inf)))
-
-
-def _check_coordinates(size: Any, offset: Any) -> None:
-    # What is not an integer is left to TreeNoise to refuse.
-    if isinstance(size, Integral) and isinstance(offset, Integral):
-        end = int(offset) + int(size)
-        if end > MAX_COORDINATES:
-            raise ValueError(f"offset + size must be at most 2^36 = {MAX_COORDINATES}, got {end}")
-
-
-def _scale(neighbours: Neighbours) -> int:
-    if neighbours not in ("zero-out", "replace-one"):
-        raise ValueError(f'neighbours must be "zero-out" or "replace-one", got {neighbours!r}')
-    return 2 if neighbours == "replace-one" else 1

@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from fractions import Fraction
+from itertools import chain, islice, repeat
+from numbers import Integral
 from typing import Any
 
+import numpy as np
+
+from dpftrl_fast.accounting.support import MAX_COORDINATES
+from dpftrl_fast.accounting.trees import Trees
 from dpftrl_fast.noise import TreeNoise
-from dpftrl_fast.noise_arguments import integer
+from dpftrl_fast.noise_arguments import dtype_name, integer
 from dpftrl_fast.noise_state import Position
 
-__all__ = ["PlannedNoise"]
+__all__ = ["PlannedNoise", "check_coordinates", "std_up"]
 
 
 class PlannedNoise(TreeNoise):
@@ -25,12 +32,9 @@ class PlannedNoise(TreeNoise):
     ----------
     size, std, **options
         As for `TreeNoise`.
-    steps : int
-        Declared number of steps, over all trees.
-    restart_every : int or None
-        Steps of a tree.
-    complete : bool
-        Whether a tree is completed before the restart.
+    trees : Trees
+        How the declared steps are laid out over trees, and which of these are completed before the
+        restart.
     """
 
     def __init__(
@@ -38,26 +42,22 @@ class PlannedNoise(TreeNoise):
         size: int,
         std: float,
         *,
-        steps: int,
-        restart_every: int | None,
-        complete: bool,
+        trees: Trees,
         **options: Any,
     ) -> None:
         super().__init__(size, std, **options)
-        self._steps = steps
-        self._restart_every = restart_every
-        self._complete = complete
+        self._trees = trees
         self._turn = threading.RLock()
 
     @property
     def steps(self) -> int:
         """Declared number of steps."""
-        return self._steps
+        return self._trees.steps
 
     @property
     def steps_taken(self) -> int:
         """Steps taken, over all trees."""
-        return self.tree * (self._restart_every or 0) + self.t
+        return self._trees.steps_before(self.tree) + self.t
 
     def step(self, out: Any = None) -> Any:
         """Take the next step of the plan and return its noise, as `TreeNoise.step` does.
@@ -84,12 +84,14 @@ class PlannedNoise(TreeNoise):
             return super().residual(out)
 
     def _restart_if_due(self) -> None:
-        if self.steps_taken >= self._steps:
+        run = self._trees.run_of(self.tree)
+        if self.t < run.steps:
+            return
+        if self.tree == self._trees.count - 1:
             raise ValueError(
-                f"all {self._steps} declared steps are taken: the epsilon is stated for no more"
+                f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
             )
-        if self._restart_every is not None and self.t >= self._restart_every:
-            super().restart(self._complete)
+        super().restart(run.completed)
 
     def advance_to(self, t: int) -> None:
         """Move on within the present tree, at most to where the plan ends or restarts it.
@@ -100,18 +102,16 @@ class PlannedNoise(TreeNoise):
             If t lies before the present step or past that end.
         """
         with self._turn:
-            end = self._steps - (self.steps_taken - self.t)
-            if self._restart_every is not None:
-                end = min(end, self._restart_every)
+            end = self._trees.run_of(self.tree).steps
             if integer("t", t) > end:
                 raise ValueError(f"t must be at most {end}, where the plan ends this tree, got {t}")
             super().advance_to(t)
 
     def restart(self, complete: bool = False) -> None:
         """Refuse: the plan decides, and its epsilon stands on it."""
-        every = self._restart_every
-        when = "never" if every is None else f"every {every} steps, by itself"
-        raise ValueError(f"this tree restarts {when}, as its plan says; got a call of restart")
+        count = self._trees.count
+        when = "never" if count == 1 else f"by itself, {count - 1} times"
+        raise ValueError(f"this tree restarts {when}, as its plan says: got a call of restart")
 
     def node(self, level: int, index: int, out: Any = None) -> Any:
         """Refuse: a planned run releases prefixes, not single nodes."""
@@ -123,20 +123,43 @@ class PlannedNoise(TreeNoise):
         Raises
         ------
         ValueError, TypeError
-            Also if the state's trees are not the plan's; nothing is then changed.
+            Also if the state's trees are not the plan's, or single nodes were looked at; nothing is
+            then changed.
         """
         with self._turn:
             super().load_state_dict(state, allow_fork=allow_fork)
 
     def _check_position(self, position: Position) -> None:
-        every = self._restart_every
-        end = every
-        if every is not None and self._complete:
-            end = 1 << (every - 1).bit_length()
-        taken = len(position.ends) * (every or 0) + position.t
-        in_tree = self._steps if every is None else every
-        if set(position.ends) - {end} or taken > self._steps or position.t > in_tree:
+        if position.node_used:
+            raise ValueError("state must be of a run without a call of node, got one with it")
+        taken, planned = len(position.ends), self._trees
+        carried = chain.from_iterable(repeat(run.end, run.count) for run in planned.runs)
+        if (
+            taken >= planned.count
+            or position.t > planned.run_of(taken).steps
+            or position.ends != list(islice(carried, taken))
+        ):
             raise ValueError(
-                f"state must be of a run of {self._steps} steps that restarts every {every}, "
-                "got another"
+                f"state must be of a run of {planned.steps} steps in the plan's {planned.count} "
+                f"trees, got one at step {position.t} of tree {taken}"
             )
+
+
+def std_up(clip_norm: float, noise_multiplier: float, dtype: Any) -> float:
+    """Return the smallest number of the dtype that is not below the product."""
+    exact = Fraction(clip_norm) * Fraction(noise_multiplier)
+    kind = np.dtype(dtype_name(dtype)).type
+    with np.errstate(over="ignore", under="ignore"):
+        std = kind(float(exact))
+    if not np.isfinite(std):  # TreeNoise says what it can take
+        return float(exact)
+    return float(std if Fraction(float(std)) >= exact else np.nextafter(std, kind(np.inf)))
+
+
+def check_coordinates(size: Any, offset: Any) -> None:
+    """Refuse coordinates beyond those that the floor of the noise stream is proved for."""
+    # What is not an integer is left to TreeNoise to refuse.
+    if isinstance(size, Integral) and isinstance(offset, Integral):
+        end = int(offset) + int(size)
+        if end > MAX_COORDINATES:
+            raise ValueError(f"offset + size must be at most 2^36 = {MAX_COORDINATES}, got {end}")

@@ -33,7 +33,7 @@ LAYERS = [
     },
     {"_chacha", "ftrl_arguments", "noise_state"},
     {"accounting", "datasets", "ftrl", "kernels", "noise", "tables"},
-    {"evaluation", "planned_noise"},
+    {"evaluation", "plan_file", "plan_text", "planned_noise"},
     {"plan"},
     {"fitting", "prefix_sum"},
     {"model_file"},
@@ -44,6 +44,7 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 
 # The components that may import a package: those beyond the bare install, and Numba.
 PLACES = {
+    "dp_accounting": {"accounting"},
     "flwr": {"federated"},
     "matplotlib": {"plots"},
     "numba": {"kernels"},

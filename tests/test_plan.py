@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: validation, the numbers it states, the noise it makes, and its text and JSON forms."""
+"""The plan: validation, the numbers it states, and the noise it makes."""
 
 import dataclasses
 import doctest
 import importlib
 import json
 import math
-import re
+import pkgutil
 from fractions import Fraction
 
 import numpy as np
@@ -15,12 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.support import support_floor
+from dpftrl_fast.accounting.planner import plan_schedule
+from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
+from dpftrl_fast.accounting.support import Touched, support_floor, touched
+from dpftrl_fast.accounting.trees import resolve_trees
 from dpftrl_fast.noise import TreeNoise
 from dpftrl_fast.plan import PrivacyPlan
 
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 PLAN = PrivacyPlan(clip_norm=0.3, noise_multiplier=2.33, participation=acc.SinglePass(1600))
+
+
+def floor_of(plan, scale=1):
+    """The floor of a single pass: each touched node has one contribution."""
+    zeta = plan.sensitivity_squared
+    return support_floor(plan.noise_multiplier / scale, zeta, Touched(zeta, zeta, 1))
+
 
 PLANS = st.builds(
     PrivacyPlan,
@@ -34,19 +44,15 @@ PLANS = st.builds(
 DELTAS = st.floats(-11, -0.1).map(lambda x: 10.0**x)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "plan",
-        "accounting",
-        "accounting._rounding",
-        "accounting.gaussian",
-        "accounting.participation",
-        "accounting.rdp",
-        "accounting.sensitivity",
-        "accounting.support",
-    ],
-)
+MODULES = [
+    "plan",
+    "plan_file",
+    "plan_text",
+    *(f"accounting.{module.name}" for module in pkgutil.iter_modules(acc.__path__)),
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_docstring_examples(module):
     assert doctest.testmod(importlib.import_module(f"dpftrl_fast.{module}")).failed == 0
 
@@ -56,7 +62,10 @@ def test_defaults_and_derived_values():
     assert PLAN.steps == 1600
     assert PLAN.sensitivity_squared == 11
     assert PLAN.mu == pytest.approx(math.sqrt(11) / 2.33, rel=1e-15)
-    assert PLAN.delta_floor == support_floor(2.33, 11)
+    assert PLAN.delta_floor == floor_of(PLAN)
+    assert PLAN.guarantee.touched == Touched(11, 11, 1)
+    assert (PLAN.tree_lengths, PLAN.bound) == (None, "exact")
+    assert PLAN.trees == resolve_trees(1600)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +119,7 @@ def test_epsilon_and_delta_agree(plan, delta, neighbours):
     try:
         eps = plan.epsilon(delta, neighbours=neighbours)
     except ValueError:
-        scale = 1 if neighbours == "zero-out" else 2
-        floor = support_floor(plan.noise_multiplier / scale, plan.sensitivity_squared)
-        assert delta <= floor
+        assert delta <= floor_of(plan, 1 if neighbours == "zero-out" else 2)
         return
     assert plan.delta(eps, neighbours=neighbours) <= delta * (1 + 1e-12)
     bare = acc.epsilon(plan.noise_multiplier, plan.sensitivity_squared, delta)
@@ -124,8 +131,7 @@ def test_epsilon_and_delta_agree(plan, delta, neighbours):
 @FAST
 @given(PLANS, DELTAS)
 def test_neighbours_are_ordered(plan, delta):
-    floor = support_floor(plan.noise_multiplier / 2, plan.sensitivity_squared)
-    if delta > floor:
+    if delta > floor_of(plan, 2):
         assert plan.epsilon(delta) <= plan.epsilon(delta, neighbours="replace-one")
 
 
@@ -169,9 +175,9 @@ def test_calibrate_keeps_the_budget(eps, delta, steps, restart_every, complete):
         ({"delta": 0.0}, ValueError, "delta must be a number with 0 < x < 1, got 0.0"),
         ({"delta": math.nan}, ValueError, "delta must be a number with 0 < x < 1, got nan"),
         ({"clip_norm": 0}, ValueError, "clip_norm must be a finite number > 0, got 0.0"),
-        ({"participation": 1600}, TypeError, "participation must be a SinglePass, got int"),
+        ({"participation": 1600}, TypeError, "participation must be one of .*, got int"),
         ({"restart_every": 0}, ValueError, "restart_every must be an integer >= 1, got 0"),
-        ({"complete": "some"}, ValueError, "complete must be False, True or \"all\", got 'some'"),
+        ({"complete": "some"}, ValueError, "complete must be False, True, .*, got 'some'"),
         ({"variant": "other"}, ValueError, 'variant must be "vanilla" or "honaker", got \'other\''),
     ],
 )
@@ -199,13 +205,18 @@ def test_positive_numbers(name):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"participation": 1600}, TypeError, "participation must be a SinglePass, got int"),
+        ({"participation": 1600}, TypeError, "participation must be one of .*, got int"),
         ({"restart_every": 0}, ValueError, "restart_every must be an integer >= 1, got 0"),
         ({"restart_every": True}, TypeError, "restart_every must be an integer >= 1, got bool"),
-        ({"complete": "some"}, ValueError, "complete must be False, True or \"all\", got 'some'"),
-        ({"complete": 0}, TypeError, 'complete must be False, True or "all", got int'),
+        ({"complete": "some"}, ValueError, "complete must be False, True, .*, got 'some'"),
+        ({"complete": 0}, TypeError, "complete must be False, True, .*, got int"),
         ({"variant": "other"}, ValueError, 'variant must be "vanilla" or "honaker", got \'other\''),
         ({"variant": None}, ValueError, 'variant must be "vanilla" or "honaker", got None'),
+        ({"complete": [True, False]}, ValueError, "one bool for each of 1 trees, got 2"),
+        ({"bound": "level"}, ValueError, 'bound must be "exact" or "released", got \'level\''),
+        ({"tree_lengths": [800, 799]}, ValueError, "add up to the 1600 steps of the run, got 1599"),
+        ({"tree_lengths": [1600.0]}, TypeError, "tree_lengths must be an integer >= 1, got float"),
+        ({"tree_lengths": [1600], "restart_every": 3}, ValueError, "tree_lengths, got both"),
         ({"clip_norm": 1e-100, "noise_multiplier": 1e-250}, ValueError, "clip_norm . noise_mul"),
         ({"clip_norm": 1e100, "noise_multiplier": 1e250}, ValueError, "clip_norm . noise_mul"),
         (
@@ -249,105 +260,6 @@ def test_numpy_scalars_become_plain_numbers():
     assert json.loads(json.dumps(plan.to_dict())) == plan.to_dict()
 
 
-@FAST
-@given(PLANS)
-def test_json_round_trip_is_exact(plan):
-    text = json.dumps(plan.to_dict(), allow_nan=False)
-    again = PrivacyPlan.from_dict(json.loads(text))
-    assert again == plan
-    assert type(again.complete) is type(plan.complete)
-    assert json.dumps(again.to_dict()) == text
-
-
-def test_the_written_form():
-    assert PLAN.to_dict() == {
-        "format": "dpftrl_fast.PrivacyPlan",
-        "version": 1,
-        "clip_norm": 0.3,
-        "noise_multiplier": 2.33,
-        "participation": {"kind": "SinglePass", "steps": 1600},
-        "restart_every": None,
-        "complete": False,
-        "variant": "honaker",
-    }
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"format": "other"}, ValueError, "format must be 'dpftrl_fast.PrivacyPlan', got 'other'"),
-        ({"version": 2}, ValueError, "version must be 1, got 2"),
-        ({"version": True}, ValueError, "version must be 1, got True"),
-        ({"epsilon": 1.0}, ValueError, r"got also \['epsilon'\]"),
-        ({"noise_multiplier": math.nan}, ValueError, "noise_multiplier must be a finite number"),
-        ({"noise_multiplier": "2"}, TypeError, "noise_multiplier must be a finite number"),
-        ({"participation": {"kind": "x"}}, ValueError, "participation kind must be 'SinglePass'"),
-        ({"participation": 3}, TypeError, "participation must be a mapping, got int"),
-    ],
-)
-def test_from_dict_refuses(change, error, message):
-    with pytest.raises(error, match=message):
-        PrivacyPlan.from_dict({**PLAN.to_dict(), **change})
-
-
-def test_from_dict_refuses_what_is_incomplete_or_no_mapping():
-    for key in PLAN.to_dict():
-        d = PLAN.to_dict()
-        del d[key]
-        with pytest.raises(ValueError, match=rf"{key}"):
-            PrivacyPlan.from_dict(d)
-    with pytest.raises(TypeError, match="a plan must be a mapping, got list"):
-        PrivacyPlan.from_dict([])
-
-
-def test_describe():
-    lines = PLAN.describe(1e-6).splitlines()
-    assert "neighbours: one record's gradients replaced by zero" in lines[0]
-    assert lines[0].startswith("epsilon 7.342 at delta 1e-06")
-    assert lines[1].startswith("epsilon 17 at delta 1e-06")
-    assert "replaced by another's" in lines[1]
-    assert "1600 steps" in lines[3]
-    assert lines[3].endswith("one tree, honaker")
-    assert lines[4] == "clip norm 0.3, noise multiplier 2.33, zeta 11, mu 1.424"
-
-
-@FAST
-@given(PLANS, DELTAS)
-def test_described_epsilon_is_rounded_up(plan, delta):
-    if delta <= plan.delta_floor:
-        with pytest.raises(ValueError, match="above the floor"):
-            plan.describe(delta)
-        return
-    text = plan.describe(delta)
-    shown = float(re.match(r"epsilon (\S+) at", text).group(1))
-    true = plan.epsilon(delta)
-    assert true <= shown <= true * 1.0011
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({}, "one tree, honaker"),
-        ({"complete": True}, "one tree, honaker"),
-        ({"complete": "all"}, "one tree, completed, honaker"),
-        ({"restart_every": 20, "variant": "vanilla"}, "a new tree every 20 steps, vanilla"),
-        ({"restart_every": 20, "complete": True}, "every 20 steps, completed before it, honaker"),
-        ({"restart_every": 20, "complete": "all"}, "every 20 steps, each completed, honaker"),
-    ],
-)
-def test_described_trees(options, text):
-    described = dataclasses.replace(PLAN, **options).describe(1e-6).splitlines()[3]
-    assert described.endswith(text)
-
-
-def test_describe_without_a_replace_one_guarantee():
-    plan = PrivacyPlan(1.0, 0.3, acc.SinglePass(16))
-    delta = math.sqrt(plan.delta_floor * support_floor(0.15, 5))
-    lines = plan.describe(delta).splitlines()
-    assert lines[0].startswith("epsilon ")
-    assert lines[1].startswith("no epsilon at delta")
-
-
 def test_noise_is_the_plans():
     noise = PLAN.noise(5, seed=7)
     same = TreeNoise(5, 0.3 * 2.33, seed=7, variant="honaker")
@@ -384,9 +296,7 @@ def test_noise_passes_its_options_on(monkeypatch):
         "threads": 2,
         "offset": 9,
         "key": None,
-        "steps": PLAN.steps,
-        "restart_every": PLAN.restart_every,
-        "complete": bool(PLAN.complete),
+        "trees": PLAN.trees,
     }
     assert calls == [((5, math.nextafter(0.3 * 2.33, 1)), options)]  # the nearest is too small
 
@@ -402,3 +312,140 @@ def test_noise_beyond_the_floors_reach_is_refused():
             PLAN.noise(size, offset=offset)
     with pytest.raises((TypeError, ValueError)):
         PLAN.noise(0)
+
+
+# ---- Patterns of several participations ----
+
+CIFAR = acc.FixedEpochs(100, 100)
+
+
+@pytest.mark.parametrize(
+    ("every", "sigma"), [(100, 6.91), (500, 8.26), (2000, 12.04), (None, 31.28)]
+)
+def test_published_noise_multipliers_of_fixed_epochs(every, sigma):
+    plan = PrivacyPlan.calibrate(
+        epsilon=23.0, delta=1e-5, clip_norm=1.0, participation=CIFAR, restart_every=every
+    )
+    assert plan.noise_multiplier == pytest.approx(sigma, abs=5e-3)
+    assert plan.epsilon(1e-5) <= 23.0
+    less = dataclasses.replace(plan, noise_multiplier=math.nextafter(plan.noise_multiplier, 0.0))
+    assert less.epsilon(1e-5) > 23.0
+
+
+def test_a_published_epsilon_with_restarts_and_completion():
+    plan = PrivacyPlan(1.0, 46.3, CIFAR, restart_every=2000, complete=True)
+    assert plan.sensitivity_squared == 4129
+    assert plan.epsilon(1e-5) == pytest.approx(6.4275, abs=5e-5)
+    listed = PrivacyPlan(
+        1.0, 46.3, CIFAR, tree_lengths=[2000] * 5, complete=[True, True, True, True, False]
+    )
+    assert listed.epsilon(1e-5) == plan.epsilon(1e-5)
+    assert listed.trees == plan.trees
+    assert listed != plan  # values as declared
+
+
+SEVERAL = [
+    acc.FixedEpochs(4, 3),
+    acc.FixedEpochs(4, 3, reshuffle=False),
+    acc.FixedOrder([1, 2, 3, 1, 4, 1, -1, 2]),
+    acc.MinSeparation(9, 3, 2),
+]
+
+
+@pytest.mark.parametrize("pattern", SEVERAL)
+@pytest.mark.parametrize("bound", ["exact", "released"])
+@pytest.mark.parametrize("variant", ["vanilla", "honaker"])
+@pytest.mark.parametrize("complete", [False, True, "all"])
+def test_the_fields_reach_the_accountant(pattern, bound, variant, complete):
+    plan = PrivacyPlan.calibrate(
+        epsilon=2.0,
+        delta=1e-6,
+        clip_norm=0.5,
+        participation=pattern,
+        restart_every=4,
+        complete=complete,
+        variant=variant,
+        bound=bound,
+    )
+    zeta = acc.sensitivity_squared(
+        pattern, restart_every=4, complete=complete, bound=bound, variant=variant
+    )
+    assert plan.sensitivity_squared == zeta
+    nodes = touched(pattern, plan.trees, bound, variant)
+    assert plan.guarantee.touched == nodes
+    assert plan.delta_floor == support_floor(plan.noise_multiplier, zeta, nodes)
+    assert plan.epsilon(1e-6) <= 2.0 < plan.epsilon(1e-6, neighbours="replace-one")
+    assert plan.mu == pytest.approx(math.sqrt(zeta) / plan.noise_multiplier)
+    exact = PrivacyPlan.calibrate(
+        epsilon=2.0,
+        delta=1e-6,
+        clip_norm=0.5,
+        participation=pattern,
+        restart_every=4,
+        complete=complete,
+        variant=variant,
+    )
+    assert plan.noise_multiplier <= exact.noise_multiplier
+
+
+def test_epsilon_grows_with_participation():
+    def epsilon(pattern, **options):
+        return PrivacyPlan(1.0, 5.0, pattern, **options).epsilon(1e-6)
+
+    one, two = acc.MinSeparation(12, 1, 3), acc.MinSeparation(12, 2, 3)
+    assert epsilon(acc.SinglePass(12)) == epsilon(one) < epsilon(two)
+    assert epsilon(two, restart_every=6) < epsilon(two)
+
+
+def test_the_sensitivity_is_computed_once(monkeypatch):
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(args)
+        return sensitivity_squared_of(*args, **options)
+
+    monkeypatch.setattr("dpftrl_fast.plan.sensitivity_squared_of", counted)
+    plan = PrivacyPlan.calibrate(
+        epsilon=2.0, delta=1e-6, clip_norm=1.0, participation=acc.MinSeparation(9, 3, 2)
+    )
+    plan.epsilon(1e-6), plan.delta(1.0), plan.describe(1e-6)
+    assert len(calls) == 1
+    other = dataclasses.replace(plan, restart_every=3)
+    assert other.sensitivity_squared < plan.sensitivity_squared
+    assert len(calls) == 2
+
+
+def test_plans_compare_by_value():
+    def plan(**options):
+        return PrivacyPlan(1.0, 2.0, acc.FixedOrder([1, 2, 1]), tree_lengths=[2, 1], **options)
+
+    assert plan(complete=[True, False]) == plan(complete=(True, False))
+    assert hash(plan(complete=np.array([True, False]))) == hash(plan(complete=(True, False)))
+    assert plan() != plan(bound="released")
+    computed = plan()
+    computed.epsilon(1e-6)
+    assert computed == plan()
+
+
+def test_a_plan_of_a_schedule():
+    table = plan_schedule(
+        2.0, 1e-6, steps_per_epoch=4, epochs=3, complete=(False, True, "all"), bound="released"
+    )
+    for row in table:
+        plan = PrivacyPlan.from_schedule(row, clip_norm=0.5)
+        assert plan.epsilon(row.delta) <= row.epsilon
+        assert (plan.clip_norm, plan.bound, plan.variant) == (0.5, "released", row.variant)
+        assert plan.trees == resolve_trees(
+            12, restart_every=row.restart_every, complete=row.complete
+        )
+        assert plan.sensitivity_squared == row.sensitivity_squared
+    for wrong in (None, {"noise_multiplier": 1.0}, table):
+        with pytest.raises(TypeError, match="schedule must be a Schedule, got "):
+            PrivacyPlan.from_schedule(wrong, clip_norm=1.0)
+
+
+def test_very_many_trees():
+    plan = PrivacyPlan(1.0, 2.0, acc.SinglePass(2**40), restart_every=1, complete=True)
+    assert plan.sensitivity_squared == 1
+    assert plan.trees.count == 2**40
+    assert plan.noise(2, seed=1).steps == 2**40

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_it_restarts_where_the_plan_says(complete: Any, method: str) -> None:
 def test_restart_and_node_are_the_plans_and_advance_to_stays_inside() -> None:
     noise = plan(10, 4).noise(2, seed=1)
     noise.step()
-    with pytest.raises(ValueError, match="every 4 steps, by itself"):
+    with pytest.raises(ValueError, match="by itself, 2 times, as its plan says"):
         noise.restart()
     with pytest.raises(ValueError, match="prefixes only"):
         noise.node(0, 0)
@@ -76,7 +77,9 @@ def test_a_state_of_another_plan_is_refused() -> None:
     other.restart()
     other.step()
     noise = plan(10, 4).noise(2, seed=1)
-    with pytest.raises(ValueError, match="restarts every 4"):
+    with pytest.raises(
+        ValueError, match="run of 10 steps in the plan's 3 trees, got one at step 1 of tree 1"
+    ):
         noise.load_state_dict(other.state_dict())
     long = plan(20, 4).noise(2, seed=1)
     for _ in range(13):
@@ -87,6 +90,77 @@ def test_a_state_of_another_plan_is_refused() -> None:
     again = plan(20, 4).noise(2, seed=2)
     again.load_state_dict(long.state_dict())
     np.testing.assert_array_equal(again.step(), long.step())
+
+
+def test_a_state_whose_nodes_were_looked_at_is_refused() -> None:
+    other = dpf.TreeNoise(2, 2.0, seed=1)
+    other.step()
+    noise = plan(10).noise(2, seed=1)
+    noise.load_state_dict(other.state_dict())
+    other.node(0, 0)
+    with pytest.raises(ValueError, match="run without a call of node"):
+        noise.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("method", ["step", "residual"])
+@pytest.mark.parametrize("complete", [False, True, "all", [True, False, True, False]])
+def test_listed_trees_with_their_own_completion(complete: Any, method: str) -> None:
+    lengths = [3, 5, 1, 4]
+    listed = dataclasses.replace(plan(13), tree_lengths=lengths, complete=complete)
+    noise, by_hand = listed.noise(5, seed=1), dpf.TreeNoise(5, 2.0, seed=1)
+    taken = 0
+    for tree, n in enumerate(lengths):
+        if tree:
+            before = complete[tree - 1] if isinstance(complete, list) else complete
+            by_hand.restart(complete=bool(before))
+        for t in range(1, n + 1):
+            np.testing.assert_array_equal(getattr(noise, method)(), getattr(by_hand, method)())
+            taken += 1
+            assert (noise.tree, noise.t, noise.steps_taken) == (tree, t, taken)
+    with pytest.raises(ValueError, match="all 13 declared"):
+        getattr(noise, method)()
+
+
+def test_states_of_listed_trees_at_every_step() -> None:
+    listed = dataclasses.replace(
+        plan(13), tree_lengths=[3, 5, 1, 4], complete=[True, False, True, False]
+    )
+    other = dataclasses.replace(listed, complete=[False, False, True, False])
+    noise = listed.noise(5, seed=1)
+    for taken in range(14):
+        state = noise.state_dict()
+        again = listed.noise(5, seed=2)
+        again.load_state_dict(state)
+        assert again.steps_taken == noise.steps_taken == taken
+        if taken > 3:  # the first tree was completed
+            with pytest.raises(ValueError, match="in the plan's 4 trees, got one at step"):
+                other.noise(5, seed=1).load_state_dict(state)
+        else:
+            other.noise(5, seed=1).load_state_dict(state)
+        if taken < 13:
+            np.testing.assert_array_equal(noise.step(), again.step())
+
+
+def test_a_tree_for_every_step_of_a_very_long_run() -> None:
+    noise = plan(2**40, 1, True).noise(3, seed=1)
+    by_hand = dpf.TreeNoise(3, 2.0, seed=1)
+    for i in range(50):
+        if i:
+            by_hand.restart(complete=True)
+        np.testing.assert_array_equal(noise.step(), by_hand.step())
+    assert (noise.tree, noise.t, noise.steps_taken, noise.steps) == (49, 1, 50, 2**40)
+    again = plan(2**40, 1, True).noise(3, seed=1)
+    again.load_state_dict(noise.state_dict())
+    np.testing.assert_array_equal(again.step(), noise.step())
+    with pytest.raises(ValueError, match="at most 1, where the plan ends this tree"):
+        again.advance_to(2)
+
+
+def test_a_released_plan_makes_the_same_noise() -> None:
+    released = dataclasses.replace(plan(10, 4, True), bound="released")
+    np.testing.assert_array_equal(
+        released.noise(3, seed=1).step(), plan(10, 4, True).noise(3, seed=1).step()
+    )
 
 
 def test_a_state_behind_its_own_object_is_refused_unless_asked_for() -> None:

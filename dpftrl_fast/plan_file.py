@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as a dictionary of plain data, and as a JSON file.
+
+Version 2 has these keys, all of them, besides `format` and `version`:
+
+    clip_norm, noise_multiplier   numbers
+    participation                 what `to_dict` of the pattern gives
+    restart_every                 integer or null
+    tree_lengths                  list of integers or null
+    complete                      false, true, "all" or a list of booleans
+    variant, bound                strings
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpftrl_fast.accounting.participation import participation_from_dict
+from dpftrl_fast.files import write_files
+
+__all__ = ["fields_from_dict", "fields_to_dict", "read_json", "write_json"]
+
+_FORMAT = "dpftrl_fast.PrivacyPlan"
+_VERSION = 2
+_FIELDS = (
+    "clip_norm",
+    "noise_multiplier",
+    "participation",
+    "restart_every",
+    "tree_lengths",
+    "complete",
+    "variant",
+    "bound",
+)
+
+
+def fields_to_dict(plan: Any) -> dict[str, Any]:
+    """Return a plan's fields as data that JSON can hold."""
+    fields = {name: getattr(plan, name) for name in _FIELDS}
+    fields["participation"] = plan.participation.to_dict()
+    for name, value in fields.items():
+        if isinstance(value, tuple):
+            fields[name] = list(value)
+    return {"format": _FORMAT, "version": _VERSION, **fields}
+
+
+def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
+    """Read back the fields of a plan; keys that are missing or unknown are refused.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``d`` is not a mapping, is of another format or version, or holds other keys.
+    """
+    if not isinstance(d, Mapping):
+        raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
+    if d.get("format") != _FORMAT:
+        raise ValueError(f"format must be {_FORMAT!r}, got {d.get('format')!r}")
+    version = d.get("version")
+    if isinstance(version, bool) or version != _VERSION:
+        raise ValueError(f"version must be {_VERSION}, got {version!r}")
+    expected = {"format", "version", *_FIELDS}
+    if unknown := sorted(map(str, set(d) - expected)):
+        raise ValueError(f"a plan must have the keys {sorted(expected)}, got also {unknown}")
+    if missing := sorted(expected - set(d)):
+        raise ValueError(f"a plan must have the keys {sorted(expected)}, got none of {missing}")
+    fields = {name: d[name] for name in _FIELDS}
+    fields["participation"] = participation_from_dict(fields["participation"])
+    return fields
+
+
+def write_json(path: str | Path, d: Mapping[str, Any]) -> None:
+    """Write a dictionary to a file, whole or not at all."""
+    path = Path(path)
+    text = json.dumps(d, indent=2, allow_nan=False)
+    write_files(path.parent, {path.name: (text + "\n").encode()})
+
+
+def read_json(path: str | Path) -> Any:
+    """Read what :func:`write_json` wrote.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    ValueError
+        If it is no JSON.
+    """
+    content = Path(path).read_bytes()
+    try:
+        return json.loads(content.decode(), parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} must be a JSON file of a plan, got {error}") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"the number {name}")
