@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learning curve on a public test table, as a PNG."""
+"""Figures as PNG: the learning curve on a public test table, and the error over the steps."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["learning_curve_png"]
+__all__ = ["Curve", "error_curves_png", "learning_curve_png"]
+
+_COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#d6a100")
+# A curve with more steps is drawn by so many stretches of them: extremes and root mean square.
+_STRETCHES = 200
+
+
+class Curve(NamedTuple):
+    """One line of a figure: its name, and a value a step."""
+
+    label: str
+    values: npt.NDArray[np.float64]
 
 
 def learning_curve_png(
@@ -41,15 +54,10 @@ def learning_curve_png(
     bytes
         A PNG file.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     x = np.asarray(steps, dtype=np.float64)
     y_last, y_average = _drawable(last), _drawable(average)
     line = None if tail is None else float(_drawable(tail))
-    figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = _empty_figure()
     axes.plot(x, y_last, color="#9ecae1", linewidth=1.2, label="last iterate")
     axes.plot(x, y_average, color="#08519c", linewidth=2.0, label="average")
     if tail is not None and line is not None:
@@ -74,11 +82,65 @@ def learning_curve_png(
     axes.set_xlabel("step")
     axes.set_ylabel(f"{name} on the public test rows")
     axes.set_title(title, loc="left", fontsize=10)
+    axes.legend(frameon=False, loc="lower right")
+    return _png(figure)
+
+
+def error_curves_png(
+    curves: Sequence[Curve], *, ylabel: str, title: str = "", legend: str = ""
+) -> bytes:
+    """Draw errors against the step: of long runs the root mean square, and the range as a shade.
+
+    Parameters
+    ----------
+    curves : sequence of Curve
+        At least one, the best first; values of shape (steps,), finite and >= 0.
+    ylabel, title, legend : str
+        Such as the unit, the guarantee, and what the curves differ in.
+
+    Returns
+    -------
+    bytes
+        A PNG file.
+    """
+    figure, axes = _empty_figure()
+    steps = 1
+    for i, (label, values) in enumerate(curves):
+        colour = _COLOURS[i % len(_COLOURS)]
+        steps = max(steps, values.size)
+        edges = np.unique(np.linspace(0, values.size, _STRETCHES + 1).astype(np.int64))
+        first, width = edges[:-1], np.diff(edges)
+        x = first + (width + 1) / 2  # the middle of steps first + 1 .. first + width
+        if values.size > _STRETCHES:
+            low, high = np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        mean = np.sqrt(np.add.reduceat(values**2, first) / width)
+        axes.plot(x, mean, color=colour, linewidth=1.8, label=label, zorder=3 - i / 100)
+    axes.set_xlim(0, steps * 1.01)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel(ylabel)
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.legend(frameon=False, loc="lower right", fontsize=9, title=legend, title_fontsize=9)
+    return _png(figure)
+
+
+def _empty_figure() -> tuple[Any, Any]:
+    """Return a figure and its axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    return figure, axes
+
+
+def _png(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

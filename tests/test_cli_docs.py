@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer.testing
 
@@ -23,19 +25,34 @@ def test_the_schema_in_the_docs_is_a_schema(tmp_path: Path) -> None:
     assert schema.target == flights_schema(1).target and schema.n_features == 1 + 3 + 12 + 1
 
 
+def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} ")
+        else:
+            yield before + name, command
+
+
 def test_every_command_and_option_of_the_docs_exists() -> None:
-    help_of = {
-        name: typer.testing.CliRunner().invoke(app, [*name.split(), "--help"]).output
-        for name in ("fit", "sum", "epsilon", "calibrate", "schema draft", "schema check", "demo",
-                     "bench", "info")
-    }  # fmt: skip
-    for name, text in help_of.items():
-        assert "Usage" in text, name
+    found = dict(commands(typer.main.get_command(app)))
+    assert {"fit", "epsilon", "calibrate", "plan", "schema draft"} < set(found)
+    everywhere = {"--help"}
+    for name, command in found.items():
         assert f"`{name.split()[0]}" in TEXT
-        assert "--json" in text
-    everywhere = " ".join(help_of.values())
-    options = set(re.findall(r"--[a-z][a-z-]+", TEXT)) - {"--help"}
-    assert {option for option in options if option not in everywhere} == set()
+        options = {x for p in command.params for x in (*p.opts, *p.secondary_opts)}
+        assert "--json" in options, name
+        everywhere |= options
+        shown = typer.testing.CliRunner().invoke(app, [*name.split(), "--help"])
+        assert shown.exit_code == 0 and "Usage" in shown.output
+    assert set(re.findall(r"--[a-z][a-z0-9-]*[a-z0-9]", TEXT)) - everywhere == set()
+
+
+def test_the_ranked_table_in_the_docs_is_what_plan_prints() -> None:
+    command, rows = re.findall(r"```\n\$ dpftrl-fast (plan .*)\n(.*?)```", TEXT, flags=re.DOTALL)[0]
+    output = typer.testing.CliRunner().invoke(app, command.split()).output
+    printed = [line.rstrip() for line in output.splitlines()]
+    for line in rows.splitlines():
+        assert line == " ..." or line in printed
 
 
 def test_cells_that_are_missing_numbers_are_listed() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpftrl_fast import __version__
-from dpftrl_fast.cli import bench, demo, fit, guarantee, info, schema, sums
+from dpftrl_fast.cli import bench, demo, fit, guarantee, info, plan, schema, sums
 
 __all__ = ["app"]
 
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # the boxes of rich cut long option names
 )
 
 
@@ -39,11 +40,12 @@ app.command("fit")(fit.command)
 app.command("sum")(sums.command)
 app.command("epsilon")(guarantee.epsilon)
 app.command("calibrate")(guarantee.calibrate)
+app.command("plan")(plan.command)
 app.command("demo")(demo.command)
 app.command("bench")(bench.command)
 app.command("info")(info.command)
 
-_schema = typer.Typer(no_args_is_help=True, help="Write or check a schema.")
+_schema = typer.Typer(no_args_is_help=True, help="Write or check a schema.", rich_markup_mode=None)
 _schema.command("draft")(schema.draft)
 _schema.command("check")(schema.check)
 app.add_typer(_schema, name="schema")

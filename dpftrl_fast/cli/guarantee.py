@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast epsilon`` and ``calibrate``: guarantees of a single pass, without any data."""
+"""``dpftrl-fast epsilon`` and ``calibrate``: guarantees of a run, without any data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from dpftrl_fast import accounting
-from dpftrl_fast.accounting.support import untruncated_delta
 from dpftrl_fast.cli.output import (
+    NEIGHBOURS,
+    UNIT,
     Json,
     facts_table,
     friendly,
@@ -18,85 +19,133 @@ from dpftrl_fast.cli.output import (
     rounded_up,
     show,
 )
+from dpftrl_fast.cli.patterns import (
+    BatchSize,
+    Bound,
+    BoundOption,
+    Complete,
+    Delta,
+    Epochs,
+    MaxParticipations,
+    MinSeparationOption,
+    Order,
+    Pattern,
+    Reshuffle,
+    Rows,
+    Steps,
+    StepsPerEpoch,
+    Variant,
+    completion,
+)
 from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.plan import PrivacyPlan
 
 __all__ = ["calibrate", "epsilon"]
 
-Steps = Annotated[int | None, typer.Option(help="Declared steps, or --rows and --batch-size.")]
-RowsOption = Annotated[int | None, typer.Option(help="Declared row slots.")]
-Batch = Annotated[int, typer.Option(help="Rows a step, with --rows.")]
-Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
+RestartEvery = Annotated[int | None, typer.Option(help="Steps after which a new tree starts.")]
+RestartEpochs = Annotated[int | None, typer.Option(help="The same in epochs.")]
+CompleteOption = Annotated[
+    Complete, typer.Option(help="Trees that are advanced to the next power of two.")
+]
+VariantOption = Annotated[Variant, typer.Option(help="Form of the tree noise.")]
 
 
 @friendly
 def epsilon(
     noise_multiplier: Annotated[float, typer.Option(help="Sigma, in units of the clip norm.")],
     steps: Steps = None,
-    rows: RowsOption = None,
-    batch_size: Batch = 1,
+    rows: Rows = None,
+    batch_size: BatchSize = 1,
+    steps_per_epoch: StepsPerEpoch = None,
+    epochs: Epochs = None,
+    reshuffle: Reshuffle = True,
+    max_participations: MaxParticipations = None,
+    min_separation: MinSeparationOption = None,
+    order: Order = None,
+    restart_every: RestartEvery = None,
+    restart_epochs: RestartEpochs = None,
+    complete: CompleteOption = Complete.none,
+    variant: VariantOption = Variant.honaker,
+    bound: BoundOption = Bound.exact,
     delta: Delta = 1e-6,
     json_: Json = False,
 ) -> None:
-    """State the epsilon of a single pass with a given noise multiplier."""
+    """State the epsilon of a run with a given noise multiplier; by default of a single pass."""
+    pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
+                      max_participations, min_separation, order)  # fmt: skip
     plan = PrivacyPlan(
         clip_norm=1.0,
         noise_multiplier=noise_multiplier,
-        participation=accounting.SinglePass(_steps(steps, rows, batch_size)),
+        participation=pattern.participation(),
+        restart_every=pattern.period(restart_every, restart_epochs),
+        complete=completion(complete),
+        variant=variant.value,
+        bound=bound.value,
     )
     _report(plan, delta, json_)
 
 
 @friendly
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="Budget, for one record replaced by zero.")],
+    epsilon: Annotated[
+        float, typer.Option(help="Budget, for one record (or user) replaced by zero.")
+    ],
     steps: Steps = None,
-    rows: RowsOption = None,
-    batch_size: Batch = 1,
+    rows: Rows = None,
+    batch_size: BatchSize = 1,
+    steps_per_epoch: StepsPerEpoch = None,
+    epochs: Epochs = None,
+    reshuffle: Reshuffle = True,
+    max_participations: MaxParticipations = None,
+    min_separation: MinSeparationOption = None,
+    order: Order = None,
+    restart_every: RestartEvery = None,
+    restart_epochs: RestartEpochs = None,
+    complete: CompleteOption = Complete.none,
+    variant: VariantOption = Variant.honaker,
+    bound: BoundOption = Bound.exact,
     delta: Delta = 1e-6,
     json_: Json = False,
 ) -> None:
-    """Find the smallest noise multiplier of a single pass that keeps a budget."""
+    """Find the smallest noise multiplier that keeps a budget; by default of a single pass."""
+    pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
+                      max_participations, min_separation, order)  # fmt: skip
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon,
         delta=delta,
         clip_norm=1.0,
-        participation=accounting.SinglePass(_steps(steps, rows, batch_size)),
+        participation=pattern.participation(),
+        restart_every=pattern.period(restart_every, restart_epochs),
+        complete=completion(complete),
+        variant=variant.value,
+        bound=bound.value,
     )
     _report(plan, delta, json_)
-
-
-def _steps(steps: int | None, rows: int | None, batch_size: int) -> int:
-    if (steps is None) == (rows is None):
-        raise ValueError("expected exactly one of --steps and --rows")
-    if steps is not None:
-        return steps
-    assert rows is not None  # one of the two, see above
-    if not (rows >= 1 and batch_size >= 1):
-        raise ValueError(f"rows and batch size must be >= 1, got {rows} and {batch_size}")
-    return -(-rows // batch_size)
 
 
 def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
     zeta = plan.sensitivity_squared
     epsilon = plan.epsilon(delta)  # refuses a delta that is not above the floor
-    exact = untruncated_delta(delta, zeta, plan.delta_floor)
+    exact = plan.guarantee.mechanism_delta(delta)
     rdp = accounting.epsilon(plan.noise_multiplier, zeta, exact, method="rdp")
     facts: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
-        "neighbours": "one record replaced by zero",
+        "neighbours": NEIGHBOURS,
         "epsilon_replace_one": replace_one_epsilon(plan, delta),
         "epsilon_rdp": rdp,
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity_squared": zeta,
         "steps": plan.steps,
+        "trees": plan.trees.count,
+        "variant": plan.variant,
+        "bound": plan.bound,
         "delta_floor": plan.delta_floor,
     }
     if json_:
         print_json(facts)
         return
-    lines = guarantee_facts(plan, delta)
+    lines = guarantee_facts(plan, delta, UNIT)
     del lines["clip norm"]
     lines["epsilon by RDP"] = f"{rounded_up(rdp)}  (the looser accounting of the paper)"
     show(facts_table(lines))

@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 __all__ = [
+    "NEIGHBOURS",
+    "UNIT",
     "Json",
     "facts_table",
     "friendly",
@@ -29,6 +31,10 @@ __all__ = [
     "show",
     "warn_of_large_delta",
 ]
+
+#: What neighbours differ in, where the accountant cannot know whom an id stands for.
+UNIT = "record (or user)"
+NEIGHBOURS = f"one {UNIT} replaced by zero"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,19 +123,24 @@ def rounded_up(value: float | None, digits: int = 4) -> str:
     return text if float(text) >= value else f"{(int(value * scale) + 1) / scale:.{digits}f}"
 
 
-def guarantee_facts(plan: Any, delta: float) -> dict[str, Any]:
-    """Return what a plan promises as lines for people."""
+def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, Any]:
+    """Return what a plan promises as lines for people; ``unit`` is what neighbours differ in."""
     from dpftrl_fast.fitting import replace_one_epsilon
+    from dpftrl_fast.plan_text import participation_words, trees_words
 
+    zeta = plan.sensitivity_squared
+    covers = "the running sums only" if plan.bound == "released" else "all nodes of the tree"
     return {
-        "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one record replaced by zero)",
+        "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",
         "epsilon, replace-one": f"{rounded_up(replace_one_epsilon(plan, delta))}  "
-        "(one record replaced by another)",
+        f"(one {unit} replaced by another)",
         "delta": f"{delta:g}  (of which {plan.delta_floor:.1e} for the finite tail of the noise)",
         "sigma": f"{plan.noise_multiplier:.6g}  (noise multiplier)",
-        "zeta": f"{plan.sensitivity_squared}  (squared sensitivity)",
+        "zeta": f"{zeta if isinstance(zeta, int) else rounded_up(zeta)}  "
+        f"(squared sensitivity of {covers})",
         "clip norm": f"{plan.clip_norm:g}",
-        "steps": f"{plan.steps:,}  ({plan.variant}, every record in at most one)",
+        "steps": participation_words(plan.participation),
+        "tree": f"{trees_words(plan.trees)}, {plan.variant}",
     }
 
 

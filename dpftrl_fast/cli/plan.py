@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpftrl-fast plan``: schedules of restarts for a budget, ranked by the error of the run."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from dpftrl_fast.accounting.planner import Schedule, ScheduleTable, plan_schedule
+from dpftrl_fast.cli.output import (
+    NEIGHBOURS,
+    UNIT,
+    Json,
+    facts_table,
+    friendly,
+    guarantee_facts,
+    print_json,
+    progress_bar,
+    rounded_up,
+    show,
+)
+from dpftrl_fast.cli.patterns import (
+    BatchSize,
+    Bound,
+    BoundOption,
+    Complete,
+    Delta,
+    Epochs,
+    MaxParticipations,
+    MinSeparationOption,
+    Order,
+    Pattern,
+    Reshuffle,
+    Rows,
+    Steps,
+    StepsPerEpoch,
+    Variant,
+    completion,
+)
+from dpftrl_fast.files import check_folder, write_files
+from dpftrl_fast.fitting import replace_one_epsilon
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plots import Curve, error_curves_png
+
+__all__ = ["RankBy", "command"]
+
+_CURVES = 4
+
+
+class RankBy(str, enum.Enum):
+    """Errors of a run."""
+
+    rms = "rms"
+    last = "last"
+    worst = "worst"
+    smoothed = "smoothed"
+
+
+@friendly
+def command(
+    epsilon: Annotated[
+        float, typer.Option(help="Budget, for one record (or user) replaced by zero.")
+    ],
+    delta: Delta = 1e-6,
+    steps: Steps = None,
+    rows: Rows = None,
+    batch_size: BatchSize = 1,
+    steps_per_epoch: StepsPerEpoch = None,
+    epochs: Epochs = None,
+    reshuffle: Reshuffle = True,
+    max_participations: MaxParticipations = None,
+    min_separation: MinSeparationOption = None,
+    order: Order = None,
+    restart_every: Annotated[
+        list[int] | None,
+        typer.Option(help="Period in steps to try, may be repeated; never is tried too."),
+    ] = None,
+    restart_epochs: Annotated[
+        list[int] | None, typer.Option(help="The same in epochs. Default: 1, 2, 5, 10, 20, ..")
+    ] = None,
+    complete: Annotated[
+        list[Complete] | None,
+        typer.Option(help="Completion to try, may be repeated. Default: none and restarts."),
+    ] = None,
+    variant: Annotated[
+        list[Variant] | None,
+        typer.Option(help="Form of the noise to try, may be repeated. Default: honaker."),
+    ] = None,
+    momentum: Annotated[float, typer.Option(help="Momentum of the smoothed error.")] = 0.0,
+    bound: BoundOption = Bound.released,
+    rank_by: Annotated[RankBy, typer.Option(help="The error that ranks.")] = RankBy.rms,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG to write: the error over the steps of the best few.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write: the plan of a row.")] = None,
+    row: Annotated[int, typer.Option(help="The row that --out writes, 1 for the best.")] = 1,
+    clip_norm: Annotated[float, typer.Option(help="Clip norm of the plan.")] = 1.0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
+    json_: Json = False,
+) -> None:
+    """Rank schedules of restarts for a budget by the noise that they leave in the running sums.
+
+    For each one it finds the smallest noise multiplier that keeps the budget. It reads no data.
+    """
+    for path in (plot, out):
+        _check_file(path, force)
+    pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
+                      max_participations, min_separation, order)  # fmt: skip
+    with progress_bar("schedules", quiet=json_) as progress:
+        table = plan_schedule(
+            epsilon,
+            delta,
+            participation=pattern.participation(),
+            restart_every=_periods(pattern, restart_every, restart_epochs),
+            complete=[completion(x) for x in complete or (Complete.none, Complete.restarts)],
+            variants=[x.value for x in variant or (Variant.honaker,)],
+            momentum=momentum,
+            bound=bound.value,
+            rank_by=rank_by.value,
+            progress=progress,
+        )
+    if not 1 <= row <= len(table):
+        raise ValueError(f"--row must be in [1, {len(table)}], got {row}")
+    plan = PrivacyPlan.from_schedule(table[row - 1], clip_norm=clip_norm)
+    if plot is not None:
+        write_files(plot.parent, {plot.name: _figure(table)})
+    if out is not None:
+        plan.save(out)
+    if json_:
+        print_json(_facts(table, plan, row, plot, out))
+        return
+    show(
+        facts_table(guarantee_facts(plan, delta, UNIT)),
+        "",
+        f"schedules by {table.rank_by} error: the standard deviation of the noise in a coordinate",
+        "of the running sum, in clip norms; restart periods in steps",
+        _rich_table(table),
+    )
+    for path in (plot, out):
+        if path is not None:
+            show(f"wrote {path}")
+
+
+def _check_file(path: Path | None, force: bool) -> None:
+    if path is None:
+        return
+    if path.exists() and not force:
+        raise FileExistsError(f"{str(path)!r} exists; it is overwritten on --force")
+    check_folder(path.parent)
+
+
+def _periods(
+    pattern: Pattern, every: list[int] | None, epochs: list[int] | None
+) -> list[int | None] | None:
+    if not every and not epochs:
+        return None
+    periods = [pattern.period(x, None) for x in every or ()]
+    return [*periods, *(pattern.period(None, x) for x in epochs or ()), None]
+
+
+def _facts(
+    table: ScheduleTable, plan: PrivacyPlan, row: int, plot: Path | None, out: Path | None
+) -> dict[str, Any]:
+    best = table.best
+    shared = ("participation", "epsilon", "delta", "bound", "momentum")
+    rows = [
+        {key: value for key, value in facts.items() if key not in shared}
+        for facts in table.to_dicts()
+    ]
+    return {
+        "epsilon": best.epsilon,
+        "delta": best.delta,
+        "neighbours": NEIGHBOURS,
+        "epsilon_replace_one": replace_one_epsilon(plan, best.delta),
+        "participation": best.participation.to_dict(),
+        "bound": best.bound,
+        "momentum": best.momentum,
+        "rank_by": table.rank_by,
+        "rows": rows,
+        "row": row,
+        "plot": None if plot is None else str(plot),
+        "out": None if out is None else str(out),
+    }
+
+
+def _rich_table(table: ScheduleTable) -> Table:
+    momentum = table.best.momentum
+    smoothed = [f"momentum {momentum:g}"] if momentum else []
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("", "restart every"):
+        shown.add_column(heading, justify="right")
+    for heading in ("complete", "variant"):
+        shown.add_column(heading)
+    for heading in ("sigma", "zeta", "rms", "last", "worst", *smoothed):
+        shown.add_column(heading, justify="right")
+    for place, row in enumerate(table, start=1):
+        zeta = row.sensitivity_squared
+        errors = [row.rms_std, row.last_std, row.worst_std, row.smoothed_std]
+        shown.add_row(
+            str(place),
+            "never" if row.restart_every is None else f"{row.restart_every:,}",
+            _completed(row),
+            row.variant,
+            f"{row.noise_multiplier:.6g}",
+            f"{zeta:,}" if isinstance(zeta, int) else rounded_up(zeta, 1),
+            *(f"{error:.1f}" for error in errors[: 3 + len(smoothed)]),
+            style="bold" if place == 1 else None,
+        )
+    return shown
+
+
+def _completed(row: Schedule) -> str:
+    return "all" if row.complete == "all" else "restarts" if row.complete else "none"
+
+
+def _figure(table: ScheduleTable) -> bytes:
+    by_momentum = table.rank_by == "smoothed"
+    curves = []
+    for row in table[:_CURVES]:
+        std = row.noise_std()
+        period = "never" if row.restart_every is None else f"{row.restart_every:,} steps"
+        words = {"none": "", "restarts": ", completed", "all": ", all completed"}[_completed(row)]
+        error = row.smoothed_std if by_momentum else row.rms_std
+        curves.append(
+            Curve(
+                f"{period}{words}, {row.variant}: {error:.1f}",
+                std.smoothed if by_momentum else std.prefix,
+            )
+        )
+    best = table.best
+    what = "smoothed running sum" if by_momentum else "running sum"
+    return error_curves_png(
+        curves,
+        ylabel=f"std of the noise in the {what} (clip norms)",
+        title=f"epsilon {best.epsilon:g} at delta {best.delta:g} ({NEIGHBOURS})",
+        legend="restart every .. : rms over the steps",
+    )
