@@ -12,6 +12,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SAYS = {
     "daily_counts.py": "epsilon 1 at delta 1e-09",
+    "epochs.py": "epsilon 8 at delta 1e-06",
     "sgd_with_residuals.py": "epsilon 2.000",
     "shards.py": "the same bits: True",
 }
