@@ -245,3 +245,31 @@ def test_ctrl_c_stops_the_program() -> None:
             child.kill()
             raise
     assert rest == "interrupted\n"
+
+
+@pytest.mark.parametrize("overlap", ["ids", "offsets"])
+def test_out_may_not_overlap_what_is_read(overlap: str) -> None:
+    n = 1 << 10
+    arrays = {"ids": np.zeros(n, np.int64), "offsets": np.arange(n + 1)}
+    before = {name: array.copy() for name, array in arrays.items()}
+    out = arrays[overlap][:n]
+    with pytest.raises(ValueError, match="must not overlap"):
+        _core.order_counts([(n, 1, False)], arrays["ids"], arrays["offsets"], "all_nodes", out)
+    with pytest.raises(ValueError, match="must not overlap"):
+        weights = out.view(np.float64)
+        _core.order_weights([(n, 1, False)], arrays["ids"], arrays["offsets"], weights)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_misaligned_ids_are_refused() -> None:
+    ids = np.zeros(8 * 4 + 1, np.uint8)[1:].view(np.int64)
+    with pytest.raises(ValueError, match="aligned"):
+        _core.order_counts([(4, 1, False)], ids, np.arange(5), "all_nodes", np.zeros(1, np.int64))
+
+
+def test_too_many_separated_uses_are_refused() -> None:
+    run = acc.MinSeparation(2**22, 2**21, 1)
+    with pytest.raises(ValueError, match="level"):
+        acc.sensitivity_squared(run)
+    assert acc.sensitivity_squared(run, bound="level") > 2**42

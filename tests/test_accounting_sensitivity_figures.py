@@ -87,6 +87,7 @@ VANILLA = {"bound": "released", "variant": "vanilla"}
 
 def test_released_vanilla_prefixes() -> None:
     assert acc.sensitivity_squared(CIFAR, **VANILLA) == 10784
+    assert acc.sensitivity_squared(acc.FixedEpochs(100, 20), **VANILLA) == 312
     assert acc.sensitivity_squared(acc.MinSeparation(2000, 20, 100), **VANILLA) == 315
 
 

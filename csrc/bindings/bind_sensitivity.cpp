@@ -68,6 +68,9 @@ const std::int64_t* readable(const char* name, const py::array& array) {
   if (!py::isinstance<Int64Array>(array) || array.ndim() != 1) {
     throw py::type_error(std::string(name) + " must be a C-contiguous one-dimensional int64 array");
   }
+  if (reinterpret_cast<std::uintptr_t>(array.data()) % alignof(std::int64_t) != 0) {
+    throw py::value_error(std::string(name) + " must be aligned to 8 bytes, got an array that is not");
+  }
   return static_cast<const std::int64_t*>(array.data());
 }
 
@@ -90,6 +93,17 @@ Order checked_order(const std::vector<EqualTrees>& runs, const py::array& ids, c
     }
   }
   return {id, offset, static_cast<std::int64_t>(steps), n_ids};
+}
+
+// `out` is written while the order is read: they may not share memory.
+void check_apart(const py::array& out, const py::array& ids, const py::array& offsets) {
+  const auto begins = [](const py::array& a) { return reinterpret_cast<std::uintptr_t>(a.data()); };
+  const auto ends = [&](const py::array& a) { return begins(a) + static_cast<std::uintptr_t>(a.nbytes()); };
+  for (const py::array* read : {&ids, &offsets}) {
+    if (begins(out) < ends(*read) && begins(*read) < ends(out)) {
+      throw py::value_error("out must not overlap ids or offsets, got one that does");
+    }
+  }
 }
 
 Effort checked_effort(int place_bits, int weight_bits, std::int64_t work_limit) {
@@ -130,6 +144,7 @@ void counts_of_order(const std::vector<Run>& trees, const py::array& ids, const 
   const Statistic counted = counts_by_name(statistic);
   const Order order = checked_order(runs, ids, offsets, out.size());
   auto* values = writable<std::int64_t>(out, static_cast<std::size_t>(out.size()));
+  check_apart(out, ids, offsets);
   const py::gil_scoped_release released;
   order_counts(order, runs.data(), runs.size(), counted, values, Signals{});
 }
@@ -139,6 +154,7 @@ void weights_of_order(const std::vector<Run>& trees, const py::array& ids, const
   const std::vector<EqualTrees> runs = checked_trees(trees);
   const Order order = checked_order(runs, ids, offsets, out.size());
   auto* values = writable<double>(out, static_cast<std::size_t>(out.size()));
+  check_apart(out, ids, offsets);
   const py::gil_scoped_release released;
   order_weights(order, runs.data(), runs.size(), values, Signals{});
 }

@@ -119,8 +119,8 @@ class Program {
   std::int64_t on_grid(std::int64_t x) const { return grid_ == 1 ? x : (x + grid_ - 1) / grid_ * grid_; }
 
   Piece<V> normal(Piece<V> p) const {
-    p.start = on_grid(std::min({p.start, p.both, reach_}));
-    p.end = on_grid(std::min({p.end, p.both, reach_}));
+    p.start = std::min(on_grid(std::min(p.start, p.both)), reach_);
+    p.end = std::min(on_grid(std::min(p.end, p.both)), reach_);
     p.both = std::min(on_grid(p.both), p.start + p.end);
     return p;
   }
@@ -164,8 +164,10 @@ class Program {
   }
 
   void spend(std::size_t comparisons) {
+    const std::int64_t before = work_left_;
     work_left_ -= static_cast<std::int64_t>(comparisons);
     if (work_left_ < 0) throw OutOfWork{};
+    if (before >> 22 != work_left_ >> 22) poll_();
   }
 
   // Two blocks side by side, no node on top. The spine is the right block's.
@@ -199,8 +201,8 @@ class Program {
         roomy = with_all_room(front);
       }
       unite(front);
-      poll_();
     }
+    poll_();
     while (!out.uses.empty() && out.uses.back().empty()) out.uses.pop_back();
     return out;
   }
@@ -338,6 +340,8 @@ double honaker_root_variance(int level, std::uint64_t steps) noexcept {
 
 namespace {
 
+constexpr std::int64_t kMostUses = std::int64_t{1} << 20;
+
 // How many uses a record can have, and a check that no sum of squares of their counts overflows.
 std::int64_t checked_uses(const EqualTrees* runs, std::size_t n_runs, std::int64_t most_uses, std::int64_t separation) {
   std::int64_t steps = 0;
@@ -349,6 +353,9 @@ std::int64_t checked_uses(const EqualTrees* runs, std::size_t n_runs, std::int64
   const std::int64_t uses = std::min(most_uses, steps / separation + (steps % separation != 0 ? 1 : 0));
   if (!(std::pow(static_cast<double>(uses), 2) * levels < std::ldexp(1.0, 63))) {
     throw std::overflow_error("the squared sensitivity could pass 2^63");
+  }
+  if (uses > kMostUses) {
+    throw std::overflow_error("a minimum separation that allows more than 2^20 uses needs bound=\"level\"");
   }
   return uses;
 }

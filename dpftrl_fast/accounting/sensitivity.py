@@ -51,11 +51,11 @@ Bound = Literal["exact", "level", "released"]
 Variant = Literal["honaker", "vanilla"]
 _Counted = Literal["all_nodes", "even_nodes"]
 
-# Comparisons of the min-separation program for prefixes, about a second's worth, before it goes on
+# Comparisons of the min-separation program for prefixes, half a second's worth, before it goes on
 # with coarser places of uses (and, for Honaker, weights): bits of each, 0 for exact.
-_WORK = 1_000_000_000
-_PLACE_BITS = (0, 6, 4, 2)
-_PLACE_AND_WEIGHT_BITS = ((0, 0), (2, 10), (2, 8), (2, 6))
+_WORK = 800_000_000
+_PLACE_BITS = (0, 6, 5, 4, 3, 2)
+_PLACE_AND_WEIGHT_BITS = ((0, 0), (6, 10), (4, 10), (3, 10), (2, 10), (2, 8), (2, 6))
 _NO_LIMIT = 2**63 - 1
 # Steps of one tree up to which the places of an epoch are tried one by one.
 _MOST_TRIED = 2**27
@@ -95,7 +95,8 @@ def sensitivity_squared(
         tree.
     bound : {"exact", "level", "released"}
         ``"exact"`` is the maximum over all nodes that can be read. ``"level"`` is the paper's
-        looser bound, each level of the tree by itself. ``"released"`` is smaller than both, and
+        looser bound, each level of the tree by itself (where that is no looser, or for epochs,
+        the exact value). ``"released"`` is smaller than both, and
         holds where nothing but prefixes leaves the tree: never together with single nodes
         (:meth:`dpftrl_fast.TreeNoise.node`).
     variant : {"honaker", "vanilla"}
@@ -111,8 +112,9 @@ def sensitivity_squared(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above; if zeta could pass 2^63; for epochs whose places
-        have to be tried one by one in more than 2^27 steps.
+        For anything that is not described above; if zeta could pass 2^63; for a separation that
+        allows more than 2^20 uses (not for ``"level"``); for epochs whose places have to be tried
+        one by one in more than 2^27 steps.
 
     Notes
     -----
@@ -120,9 +122,8 @@ def sensitivity_squared(
     trees of the maximum over the places of an epoch. [1]_ [2]_
 
     All values are exact but one: under a minimum separation, ``"released"`` is the exact maximum up
-    to a fixed amount of work (Honaker about T = 2000 with 20 uses, vanilla a separation of some
-    hundred steps), beyond that an upper bound of it, mostly within 3 %, and never above
-    ``"exact"``.
+    to a fixed amount of work (about T = 2000 with 20 uses, more with vanilla), beyond that an upper
+    bound of it, mostly within 4 %, and never above ``"exact"``.
 
     References
     ----------
@@ -297,7 +298,9 @@ def _of_order(
     if weighted:
         weights = np.empty(size)
         _core.order_weights(_triples(trees), places, offsets, weights)
-        return weights
+        # All that is released is a function of the nodes: rounding up ends at their value.
+        nodes = _of_order(places, offsets, size, trees, "all_nodes", weighted=False)
+        return np.minimum(weights, nodes)
     counts = np.empty(size, np.int64)
     _core.order_counts(_triples(trees), places, offsets, counted, counts)
     return counts

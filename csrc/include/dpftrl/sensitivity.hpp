@@ -44,8 +44,9 @@ struct Effort {
 
 // The largest zeta of a record with at most `most_uses` uses, any two of them at least `separation` steps apart,
 // over trees in a row. A use is in one step; trees hand the separation and the count on to the next. Nothing is
-// returned if it would take more work than the limit; for all_nodes the work does not depend on the separation.
-// Throws std::overflow_error if zeta could pass 2^63. `statistic` is all_nodes or even_nodes.
+// returned if it would take more work than the limit. For all_nodes the work hardly depends on the separation; it is
+// largest where most_uses * separation is close to the number of steps. Throws std::overflow_error if zeta could pass
+// 2^63, or for more than 2^20 uses. `statistic` is all_nodes or even_nodes.
 std::optional<std::int64_t> min_separation_counts(const EqualTrees* runs, std::size_t n_runs, std::int64_t most_uses,
                                                   std::int64_t separation, Statistic statistic, const Effort& effort,
                                                   const Poll& poll);
