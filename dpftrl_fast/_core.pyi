@@ -121,7 +121,6 @@ def order_level_bound(
     offsets: NDArray[np.int64],
     n_ids: int,
 ) -> int: ...
-
 def gaussian_delta(
     noise_multiplier: float,
     sensitivity_squared: float,
