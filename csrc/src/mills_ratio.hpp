@@ -126,7 +126,7 @@ void mills_derivatives(Real x, int last, Real* g) noexcept {
 
 template <class Real>
 Real mills_ratio(Real x) noexcept {
-  Real ratio;
+  Real ratio = constant<Real>(0.0, 0.0);
   mills_derivatives(x, 0, &ratio);
   return ratio;
 }
