@@ -107,6 +107,22 @@ class PlannedNoise(TreeNoise):
                 raise ValueError(f"t must be at most {end}, where the plan ends this tree, got {t}")
             super().advance_to(t)
 
+    def prefix(self, t: int, out: Any = None) -> Any:
+        """Return b_t of the present tree, as `TreeNoise.prefix` does, where the plan releases it.
+
+        Raises
+        ------
+        ValueError
+            If t is past the last step of this tree, unless it is where the plan completes it: the
+            nodes behind are not in the epsilon.
+        """
+        with self._turn:
+            run = self._trees.run_of(self.tree)
+            if integer("t", t) > run.steps and t != run.end:
+                ends = f"at most {run.steps}" + (f", or {run.end}" if run.completed else "")
+                raise ValueError(f"t must be {ends}, where the plan ends this tree, got {t}")
+            return super().prefix(t, out)
+
     def restart(self, complete: bool = False) -> None:
         """Refuse: the plan decides, and its epsilon stands on it."""
         count = self._trees.count

@@ -71,6 +71,23 @@ def test_restart_and_node_are_the_plans_and_advance_to_stays_inside() -> None:
         last.advance_to(3)
 
 
+def test_prefixes_past_the_end_of_a_tree_are_refused() -> None:
+    noise = plan(8, every=5, complete=True).noise(3, seed=1, dtype="float64")
+    bare = dpf.TreeNoise(3, noise.std, seed=1, dtype="float64")
+    for t in (1, 5, 8):  # of the first tree: its steps, and where it is completed
+        np.testing.assert_array_equal(noise.prefix(t), bare.prefix(t))
+    for t in (6, 7, 9, 16):
+        with pytest.raises(ValueError, match="at most 5, or 8, where the plan ends this tree"):
+            noise.prefix(t)
+    for _ in range(8):
+        noise.step()
+    assert noise.tree == 1
+    noise.prefix(3)
+    for t in (4, 8):  # the second has three steps and is not completed
+        with pytest.raises(ValueError, match="at most 3, where"):
+            noise.prefix(t)
+
+
 def test_a_state_of_another_plan_is_refused() -> None:
     other = dpf.TreeNoise(2, 2.0, seed=1)
     other.step()
