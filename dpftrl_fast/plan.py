@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
 from dpftrl_fast.accounting._rounding import text_up
+from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
 from dpftrl_fast.accounting.guard import Guard
 from dpftrl_fast.accounting.ledger import Ledger
@@ -32,9 +33,6 @@ from dpftrl_fast.plan_text import participation_words, promise_words, trees_word
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 
 __all__ = ["Neighbours", "PrivacyPlan"]
-
-Variant = Literal["vanilla", "honaker"]
-PlanBound = Literal["exact", "released"]
 
 
 @dataclass(frozen=True)
@@ -107,10 +105,8 @@ class PrivacyPlan:
         if self.tree_lengths is not None:
             set_field(self, "tree_lengths", check_lengths(self.tree_lengths))
         set_field(self, "complete", check_complete(self.complete))
-        if self.variant not in ("vanilla", "honaker"):
-            raise ValueError(f'variant must be "vanilla" or "honaker", got {self.variant!r}')
-        if self.bound not in ("exact", "released"):
-            raise ValueError(f'bound must be "exact" or "released", got {self.bound!r}')
+        check_variant(self.variant)
+        check_plan_bound(self.bound)
         self.trees  # noqa: B018 - what does not fit together is refused here
 
     @classmethod

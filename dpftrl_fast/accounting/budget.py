@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from dpftrl_fast.accounting._checks import non_negative, positive, probability
 from dpftrl_fast.accounting._counts import MAX_STEPS, step_count
 from dpftrl_fast.accounting._rounding import text_up
+from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant
 from dpftrl_fast.accounting.guarantee import Guarantee
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
@@ -30,10 +30,6 @@ from dpftrl_fast.accounting.trees import check_complete, resolve_trees
 
 __all__ = ["largest_epochs", "largest_participations", "largest_steps", "largest_trees"]
 
-Completion: TypeAlias = bool | Literal["all"]
-Bound: TypeAlias = Literal["exact", "released"]
-Variant: TypeAlias = Literal["vanilla", "honaker"]
-
 
 def largest_steps(
     epsilon: float,
@@ -44,7 +40,7 @@ def largest_steps(
     min_separation: int = 1,
     restart_every: int | None = None,
     complete: Completion = False,
-    bound: Bound = "exact",
+    bound: PlanBound = "exact",
     variant: Variant = "honaker",
 ) -> int:
     """Return the most steps T of a run that keeps a budget.
@@ -95,7 +91,7 @@ def largest_epochs(
     reshuffle: bool = True,
     restart_every: int | None = None,
     complete: Completion = False,
-    bound: Bound = "exact",
+    bound: PlanBound = "exact",
     variant: Variant = "honaker",
 ) -> int:
     """Return the most epochs of fixed batches that keep a budget.
@@ -140,7 +136,7 @@ def largest_participations(
     min_separation: int = 1,
     restart_every: int | None = None,
     complete: Completion = False,
-    bound: Bound = "exact",
+    bound: PlanBound = "exact",
     variant: Variant = "honaker",
 ) -> int:
     """Return the most uses of one record (or user) in a run that keeps a budget.
@@ -187,7 +183,7 @@ def largest_trees(
     max_participations: int = 1,
     min_separation: int = 1,
     complete: Completion = False,
-    bound: Bound = "exact",
+    bound: PlanBound = "exact",
     variant: Variant = "honaker",
 ) -> int:
     """Return the most trees of equal length, one after the other, that keep a budget.
@@ -258,7 +254,7 @@ class _Budget:
     delta: float
     noise_multiplier: float
     complete: Completion
-    bound: Bound
+    bound: PlanBound
     variant: Variant
 
     @classmethod
@@ -268,7 +264,7 @@ class _Budget:
         delta: float,
         noise_multiplier: float,
         complete: Completion,
-        bound: Bound,
+        bound: PlanBound,
         variant: Variant,
     ) -> _Budget:
         completion = check_complete(complete)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting._checks import positive, probability
 from dpftrl_fast.accounting._state import declaration, integers_from
+from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
 from dpftrl_fast.accounting.guard import Guard
 from dpftrl_fast.accounting.id_table import grown
@@ -86,8 +87,8 @@ class Ledger(Guard):
         restart_every: int | None = None,
         tree_lengths: Sequence[int] | None = None,
         complete: Complete = False,
-        bound: Literal["exact", "released"] = "exact",
-        variant: Literal["honaker", "vanilla"] = "honaker",
+        bound: PlanBound = "exact",
+        variant: Variant = "honaker",
     ) -> None:
         super().__init__(
             participation,
@@ -96,15 +97,13 @@ class Ledger(Guard):
             complete=complete,
         )
         self._noise_multiplier = positive("noise_multiplier", noise_multiplier)
-        if bound not in ("exact", "released"):
-            raise ValueError(f'bound must be "exact" or "released", got {bound!r}')
-        if variant not in ("vanilla", "honaker"):
-            raise ValueError(f'variant must be "vanilla" or "honaker", got {variant!r}')
+        check_plan_bound(bound)
+        check_variant(variant)
         self._restart_every = restart_every
         self._tree_lengths = None if tree_lengths is None else check_lengths(tree_lengths)
         self._complete = check_complete(complete)
-        self._bound: Literal["exact", "released"] = bound
-        self._variant: Literal["honaker", "vanilla"] = variant
+        self._bound: PlanBound = bound
+        self._variant: Variant = variant
         self._levels: Ints = np.arange(self._trees.tallest.bit_length())
         self._values: Ints = np.zeros(0, np.int64)  # by place: zeta so far
         # By place and level: uses under the node above the last use.

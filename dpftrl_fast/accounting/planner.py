@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Any, Literal, get_args, overload
 
 from dpftrl_fast.accounting._checks import non_negative, positive_int, probability
+from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant, check_plan_bound
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
@@ -25,7 +26,6 @@ from dpftrl_fast.accounting.participation import (
 )
 from dpftrl_fast.accounting.run_error import (
     NoiseStd,
-    Variant,
     check_error_steps,
     check_momentum,
     root_mean_square,
@@ -38,8 +38,6 @@ from dpftrl_fast.accounting.trees import Trees, resolve_trees
 __all__ = ["RankBy", "Schedule", "ScheduleTable", "plan_schedule"]
 
 RankBy = Literal["rms", "last", "worst", "smoothed"]
-PlanBound = Literal["exact", "released"]
-Completion = bool | Literal["all"]
 
 
 @dataclass(frozen=True)
@@ -245,8 +243,7 @@ def plan_schedule(
     pattern = _pattern(participation, steps_per_epoch, epochs)
     check_error_steps(pattern.steps)
     gamma = check_momentum(momentum)
-    if bound not in get_args(PlanBound):
-        raise ValueError(f'bound must be "exact" or "released", got {bound!r}')
+    check_plan_bound(bound)
     if rank_by not in get_args(RankBy):
         raise ValueError(f"rank_by must be one of {list(get_args(RankBy))}, got {rank_by!r}")
     kinds = _listed("variants", variants, get_args(Variant))

@@ -14,26 +14,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
 from dpftrl_fast.accounting._checks import non_negative
+from dpftrl_fast.accounting.choices import Variant, check_variant
 from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.trees import Complete, Trees, resolve_trees
 
 __all__ = [
     "MAX_ERROR_STEPS",
     "NoiseStd",
-    "Variant",
     "noise_std",
     "root_mean_square",
     "std_of_trees",
 ]
-
-Variant = Literal["vanilla", "honaker"]
 
 #: The most steps for which errors are computed: two arrays of this length are 1 GiB.
 MAX_ERROR_STEPS = 2**26
@@ -113,8 +111,7 @@ def noise_std(
         tree_lengths=tree_lengths,
         complete=complete,
     )
-    if variant not in ("vanilla", "honaker"):
-        raise ValueError(f'variant must be "vanilla" or "honaker", got {variant!r}')
+    check_variant(variant)
     return std_of_trees(trees, variant, check_momentum(momentum))
 
 

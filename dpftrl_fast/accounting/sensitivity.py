@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
+from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -40,7 +41,6 @@ from dpftrl_fast.accounting.trees import Complete, TreeRun, Trees, resolve_trees
 
 __all__ = [
     "Bound",
-    "Variant",
     "check_bound",
     "sensitivity_squared",
     "sensitivity_squared_by_id",
@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 Bound = Literal["exact", "level", "released"]
-Variant = Literal["honaker", "vanilla"]
 _Counted = Literal["all_nodes", "even_nodes"]
 
 # Comparisons of the min-separation program for prefixes, half a second's worth, before it goes on
@@ -205,7 +204,7 @@ def sensitivity_squared_by_id(
     restart_every: int | None = None,
     tree_lengths: Sequence[int] | None = None,
     complete: Complete = False,
-    bound: Literal["exact", "released"] = "exact",
+    bound: PlanBound = "exact",
     variant: Variant = "honaker",
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | NDArray[np.float64]]:
     """Squared sensitivity of every id of an order by itself: individual accounting.
@@ -242,8 +241,7 @@ def sensitivity_squared_by_id(
     """
     if not isinstance(order, FixedOrder):
         raise TypeError(f"order must be a FixedOrder, got {type(order).__name__}")
-    if bound not in ("exact", "released"):
-        raise ValueError(f'bound must be "exact" or "released", got {bound!r}')
+    check_plan_bound(bound)
     check_bound(bound, variant)
     trees = resolve_trees(
         order.steps, restart_every=restart_every, tree_lengths=tree_lengths, complete=complete

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
 
 import numpy as np
 
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
 from dpftrl_fast.accounting._rounding import float_down, float_up, precision, smallest_double
+from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.accounting.gaussian import delta as gaussian_delta
 from dpftrl_fast.accounting.gaussian import noise_multiplier as gaussian_noise_multiplier
 from dpftrl_fast.accounting.participation import (
@@ -95,8 +95,8 @@ class Touched:
 def touched(
     participation: Participation,
     trees: Trees,
-    bound: Literal["exact", "released"] = "exact",
-    variant: Literal["honaker", "vanilla"] = "honaker",
+    bound: PlanBound = "exact",
+    variant: Variant = "honaker",
 ) -> Touched:
     """Bound what one id does to the nodes.
 
@@ -128,10 +128,8 @@ def touched(
     pattern = check_participation(participation)
     if trees.steps != pattern.steps:
         raise ValueError(f"trees must have the {pattern.steps} steps of the run, got {trees.steps}")
-    if bound not in ("exact", "released"):
-        raise ValueError(f'bound must be "exact" or "released", got {bound!r}')
-    if variant not in ("vanilla", "honaker"):
-        raise ValueError(f'variant must be "vanilla" or "honaker", got {variant!r}')
+    check_plan_bound(bound)
+    check_variant(variant)
     uses, under_a_node = _uses(pattern, trees)
     levels = trees.tallest.bit_length()
     existing = sum((2 * run.end - run.end.bit_count()) * run.count for run in trees.runs)
