@@ -7,7 +7,17 @@ import math
 import numbers
 from typing import Any
 
-__all__ = ["non_negative", "positive", "positive_int", "probability"]
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "at_least",
+    "integer_array",
+    "non_negative",
+    "positive",
+    "positive_int",
+    "probability",
+]
 
 
 def _real(name: str, x: Any, expected: str) -> float:
@@ -55,3 +65,29 @@ def positive_int(name: str, x: Any) -> int:
     if value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value}")
     return value
+
+
+def integer_array(name: str, values: ArrayLike) -> NDArray[np.int64]:
+    """Return a copy of a one-dimensional sequence of integers as int64."""
+    expected = f"{name} must be a one-dimensional sequence of integers"
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{expected}, got a ragged one") from None
+    if array.ndim != 1:
+        raise ValueError(f"{expected}, got shape {array.shape}")
+    if not array.size:  # an empty list has no dtype of its own
+        return np.zeros(0, np.int64)
+    if array.dtype.kind == "O" and all(type(x) is int for x in array):
+        raise ValueError(f"{expected} below 2^63, got larger ones")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{expected}, got dtype {array.dtype}")
+    if array.dtype.kind == "u" and int(array.max()) >= 2**63:
+        raise ValueError(f"{expected} below 2^63, got {int(array.max())}")
+    return np.array(array, dtype=np.int64, order="C")
+
+
+def at_least(name: str, values: NDArray[np.int64], least: int) -> None:
+    """Raise if one of the values is below ``least``."""
+    if values.size and (smallest := int(values.min())) < least:
+        raise ValueError(f"{name} must be integers >= {least}, got {smallest}")

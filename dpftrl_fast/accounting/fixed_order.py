@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpftrl_fast.accounting._checks import at_least, integer_array
+
 __all__ = ["FixedOrder"]
 
 
@@ -58,18 +60,17 @@ class FixedOrder:
     offsets: NDArray[np.int64]
 
     def __init__(self, ids: ArrayLike, offsets: ArrayLike | None = None) -> None:
-        flat = _integers("ids", ids)
+        flat = integer_array("ids", ids)
         if offsets is None:
             if not flat.size:
                 raise ValueError("ids must hold at least one step, got none")
-            _at_least("ids", flat, -1)
+            at_least("ids", flat, -1)
             taken = flat >= 0
             bounds = np.concatenate([[0], np.cumsum(taken)]).astype(np.int64)
             flat = flat[taken]
         else:
-            bounds = _integers("offsets", offsets)
-            if flat.size:
-                _at_least("ids with offsets", flat, 0)
+            bounds = integer_array("offsets", offsets)
+            at_least("ids with offsets", flat, 0)
             _check_offsets(bounds, flat.size)
         if not flat.size:
             raise ValueError("ids must hold at least one id >= 0, got virtual steps only")
@@ -160,31 +161,6 @@ class FixedOrder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FixedOrder, (self.ids, self.offsets)
-
-
-def _integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
-    """Return a copy of ``values`` as int64."""
-    expected = f"{name} must be a one-dimensional sequence of integers"
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ValueError(f"{expected}, got a ragged one") from None
-    if array.ndim != 1:
-        raise ValueError(f"{expected}, got shape {array.shape}")
-    if not array.size:  # an empty list has no dtype of its own
-        return np.zeros(0, np.int64)
-    if array.dtype.kind == "O" and all(type(x) is int for x in array):
-        raise ValueError(f"{expected} below 2^63, got larger ones")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{expected}, got dtype {array.dtype}")
-    if array.dtype.kind == "u" and int(array.max()) >= 2**63:
-        raise ValueError(f"{expected} below 2^63, got {int(array.max())}")
-    return np.array(array, dtype=np.int64, order="C")
-
-
-def _at_least(name: str, values: NDArray[np.int64], least: int) -> None:
-    if (smallest := int(values.min())) < least:
-        raise ValueError(f"{name} must be integers >= {least}, got {smallest}")
 
 
 def _check_offsets(offsets: NDArray[np.int64], uses: int) -> None:

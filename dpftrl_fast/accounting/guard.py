@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpftrl_fast.accounting._checks import at_least, integer_array
 from dpftrl_fast.accounting._state import (
     check_header,
     declaration,
@@ -17,7 +18,7 @@ from dpftrl_fast.accounting._state import (
     integer_from,
     integers_from,
 )
-from dpftrl_fast.accounting.fixed_order import FixedOrder, _integers
+from dpftrl_fast.accounting.fixed_order import FixedOrder
 from dpftrl_fast.accounting.id_table import IdTable, grown
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
@@ -364,7 +365,6 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
 
 
 def _ids(ids: ArrayLike) -> Ints:
-    given = _integers("ids", ids)
-    if given.size and given.min() < 0:
-        raise ValueError(f"ids must be integers >= 0, got {given.min()}")
+    given = integer_array("ids", ids)
+    at_least("ids", given, 0)
     return given
