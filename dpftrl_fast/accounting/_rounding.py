@@ -27,6 +27,7 @@ from decimal import (
     Overflow,
     localcontext,
 )
+from fractions import Fraction
 
 __all__ = ["float_down", "float_up", "precision", "smallest_double", "text_up"]
 
@@ -47,10 +48,13 @@ def precision(digits: int) -> AbstractContextManager[Context]:
     )
 
 
-def float_up(x: Decimal) -> float:
-    """Return the smallest double that is not below ``x``."""
-    nearest = float(x)
-    return nearest if Decimal(nearest) >= x else math.nextafter(nearest, math.inf)
+def float_up(x: Decimal | Fraction) -> float:
+    """Return the smallest double that is not below ``x``; for a fraction x >= 0."""
+    try:
+        nearest = float(x)
+    except OverflowError:  # of fractions
+        return math.inf
+    return nearest if type(x)(nearest) >= x else math.nextafter(nearest, math.inf)
 
 
 def float_down(x: Decimal) -> float:

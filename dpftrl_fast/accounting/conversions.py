@@ -27,14 +27,6 @@ def _square(sigma: float, zeta: int | float) -> Fraction:
     return Fraction(zeta) / Fraction(sigma) ** 2
 
 
-def _up(x: Fraction) -> float:
-    try:
-        nearest = float(x)
-    except OverflowError:
-        return math.inf
-    return nearest if nearest >= x else math.nextafter(nearest, math.inf)
-
-
 def zcdp_rho(noise_multiplier: float, sensitivity_squared: float) -> float:
     """Rho of zero-concentrated differential privacy, zeta/(2 sigma^2).
 
@@ -65,7 +57,7 @@ def zcdp_rho(noise_multiplier: float, sensitivity_squared: float) -> float:
     zeta = sensitivity(sensitivity_squared)
     if sigma in (0.0, math.inf):
         return 0.0 if sigma else math.inf
-    return _up(_square(sigma, zeta) / 2)
+    return float_up(_square(sigma, zeta) / 2)
 
 
 def gdp_mu(noise_multiplier: float, sensitivity_squared: float) -> float:
@@ -139,7 +131,7 @@ def rdp(
     if sigma in (0.0, math.inf):
         return [0.0 if sigma else math.inf for _ in grid]
     rho = _square(sigma, zeta) / 2
-    return [_up(Fraction(order) * rho) for order in grid]
+    return [float_up(Fraction(order) * rho) for order in grid]
 
 
 def best_order(
