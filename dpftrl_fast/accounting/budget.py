@@ -24,8 +24,6 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
-from dpftrl_fast.accounting.support import touched
 from dpftrl_fast.accounting.trees import check_complete, resolve_trees
 
 __all__ = ["largest_epochs", "largest_participations", "largest_steps", "largest_trees"]
@@ -285,9 +283,9 @@ class _Budget:
     def promised(self, pattern: Participation, restart_every: int | None) -> Guarantee:
         """Return what a run of this pattern promises."""
         trees = resolve_trees(pattern.steps, restart_every=restart_every, complete=self.complete)
-        nodes = touched(pattern, trees, self.bound, self.variant)
-        zeta = sensitivity_squared_of(pattern, trees, bound=self.bound, variant=self.variant)
-        return Guarantee(self.noise_multiplier, zeta, nodes)
+        return Guarantee.of(
+            self.noise_multiplier, pattern, trees, bound=self.bound, variant=self.variant
+        )
 
     def largest(
         self,
@@ -299,8 +297,7 @@ class _Budget:
         """Return the largest n <= most whose pattern keeps the budget."""
 
         def within(n: int) -> bool:
-            run = self.promised(pattern(n), restart_every)
-            return run.within(self.epsilon, self.delta)
+            return self.promised(pattern(n), restart_every).within(self.epsilon, self.delta)
 
         least = self.promised(pattern(1), restart_every)
         if not least.within(self.epsilon, self.delta):
@@ -308,17 +305,11 @@ class _Budget:
                 f"epsilon must be at least that of one {unit}, {text_up(least.epsilon(self.delta))}"
                 f" at delta {self.delta!r}, got {self.epsilon!r}"
             )
-        fits, over = 1, most + 1
-        while over > most and fits < most:
-            n = min(2 * fits, most)
-            if within(n):
-                fits = n
-            else:
-                over = n
+        fits, over, doubling = 1, most + 1, True
         while over - fits > 1:
-            n = (fits + over) // 2
+            n = min(2 * fits, most) if doubling else (fits + over) // 2
             if within(n):
                 fits = n
             else:
-                over = n
+                over, doubling = n, False
         return fits

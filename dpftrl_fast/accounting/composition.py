@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from dpftrl_fast.accounting import gaussian
 from dpftrl_fast.accounting._checks import non_negative, probability
 from dpftrl_fast.accounting._rounding import float_up, precision
+from dpftrl_fast.accounting.conversions import gdp_mu
 from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
 from dpftrl_fast.accounting.support import Touched, truncated_delta, untruncated_delta
 
@@ -84,7 +85,7 @@ class Composition:
     def mu(self) -> float:
         """Root of `mu_squared`, rounded up: together the runs are mu-Gaussian-DP."""
         zeta = self.mu_squared
-        return float_up(gaussian.mean_shift(1.0, zeta)) if zeta < float("inf") else zeta
+        return gdp_mu(1.0, zeta) if zeta < float("inf") else zeta
 
     def floor(self, neighbours: Neighbours = "zero-out") -> float:
         """Return the part of delta that is owed to the finite tail of the noise, rounded up."""

@@ -8,13 +8,18 @@ from typing import Literal, TypeAlias
 
 from dpftrl_fast.accounting import gaussian
 from dpftrl_fast.accounting._checks import probability
-from dpftrl_fast.accounting._rounding import float_up
+from dpftrl_fast.accounting.choices import PlanBound, Variant
+from dpftrl_fast.accounting.conversions import gdp_mu
+from dpftrl_fast.accounting.participation import Participation
+from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import (
     Touched,
     support_floor,
+    touched,
     truncated_delta,
     untruncated_delta,
 )
+from dpftrl_fast.accounting.trees import Trees
 
 __all__ = ["Guarantee", "Neighbours"]
 
@@ -45,10 +50,36 @@ class Guarantee:
     sensitivity_squared: int | float
     touched: Touched
 
+    @classmethod
+    def of(
+        cls,
+        noise_multiplier: float,
+        participation: Participation,
+        trees: Trees,
+        *,
+        bound: PlanBound,
+        variant: Variant,
+    ) -> Guarantee:
+        """Return what noise of this multiplier promises to those who take part in this way.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.accounting.participation import SinglePass
+        >>> from dpftrl_fast.accounting.trees import resolve_trees
+        >>> trees = resolve_trees(1600)
+        >>> promised = Guarantee.of(
+        ...     2.33, SinglePass(1600), trees, bound="exact", variant="honaker"
+        ... )
+        >>> promised.sensitivity_squared, round(promised.epsilon(1e-6), 3)
+        (11, 7.342)
+        """
+        zeta = sensitivity_squared_of(participation, trees, bound=bound, variant=variant)
+        return cls(noise_multiplier, zeta, touched(participation, trees, bound, variant))
+
     @property
     def mu(self) -> float:
         """sqrt(zeta)/sigma, rounded up."""
-        return float_up(gaussian.mean_shift(self.noise_multiplier, self.sensitivity_squared))
+        return gdp_mu(self.noise_multiplier, self.sensitivity_squared)
 
     def floor(self, neighbours: Neighbours = "zero-out") -> float:
         """Return the part of delta that is owed to the finite tail."""

@@ -17,9 +17,7 @@ from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
 from dpftrl_fast.accounting.guard import Guard
 from dpftrl_fast.accounting.id_table import grown
 from dpftrl_fast.accounting.participation import Participation
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared
-from dpftrl_fast.accounting.support import touched
-from dpftrl_fast.accounting.trees import Complete, check_complete, check_lengths
+from dpftrl_fast.accounting.trees import Complete
 
 __all__ = ["Ledger"]
 
@@ -99,9 +97,6 @@ class Ledger(Guard):
         self._noise_multiplier = positive("noise_multiplier", noise_multiplier)
         check_plan_bound(bound)
         check_variant(variant)
-        self._restart_every = restart_every
-        self._tree_lengths = None if tree_lengths is None else check_lengths(tree_lengths)
-        self._complete = check_complete(complete)
         self._bound: PlanBound = bound
         self._variant: Variant = variant
         self._levels: Ints = np.arange(self._trees.tallest.bit_length())
@@ -118,16 +113,13 @@ class Ledger(Guard):
     @cached_property
     def guarantee(self) -> Guarantee:
         """What was declared, from which epsilon and delta of the run are stated."""
-        zeta = sensitivity_squared(
+        return Guarantee.of(
+            self._noise_multiplier,
             self._pattern,
-            restart_every=self._restart_every,
-            tree_lengths=self._tree_lengths,
-            complete=self._complete,
+            self._trees,
             bound=self._bound,
             variant=self._variant,
         )
-        nodes = touched(self._pattern, self._trees, self._bound, self._variant)
-        return Guarantee(self._noise_multiplier, zeta, nodes)
 
     def record(self, ids: ArrayLike) -> None:
         """Admit the next step as :meth:`Guard.admit` does, and count it; `admit` does the same.
