@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <pybind11/stl.h>
@@ -9,13 +8,12 @@
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "dpftrl/prefix_error.hpp"
+#include "tree_runs.hpp"
 
 namespace dpftrl::bindings {
 namespace {
 
-using Run = std::tuple<std::uint64_t, std::uint64_t, bool>;
-
-void run_error(const std::vector<Run>& trees, const std::string& variant, double momentum, const py::array& variance,
+void run_error(const TreeRuns& trees, const std::string& variant, double momentum, const py::array& variance,
                const py::array& smoothed) {
   if (variant != "vanilla" && variant != "honaker") {
     throw py::value_error("variant must be 'vanilla' or 'honaker', got '" + variant + "'");
@@ -24,16 +22,11 @@ void run_error(const std::vector<Run>& trees, const std::string& variant, double
     throw py::value_error("momentum must be a number with 0 <= momentum < 1, got " + std::to_string(momentum));
   }
   const auto total = static_cast<std::size_t>(variance.size());
-  std::size_t left = total;
-  std::vector<EqualTrees> runs;
-  for (const auto& [steps, count, completed] : trees) {
-    if (!(steps >= 1 && count >= 1 && count <= left / steps)) {
-      throw py::value_error("trees must have together as many steps as out has elements, " + std::to_string(total));
-    }
-    left -= static_cast<std::size_t>(steps * count);
-    runs.push_back({steps, count, completed});
+  const std::vector<EqualTrees> runs = checked_trees(trees);
+  if (const std::uint64_t steps = steps_of(runs); steps != total) {
+    throw py::value_error("out must have one element for each of the " + std::to_string(steps) +
+                          " steps of the trees, got " + std::to_string(total));
   }
-  if (left != 0) throw py::value_error("out must have one element a step, got " + std::to_string(left) + " more");
   double* out_variance = writable<double>(variance, total);
   double* out_smoothed = writable<double>(smoothed, total);
   if (out_variance < out_smoothed + total && out_smoothed < out_variance + total) {

@@ -5,24 +5,20 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
-#include <stdexcept>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "dpftrl/sensitivity.hpp"
+#include "signals.hpp"
+#include "tree_runs.hpp"
 
 namespace dpftrl::bindings {
 namespace {
 
-using Run = std::tuple<std::uint64_t, std::uint64_t, bool>;
 using Int64Array = py::array_t<std::int64_t, py::array::c_style>;
-
-constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 40;
 
 // Looks for signals (Ctrl-C) about ten times a second, whatever the core's own rhythm.
 class Signals {
@@ -31,31 +27,15 @@ class Signals {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_ < std::chrono::milliseconds(100)) return;
     last_ = now;
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    check_signals();
   }
 
  private:
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-std::vector<EqualTrees> checked_trees(const std::vector<Run>& trees) {
-  std::vector<EqualTrees> runs;
-  std::uint64_t left = kMostSteps;
-  for (const auto& [steps, count, completed] : trees) {
-    if (!(steps >= 1 && count >= 1 && count <= left / steps)) {
-      throw py::value_error("trees must be (steps >= 1, count >= 1, completed), of at most 2^40 steps together");
-    }
-    left -= steps * count;
-    runs.push_back({steps, count, completed});
-  }
-  if (runs.empty()) throw py::value_error("trees must hold at least one tree, got none");
-  return runs;
-}
-
-std::int64_t checked_at_least_one(const char* name, std::int64_t x) {
+void check_at_least_one(const char* name, std::int64_t x) {
   if (x < 1) throw py::value_error(std::string(name) + " must be an integer >= 1, got " + std::to_string(x));
-  return x;
 }
 
 Statistic counts_by_name(const std::string& name) {
@@ -78,8 +58,7 @@ Order checked_order(const std::vector<EqualTrees>& runs, const py::array& ids, c
                     std::int64_t n_ids) {
   const std::int64_t* id = readable("ids", ids);
   const std::int64_t* offset = readable("offsets", offsets);
-  std::uint64_t steps = 0;
-  for (const EqualTrees& run : runs) steps += run.steps * run.count;
+  const std::uint64_t steps = steps_of(runs);
   if (static_cast<std::uint64_t>(offsets.size()) != steps + 1) {
     throw py::value_error("offsets must have one element more than the " + std::to_string(steps) +
                           " steps of the trees, got " + std::to_string(offsets.size()));
@@ -115,30 +94,29 @@ Effort checked_effort(int place_bits, int weight_bits, std::int64_t work_limit) 
   return {place_bits, weight_bits, work_limit};
 }
 
-std::optional<std::int64_t> counts_of_separation(const std::vector<Run>& trees, std::int64_t most_uses,
-                                                 std::int64_t separation, const std::string& statistic, int place_bits,
+std::optional<std::int64_t> counts_of_separation(const TreeRuns& trees, std::int64_t most_uses, std::int64_t separation,
+                                                 const std::string& statistic, int place_bits,
                                                  std::int64_t work_limit) {
   const std::vector<EqualTrees> runs = checked_trees(trees);
   const Statistic counted = counts_by_name(statistic);
   const Effort effort = checked_effort(place_bits, 0, work_limit);
-  checked_at_least_one("most_uses", most_uses);
-  checked_at_least_one("separation", separation);
+  check_at_least_one("most_uses", most_uses);
+  check_at_least_one("separation", separation);
   const py::gil_scoped_release released;
   return min_separation_counts(runs.data(), runs.size(), most_uses, separation, counted, effort, Signals{});
 }
 
-std::optional<double> weights_of_separation(const std::vector<Run>& trees, std::int64_t most_uses,
-                                            std::int64_t separation, int place_bits, int weight_bits,
-                                            std::int64_t work_limit) {
+std::optional<double> weights_of_separation(const TreeRuns& trees, std::int64_t most_uses, std::int64_t separation,
+                                            int place_bits, int weight_bits, std::int64_t work_limit) {
   const std::vector<EqualTrees> runs = checked_trees(trees);
   const Effort effort = checked_effort(place_bits, weight_bits, work_limit);
-  checked_at_least_one("most_uses", most_uses);
-  checked_at_least_one("separation", separation);
+  check_at_least_one("most_uses", most_uses);
+  check_at_least_one("separation", separation);
   const py::gil_scoped_release released;
   return min_separation_weights(runs.data(), runs.size(), most_uses, separation, effort, Signals{});
 }
 
-void counts_of_order(const std::vector<Run>& trees, const py::array& ids, const py::array& offsets,
+void counts_of_order(const TreeRuns& trees, const py::array& ids, const py::array& offsets,
                      const std::string& statistic, const py::array& out) {
   const std::vector<EqualTrees> runs = checked_trees(trees);
   const Statistic counted = counts_by_name(statistic);
@@ -149,8 +127,7 @@ void counts_of_order(const std::vector<Run>& trees, const py::array& ids, const 
   order_counts(order, runs.data(), runs.size(), counted, values, Signals{});
 }
 
-void weights_of_order(const std::vector<Run>& trees, const py::array& ids, const py::array& offsets,
-                      const py::array& out) {
+void weights_of_order(const TreeRuns& trees, const py::array& ids, const py::array& offsets, const py::array& out) {
   const std::vector<EqualTrees> runs = checked_trees(trees);
   const Order order = checked_order(runs, ids, offsets, out.size());
   auto* values = writable<double>(out, static_cast<std::size_t>(out.size()));
@@ -159,7 +136,7 @@ void weights_of_order(const std::vector<Run>& trees, const py::array& ids, const
   order_weights(order, runs.data(), runs.size(), values, Signals{});
 }
 
-std::int64_t levels_of_order(const std::vector<Run>& trees, const py::array& ids, const py::array& offsets,
+std::int64_t levels_of_order(const TreeRuns& trees, const py::array& ids, const py::array& offsets,
                              std::int64_t n_ids) {
   const std::vector<EqualTrees> runs = checked_trees(trees);
   const Order order = checked_order(runs, ids, offsets, n_ids);

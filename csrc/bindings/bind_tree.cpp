@@ -17,14 +17,10 @@
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "dpftrl/tree.hpp"
+#include "signals.hpp"
 
 namespace dpftrl::bindings {
 namespace {
-
-void check_signals() {
-  const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
 
 Variant variant_by_name(const std::string& name) {
   if (name == "vanilla") return Variant::vanilla;

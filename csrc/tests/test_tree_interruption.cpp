@@ -74,7 +74,7 @@ void interrupted_run(const TreeConfig& c, std::uint64_t far, std::uint64_t end, 
     for (const int at : places) {
       try {
         hold = true;
-        call(typename Tree<T>::Poll(StopAt{at}));
+        call(Poll(StopAt{at}));
         CHECK(false);
       } catch (const Stop&) {
         ++interruptions;

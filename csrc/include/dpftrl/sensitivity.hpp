@@ -16,16 +16,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 
 #include "dpftrl/equal_trees.hpp"
+#include "dpftrl/poll.hpp"
 
 namespace dpftrl {
 
 enum class Statistic { all_nodes, even_nodes, honaker_prefixes };
-
-using Poll = std::function<void()>;  // called now and then on the calling thread; may throw to stop
 
 // v_l, the variance of what a Honaker prefix adds to those before it at an even node of level l, per unit of one
 // node's variance: sum over j <= l of 4^-j.

@@ -11,12 +11,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <utility>
 #include <vector>
 
 #include "dpftrl/node.hpp"
 #include "dpftrl/noise_kernel.hpp"
+#include "dpftrl/poll.hpp"
 #include "dpftrl/stream.hpp"
 
 namespace dpftrl {
@@ -82,9 +82,6 @@ class Vector {
 template <class T>
 class Tree {
  public:
-  // Called now and then from the calling thread in long work; what it throws ends the call.
-  using Poll = std::function<void()>;
-
   // Throws std::invalid_argument for a size, offset, number of rounds or threads that cannot be.
   explicit Tree(const TreeConfig& config);
 
