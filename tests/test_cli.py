@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.testing
+from command_line import run, run_json
 
 import dpftrl_fast
 from dpftrl_fast import PrivacyPlan, accounting, reference
-from dpftrl_fast.cli.app import app
 from dpftrl_fast.cli.output import rounded_up
 from dpftrl_fast.model_file import load_model
 
@@ -26,16 +25,6 @@ SCHEMA: dict[str, Any] = {
     "target": {"name": "y", "bounds": [-2, 2]},
     "columns": {"a": {"bounds": [-1, 1]}, "c": {"categories": ["u", "v"]}},
 }
-
-
-def run(*arguments: object, code: int = 0) -> Any:
-    result = typer.testing.CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output
-    return result
-
-
-def run_json(*arguments: object) -> Any:
-    return json.loads(run(*arguments, "--json").stdout)
 
 
 def write(tmp_path: Path, rows: int = 40, name: str = "t.csv", seed: int = 0) -> Path:

@@ -3,33 +3,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer.testing
+from command_line import run, run_json
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.cli.app import app
 from dpftrl_fast.cli.patterns import read_order
 from dpftrl_fast.plots import Curve, error_curves_png
 
 CIFAR = ["--examples", 50_000, "--batch-size", 500, "--epochs", 100, "--delta", 1e-5]
 PLAN = ["plan", "--epsilon", 8, *CIFAR]
 SMALL = ["plan", "--epsilon", 2, "--steps-per-epoch", 4, "--epochs", 6]
-
-
-def run(*arguments: object, code: int = 0) -> Any:
-    result = typer.testing.CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output
-    return result
-
-
-def run_json(*arguments: object) -> Any:
-    return json.loads(run(*arguments, "--json").stdout)
 
 
 def sigma(*arguments: object) -> list[object]:

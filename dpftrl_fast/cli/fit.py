@@ -23,6 +23,7 @@ from dpftrl_fast.cli.output import (
     show,
     warn_of_large_delta,
 )
+from dpftrl_fast.cli.patterns import Variant, VariantOption
 from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
 from dpftrl_fast.model_file import check_target, save_model
@@ -30,7 +31,7 @@ from dpftrl_fast.plots import learning_curve_png
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader, validate
 
-__all__ = ["Files", "Loss", "Variant", "command", "run"]
+__all__ = ["Files", "Loss", "command", "run"]
 
 _CURVE_POINTS = 120
 _REPRODUCIBLE = "reproducible, not private: a noise seed was given"
@@ -43,13 +44,6 @@ class Loss(str, enum.Enum):
     huber = "huber"
     logistic = "logistic"
     hinge = "hinge"
-
-
-class Variant(str, enum.Enum):
-    """How the noise of a prefix is formed."""
-
-    honaker = "honaker"
-    vanilla = "vanilla"
 
 
 @dataclass(frozen=True)
@@ -89,7 +83,7 @@ def command(
     momentum: Annotated[float, typer.Option(help="Momentum, 0 <= m < 1.")] = 0.0,
     l1: Annotated[float, typer.Option(help="Weight of the L1 penalty.")] = 0.0,
     radius: Annotated[float | None, typer.Option(help="Radius of an L2 ball.")] = None,
-    variant: Annotated[Variant, typer.Option(help="Form of the tree noise.")] = Variant.honaker,
+    variant: VariantOption = Variant.honaker,
     target: Annotated[
         str | None, typer.Option(help="Predict this declared numeric column instead.")
     ] = None,

@@ -35,6 +35,7 @@ from dpftrl_fast.cli.patterns import (
     Steps,
     StepsPerEpoch,
     Variant,
+    VariantOption,
     completion,
 )
 from dpftrl_fast.fitting import replace_one_epsilon
@@ -47,7 +48,6 @@ RestartEpochs = Annotated[int | None, typer.Option(help="The same in epochs.")]
 CompleteOption = Annotated[
     Complete, typer.Option(help="Trees that are advanced to the next power of two.")
 ]
-VariantOption = Annotated[Variant, typer.Option(help="Form of the tree noise.")]
 
 
 @friendly

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
@@ -27,6 +28,7 @@ __all__ = [
     "note",
     "print_json",
     "progress_bar",
+    "refuse_to_overwrite",
     "rounded_up",
     "show",
     "warn_of_large_delta",
@@ -62,6 +64,12 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(2) from None
 
     return run
+
+
+def refuse_to_overwrite(path: Path, *, force: bool) -> None:
+    """Raise FileExistsError if there is such a file, unless told to overwrite it."""
+    if path.exists() and not force:
+        raise FileExistsError(f"{str(path)!r} exists; it is overwritten on --force")
 
 
 def note(text: str) -> None:

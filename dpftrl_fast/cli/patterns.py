@@ -36,6 +36,7 @@ __all__ = [
     "Steps",
     "StepsPerEpoch",
     "Variant",
+    "VariantOption",
     "completion",
     "read_order",
 ]
@@ -77,6 +78,9 @@ class Variant(str, enum.Enum):
 
     honaker = "honaker"
     vanilla = "vanilla"
+
+
+VariantOption = Annotated[Variant, typer.Option(help="Form of the tree noise.")]
 
 
 class Complete(str, enum.Enum):

@@ -20,6 +20,7 @@ from dpftrl_fast.cli.output import (
     guarantee_facts,
     print_json,
     progress_bar,
+    refuse_to_overwrite,
     rounded_up,
     show,
 )
@@ -107,7 +108,9 @@ def command(
     For each one it finds the smallest noise multiplier that keeps the budget. It reads no data.
     """
     for path in (plot, out):
-        _check_file(path, force)
+        if path is not None:
+            refuse_to_overwrite(path, force=force)
+            check_folder(path.parent)
     pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
                       max_participations, min_separation, order)  # fmt: skip
     with progress_bar("schedules", quiet=json_) as progress:
@@ -143,14 +146,6 @@ def command(
     for path in (plot, out):
         if path is not None:
             show(f"wrote {path}")
-
-
-def _check_file(path: Path | None, force: bool) -> None:
-    if path is None:
-        return
-    if path.exists() and not force:
-        raise FileExistsError(f"{str(path)!r} exists; it is overwritten on --force")
-    check_folder(path.parent)
 
 
 def _periods(

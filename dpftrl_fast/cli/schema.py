@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from dpftrl_fast.cli.output import Json, facts_table, friendly, note, print_json, show
+from dpftrl_fast.cli.output import (
+    Json,
+    facts_table,
+    friendly,
+    note,
+    print_json,
+    refuse_to_overwrite,
+    show,
+)
 from dpftrl_fast.files import write_files
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import draft_schema
@@ -39,8 +47,7 @@ def draft(
         data, target=target, these_rows_are_public=these_rows_are_public, delimiter=delimiter
     )
     if out is not None:
-        if out.exists() and not force:
-            raise FileExistsError(f"{str(out)!r} exists; it is overwritten on --force")
+        refuse_to_overwrite(out, force=force)
         write_files(out.parent, {out.name: text.encode()})
     if json_:
         print_json({"draft": text, "out": None if out is None else str(out)})

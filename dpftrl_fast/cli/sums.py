@@ -19,6 +19,7 @@ from dpftrl_fast.cli.output import (
     note,
     print_json,
     progress_bar,
+    refuse_to_overwrite,
     show,
     warn_of_large_delta,
 )
@@ -58,8 +59,7 @@ def command(
     """
     if every < 1:
         raise ValueError(f"--every must be >= 1, got {every}")
-    if out.exists() and not force:
-        raise FileExistsError(f"{str(out)!r} exists; it is overwritten on --force")
+    refuse_to_overwrite(out, force=force)
     check_folder(out.parent)
     low, high = bounds
     # the target of a schema without features, in its own units
