@@ -59,3 +59,21 @@ def test_epsilon(benchmark: Any, name: str) -> None:
 def test_noise_multiplier(benchmark: Any, name: str) -> None:
     got = benchmark(NOISE_MULTIPLIER[name], 8.0, 1e-5, 1570)
     assert got == pytest.approx(acc.noise_multiplier(8.0, 1e-5, 1570), rel=1e-9)
+
+
+@pytest.mark.parametrize("bound", ["exact", "released"])
+@pytest.mark.benchmark(group="32 schedules of 10,000 steps")
+def test_plan_of_schedules(benchmark: Any, bound: Any) -> None:
+    periods = [100 * epochs for epochs in (1, 2, 4, 5, 10, 20, 25, 50)]
+    table = benchmark(
+        acc.plan_schedule,
+        8.0,
+        1e-5,
+        steps_per_epoch=100,
+        epochs=100,
+        restart_every=periods,
+        variants=("honaker", "vanilla"),
+        bound=bound,
+    )
+    assert len(table) == 32
+    assert table.best.restart_every == 500
