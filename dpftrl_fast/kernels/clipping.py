@@ -6,6 +6,9 @@ relative error below p 2^-52, the root halves it, and factor and product add thr
 inside 2^-20 for every p below 2^30, so that the contribution that is added, taken as exact numbers,
 has a norm of at most L. A gradient that is not clipped is left exactly as it is.
 
+A row is scaled into the ball of the row bound R first, if there is one, and then gets its constant
+entry c: what is clipped is slope * (s x, c) with s = min(1, R / |x|).
+
 The squared norm itself may overflow (float64 entries beyond 1e154) or lose entries to underflow
 (below 1e-154). Where it leaves [2^-900, largest float64] the row is computed again after division
 by the power of two just above its largest entry: exact, slow, and never met with float32 rows other
@@ -37,3 +40,9 @@ def exceeds(slope: float, square: float, exponent: int, limit: float) -> bool:
     """Tell whether |slope| sqrt(square) 2^exponent > limit, for any finite slope."""
     mantissa, power = math.frexp(abs(slope))
     return math.ldexp(mantissa * math.sqrt(square), power + exponent) > limit
+
+
+@helper
+def row_scale(square: float, row_bound: float) -> float:
+    """Return s = min(1, R / |x|), for `square` = |x|^2 in range; 1 without a bound."""
+    return min(1.0, row_bound / math.sqrt(square)) if row_bound < math.inf else 1.0

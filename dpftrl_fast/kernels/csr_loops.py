@@ -17,13 +17,20 @@ import math
 import numpy as np
 
 from dpftrl_fast.kernels._jit import helper
-from dpftrl_fast.kernels.clipping import LARGEST_SQUARE, SMALLEST_SQUARE, clip_factor, exceeds
+from dpftrl_fast.kernels.clipping import (
+    LARGEST_SQUARE,
+    SMALLEST_SQUARE,
+    clip_factor,
+    exceeds,
+    row_scale,
+)
 from dpftrl_fast.kernels.dense_loops import CHUNK, Array
 from dpftrl_fast.kernels.losses import slope
 
 
 @helper
-def _is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
+def is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
+    """Tell whether columns ascend, none twice, within [0, p)."""
     previous = -1
     for k in range(begin, end):
         c = int(indices[k])
@@ -34,7 +41,8 @@ def _is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
 
 
 @helper
-def _is_in_range(indices: Array, begin: int, end: int, p: int) -> bool:
+def is_in_range(indices: Array, begin: int, end: int, p: int) -> bool:
+    """Tell whether all columns are in [0, p)."""
     in_range = True
     for k in range(begin, end):
         in_range &= 0 <= indices[k] < p
@@ -42,7 +50,8 @@ def _is_in_range(indices: Array, begin: int, end: int, p: int) -> bool:
 
 
 @helper
-def _merge(data: Array, indices: Array, begin: int, end: int, merged: Array) -> None:
+def merge(data: Array, indices: Array, begin: int, end: int, merged: Array) -> None:
+    """Add the entries of a row to a dense vector."""
     for k in range(begin, end):
         merged[indices[k]] += np.float64(data[k])
 
@@ -58,11 +67,13 @@ def _add_unusual_row(
     limit: float,
     loss: int,
     loss_param: float,
+    row_bound: float,
+    constant: float,
     merged: Array,
     total: Array,
 ) -> None:
     """Add a row that is not canonical or whose squares are out of range; `merged` stays zero."""
-    _merge(data, indices, begin, end, merged)
+    merge(data, indices, begin, end, merged)
     largest = 0.0
     finite = True
     for k in range(begin, end):
@@ -71,27 +82,41 @@ def _add_unusual_row(
             largest = max(largest, v)
         else:
             finite = False
-    exponent = math.frexp(largest)[1] if finite else 0
-    dot = 0.0
+    own = math.frexp(largest)[1] if finite else 0
     square = 0.0
     for k in range(begin, end):
         c = indices[k]
-        v = math.ldexp(merged[c], -exponent)
-        dot += v * theta[c]
+        v = math.ldexp(merged[c], -own)
         square += v * v
         merged[c] = 0.0  # a column that comes again adds nothing
-    if not finite or largest == 0.0:
+    if not finite or (largest == 0.0 and constant == 0.0):
         return
+    # The row with its constant is 2^exponent (factor x 2^-own, constant 2^-exponent).
+    bounded = exceeds(1.0, square, own, row_bound)
+    exponent = own if constant == 0.0 else max(own, math.frexp(constant)[1])
+    exponent = 0 if bounded else exponent
+    factor = row_bound / math.sqrt(square) if bounded else math.ldexp(1.0, own - exponent)
+    last = math.ldexp(constant, -exponent)
+    dot = last * theta[-1] if constant != 0.0 else 0.0
+    square = square * factor * factor + last * last
+    merge(data, indices, begin, end, merged)
+    for k in range(begin, end):
+        c = indices[k]
+        dot += factor * math.ldexp(merged[c], -own) * theta[c]
+        merged[c] = 0.0
     g = slope(loss, loss_param, math.ldexp(dot, exponent), y)
     if not math.isfinite(g):
         return
     clip = exceeds(g, square, exponent, limit)
     f = math.copysign(limit / math.sqrt(square), g) if clip else g
-    _merge(data, indices, begin, end, merged)
+    merge(data, indices, begin, end, merged)
     for k in range(begin, end):
         c = indices[k]
-        total[c] += f * (math.ldexp(merged[c], -exponent) if clip else merged[c])
+        scaled = clip or bounded
+        total[c] += f * (factor * math.ldexp(merged[c], -own) if scaled else merged[c])
         merged[c] = 0.0
+    if constant != 0.0:
+        total[-1] += f * (last if clip else constant)
 
 
 def clipped_sum(
@@ -103,12 +128,17 @@ def clipped_sum(
     limit: float,
     loss: int,
     loss_param: float,
+    row_bound: float,
+    constant: float,
     out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(l'(<x, theta>, y) x)."""
+    """Set out to the sum over rows of clip(l'(<x, theta>, y) x), x with its constant entry."""
     n = indptr.size - 1
-    p = theta.size
-    total = np.empty(p)
+    has_constant = constant != 0.0
+    p = theta.size - 1 if has_constant else theta.size
+    constant_square = constant * constant
+    constant_dot = constant * theta[p] if has_constant else 0.0
+    total = np.empty(theta.size)
     merged = np.zeros(0)
     out[:] = 0.0
     for start in range(0, n, CHUNK):
@@ -116,30 +146,48 @@ def clipped_sum(
         for i in range(start, min(start + CHUNK, n)):
             begin = int(indptr[i])
             end = int(indptr[i + 1])
-            if not 0 <= begin < end <= data.size:  # no row of this kind, or an empty one
+            if not 0 <= begin <= end <= data.size:  # no row of this kind
                 continue
             target = np.float64(y[i])
-            if _is_canonical(indices, begin, end, p):
+            if is_canonical(indices, begin, end, p):
                 dot = 0.0
-                square = 0.0
+                row_square = 0.0
                 for k in range(begin, end):
                     v = np.float64(data[k])
                     dot += v * theta[indices[k]]
-                    square += v * v
-                if SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
-                    f = clip_factor(slope(loss, loss_param, dot, target), square, limit)
+                    row_square += v * v
+                s = row_scale(row_square, row_bound)
+                square = s * s * row_square + constant_square
+                if row_square <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
+                    g = slope(loss, loss_param, s * dot + constant_dot, target)
+                    f = clip_factor(g, square, limit)
                     if f != 0.0:
+                        fs = f * s
                         for k in range(begin, end):
-                            total[indices[k]] += f * data[k]
+                            total[indices[k]] += fs * data[k]
+                        if has_constant:
+                            total[p] += f * constant
                     continue
-            elif not _is_in_range(indices, begin, end, p):
+            elif not is_in_range(indices, begin, end, p):
                 continue
             if merged.size == 0:
                 merged = np.zeros(p)
             _add_unusual_row(
-                data, indices, begin, end, target, theta, limit, loss, loss_param, merged, total
+                data,
+                indices,
+                begin,
+                end,
+                target,
+                theta,
+                limit,
+                loss,
+                loss_param,
+                row_bound,
+                constant,
+                merged,
+                total,
             )
-        for j in range(p):
+        for j in range(theta.size):
             out[j] += total[j]
 
 
@@ -150,7 +198,7 @@ def predictions(data: Array, indices: Array, indptr: Array, theta: Array, out: A
         begin = int(indptr[i])
         end = int(indptr[i + 1])
         dot = math.nan
-        if 0 <= begin <= end <= data.size and _is_in_range(indices, begin, end, p):
+        if 0 <= begin <= end <= data.size and is_in_range(indices, begin, end, p):
             dot = 0.0
             for k in range(begin, end):
                 dot += np.float64(data[k]) * theta[indices[k]]

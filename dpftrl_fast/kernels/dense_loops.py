@@ -34,6 +34,7 @@ from dpftrl_fast.kernels.clipping import (
     SMALLEST_SQUARE,
     clip_factor,
     exceeds,
+    row_scale,
 )
 from dpftrl_fast.kernels.losses import slope
 
@@ -63,6 +64,8 @@ def _add_extreme_row(
     limit: float,
     loss: int,
     loss_param: float,
+    row_bound: float,
+    constant: float,
     total: Array,
 ) -> None:
     """Add the clipped gradient of a row whose squared norm is out of range, zero or not finite."""
@@ -73,25 +76,38 @@ def _add_extreme_row(
         if not size <= LARGEST_SQUARE:
             return
         largest = max(largest, size)
-    if largest == 0.0:
+    if largest == 0.0 and constant == 0.0:
         return
-    exponent = math.frexp(largest)[1]
-    dot = 0.0
+    own = math.frexp(largest)[1]
     square = 0.0
     for j in range(p):
-        v = math.ldexp(np.float64(X[i, j]), -exponent)
+        v = math.ldexp(np.float64(X[i, j]), -own)
+        square += v * v
+    # The row with its constant is 2^exponent (factor x 2^-own, constant 2^-exponent).
+    bounded = exceeds(1.0, square, own, row_bound)
+    exponent = own if constant == 0.0 else max(own, math.frexp(constant)[1])
+    exponent = 0 if bounded else exponent
+    factor = row_bound / math.sqrt(square) if bounded else math.ldexp(1.0, own - exponent)
+    last = math.ldexp(constant, -exponent)
+    dot = last * theta[p] if constant != 0.0 else 0.0
+    square = last * last
+    for j in range(p):
+        v = factor * math.ldexp(np.float64(X[i, j]), -own)
         dot += v * theta[j]
         square += v * v
     g = slope(loss, loss_param, math.ldexp(dot, exponent), np.float64(y[i]))
     if not math.isfinite(g):
         return
-    if exceeds(g, square, exponent, limit):
-        f = math.copysign(limit / math.sqrt(square), g)
+    clip = exceeds(g, square, exponent, limit)
+    f = math.copysign(limit / math.sqrt(square), g) if clip else g
+    if clip or bounded:
         for j in range(p):
-            total[j] += f * math.ldexp(np.float64(X[i, j]), -exponent)
+            total[j] += f * (factor * math.ldexp(np.float64(X[i, j]), -own))
     else:
         for j in range(p):
-            total[j] += g * X[i, j]
+            total[j] += f * X[i, j]
+    if constant != 0.0:
+        total[p] += f * (last if clip else constant)
 
 
 @helper
@@ -102,11 +118,16 @@ def _clipped_sum(
     limit: float,
     loss: int,
     loss_param: float,
+    row_bound: float,
+    constant: float,
     total: Array,
     out: Array,
 ) -> None:
     n = X.shape[0]
     p = X.shape[1]
+    has_constant = constant != 0.0
+    constant_square = constant * constant
+    constant_dot = constant * theta[p] if has_constant else 0.0
     out[:] = 0.0
     for start in range(0, n, CHUNK):
         stop = min(start + CHUNK, n)
@@ -126,19 +147,36 @@ def _clipped_sum(
                 v = np.float64(X[b, j])
                 dot_b += v * theta[j]
                 square_b += v * v
+            # fa and fb are the factors of the rows as they stand, ca and cb what the constant gets.
             fa = 0.0
-            if SMALLEST_SQUARE <= square_a <= LARGEST_SQUARE:
-                fa = clip_factor(slope(loss, loss_param, dot_a, np.float64(y[a])), square_a, limit)
+            ca = 0.0
+            s = row_scale(square_a, row_bound)
+            square = s * s * square_a + constant_square
+            if square_a <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
+                g = slope(loss, loss_param, s * dot_a + constant_dot, np.float64(y[a]))
+                f = clip_factor(g, square, limit)
+                fa = f * s
+                ca = f * constant
             else:
-                _add_extreme_row(X, a, y, theta, limit, loss, loss_param, total)
+                _add_extreme_row(
+                    X, a, y, theta, limit, loss, loss_param, row_bound, constant, total
+                )
             fb = 0.0
+            cb = 0.0
             if b != a:
-                if SMALLEST_SQUARE <= square_b <= LARGEST_SQUARE:
-                    fb = clip_factor(
-                        slope(loss, loss_param, dot_b, np.float64(y[b])), square_b, limit
-                    )
+                s = row_scale(square_b, row_bound)
+                square = s * s * square_b + constant_square
+                if square_b <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
+                    g = slope(loss, loss_param, s * dot_b + constant_dot, np.float64(y[b]))
+                    f = clip_factor(g, square, limit)
+                    fb = f * s
+                    cb = f * constant
                 else:
-                    _add_extreme_row(X, b, y, theta, limit, loss, loss_param, total)
+                    _add_extreme_row(
+                        X, b, y, theta, limit, loss, loss_param, row_bound, constant, total
+                    )
+            if has_constant:
+                total[p] += ca + cb
             # A row with factor 0 may hold NaN: it is not read again, its partner stands in for it.
             if fb == 0.0:
                 if fa == 0.0:
@@ -148,17 +186,25 @@ def _clipped_sum(
                 a = b
             for j in range(p):
                 total[j] += fa * X[a, j] + fb * X[b, j]
-        for j in range(p):
+        for j in range(total.size):
             out[j] += total[j]
 
 
 def clipped_sum(
-    X: Array, y: Array, theta: Array, limit: float, loss: int, loss_param: float, out: Array
+    X: Array,
+    y: Array,
+    theta: Array,
+    limit: float,
+    loss: int,
+    loss_param: float,
+    row_bound: float,
+    constant: float,
+    out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(l'(<x, theta>, y) x)."""
+    """Set out to the sum over rows of clip(l'(<x, theta>, y) x), x with its constant entry."""
     aligned_theta, total = _aligned_pair(theta.size)
     aligned_theta[:] = theta
-    _clipped_sum(X, y, aligned_theta, limit, loss, loss_param, total, out)
+    _clipped_sum(X, y, aligned_theta, limit, loss, loss_param, row_bound, constant, total, out)
 
 
 def predictions(X: Array, theta: Array, out: Array) -> None:

@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 from numba import types
 
-from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.kernels import csr_loops, dense_loops
 from dpftrl_fast.kernels._checks import (
     FLOAT64,
     FLOATS,
-    INTEGERS,
     Array,
     check_array,
-    check_clip_norm,
+    check_csr,
     check_length,
-    check_loss,
+    check_numbers,
     check_output,
+    check_threads,
 )
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
+from dpftrl_fast.kernels._threads import sum_of_chunks
 from dpftrl_fast.kernels.losses import Loss
 
 _F64 = "d"
@@ -34,7 +34,8 @@ def _dense_sum(rows: str, targets: str) -> Callable[..., None]:
     return compiled(
         dense_loops.clipped_sum,
         *(read_only(rows, 2), read_only(targets, 1), read_only(_F64, 1)),
-        *(types.float64, types.int64, types.float64, writable(_F64, 1)),
+        *(types.float64, types.int64, types.float64, types.float64, types.float64),
+        writable(_F64, 1),
     )
 
 
@@ -51,7 +52,8 @@ def _csr_sum(rows: str, indices: str, targets: str) -> Callable[..., None]:
         csr_loops.clipped_sum,
         *(read_only(rows, 1), read_only(indices, 1), read_only(indices, 1)),
         *(read_only(targets, 1), read_only(_F64, 1)),
-        *(types.float64, types.int64, types.float64, writable(_F64, 1)),
+        *(types.float64, types.int64, types.float64, types.float64, types.float64),
+        writable(_F64, 1),
     )
 
 
@@ -126,7 +128,7 @@ def predict_csr(data: Array, indices: Array, indptr: Array, theta: Array, out: A
         If an array has the wrong type, dtype, length or layout, or `out` is read-only or overlaps
         an input.
     """
-    data, indices, indptr = _check_csr(data, indices, indptr)
+    data, indices, indptr = check_csr(data, indices, indptr)
     theta = check_array("theta", theta, FLOAT64, 1)
     n = indptr.size - 1
     out = check_output(
@@ -142,9 +144,12 @@ def clipped_gradient_sum(
     theta: Array,
     clip_norm: float,
     loss: Loss,
-    out: Array,
+    out: Array | None = None,
     *,
     loss_param: float = 1.0,
+    row_bound: float | None = None,
+    constant: float = 0.0,
+    threads: int = 1,
 ) -> Array:
     """Compute the sum of the rows' gradients, each clipped, in one pass over the rows.
 
@@ -159,27 +164,37 @@ def clipped_gradient_sum(
     clipped even where the squares of its entries, or the entries of its gradient, overflow. No row
     gives zeros.
 
+    With a row bound R, a row x stands for x min(1, R / |x|); with a constant c, for (x, c), the
+    constant being appended after that. Neither makes a copy of the rows.
+
     Parameters
     ----------
     X : (n, p) array of float32 or float64, C-contiguous
         Rows; n may be 0.
     y : (n,) array of float32 or float64
         Targets. For `logistic` and `hinge` the class is positive where y > 0.
-    theta : (p,) array of float64
-        Parameters.
+    theta : (p,) or (p + 1,) array of float64
+        Parameters; p + 1 with a constant, whose parameter is the last.
     clip_norm : float
         L, between 1e-100 and 1e100.
-    loss : {"squared", "logistic", "huber", "hinge"}
-        See `dpftrl_fast.kernels.losses`.
-    out : (p,) array of float64
-        Overwritten with the sum. It is the raw sum of private rows: secret until noise is added.
+    loss : str
+        A loss of one output, see `dpftrl_fast.kernels.losses`.
+    out : array of float64, like theta, optional
+        Overwritten with the sum; a new array without it. The sum is raw: secret until noise is
+        added.
     loss_param : float, default 1.0
-        Where the Huber loss turns linear; not read by the others.
+        k of the Huber, epsilon-insensitive and quantile losses; not read by the others.
+    row_bound : float, optional
+        R, between 1e-100 and 1e100.
+    constant : float, default 0
+        c, between 1e-100 and 1e100; 0 for no constant.
+    threads : int, default 1
+        At most so many threads; the result is the same to the bit.
 
     Returns
     -------
-    (p,) array of float64
-        `out`.
+    array of float64
+        The sum, in `out` where it is given.
 
     Raises
     ------
@@ -199,11 +214,20 @@ def clipped_gradient_sum(
     y = check_array("y", y, FLOATS, 1)
     theta = check_array("theta", theta, FLOAT64, 1)
     check_length("y", y, X.shape[0], "the rows of X")
-    check_length("theta", theta, X.shape[1], "the columns of X")
-    out = check_output(out, X.shape[1], "the columns of X", X=X, y=y, theta=theta)
-    limit = clip_limit(check_clip_norm(clip_norm))
-    code, parameter = check_loss(loss, loss_param)
-    _dense_sum(X.dtype.char, y.dtype.char)(X, y, theta, limit, code, parameter, out)
+    numbers = check_numbers(clip_norm, loss, loss_param, row_bound, constant)
+    columns, why = X.shape[1], "the columns of X"
+    if numbers.constant != 0.0:
+        columns, why = columns + 1, "the columns of X and the constant"
+    check_length("theta", theta, columns, why)
+    out = check_output(out, columns, why, X=X, y=y, theta=theta)
+    sum_of_chunks(
+        _dense_sum(X.dtype.char, y.dtype.char),
+        lambda start, stop: (X[start:stop], y[start:stop]),
+        X.shape[0],
+        (theta, *numbers),
+        out,
+        check_threads(threads),
+    )
     return out
 
 
@@ -215,9 +239,12 @@ def clipped_gradient_sum_csr(
     theta: Array,
     clip_norm: float,
     loss: Loss,
-    out: Array,
+    out: Array | None = None,
     *,
     loss_param: float = 1.0,
+    row_bound: float | None = None,
+    constant: float = 0.0,
+    threads: int = 1,
 ) -> Array:
     """Compute the clipped gradient sum of compressed sparse rows.
 
@@ -235,13 +262,13 @@ def clipped_gradient_sum_csr(
         Their columns.
     indptr : (n + 1,) array of the dtype of `indices`
         Where rows begin and end.
-    y, theta, clip_norm, loss, out, loss_param
+    y, theta, clip_norm, loss, out, loss_param, row_bound, constant, threads
         As in `clipped_gradient_sum`.
 
     Returns
     -------
-    (p,) array of float64
-        `out`.
+    array of float64
+        The sum, in `out` where it is given.
 
     Raises
     ------
@@ -259,7 +286,7 @@ def clipped_gradient_sum_csr(
     >>> out.round(5).tolist()
     [0.25, -1.0]
     """
-    data, indices, indptr = _check_csr(data, indices, indptr)
+    data, indices, indptr = check_csr(data, indices, indptr)
     y = check_array("y", y, FLOATS, 1)
     theta = check_array("theta", theta, FLOAT64, 1)
     check_length("y", y, indptr.size - 1, "one less than indptr")
@@ -271,19 +298,15 @@ def clipped_gradient_sum_csr(
         y=y,
         theta=theta,
     )
-    limit = clip_limit(check_clip_norm(clip_norm))
-    code, parameter = check_loss(loss, loss_param)
-    _csr_sum(data.dtype.char, indices.dtype.char, y.dtype.char)(
-        data, indices, indptr, y, theta, limit, code, parameter, out
+    numbers = check_numbers(clip_norm, loss, loss_param, row_bound, constant)
+    if numbers.constant != 0.0 and theta.size == 0:
+        raise ValueError("theta must have at least 1 entry, that of the constant, got 0")
+    sum_of_chunks(
+        _csr_sum(data.dtype.char, indices.dtype.char, y.dtype.char),
+        lambda start, stop: (data, indices, indptr[start : stop + 1], y[start:stop]),
+        indptr.size - 1,
+        (theta, *numbers),
+        out,
+        check_threads(threads),
     )
     return out
-
-
-def _check_csr(data: Array, indices: Array, indptr: Array) -> tuple[Array, Array, Array]:
-    data = check_array("data", data, FLOATS, 1)
-    indices = check_array("indices", indices, INTEGERS, 1)
-    indptr = check_array("indptr", indptr, (indices.dtype,), 1)
-    check_length("indices", indices, data.size, "the length of data")
-    if indptr.size == 0:
-        raise ValueError("indptr must have at least 1 entry, got 0")
-    return data, indices, indptr

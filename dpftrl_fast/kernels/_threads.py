@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over many rows by several threads: the same bits for every number of threads.
+
+The loops add up chunks of `CHUNK` rows and then the sums of the chunks in their order. Here the
+chunks are given to threads, which hold no lock while a loop runs, and their sums are added in that
+order too. Batches of one chunk are left to the calling thread: a sum of 4096 rows is done before
+others would have started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from dpftrl_fast.kernels._checks import Array
+from dpftrl_fast.kernels.dense_loops import CHUNK
+
+__all__ = ["sum_of_chunks"]
+
+
+def sum_of_chunks(
+    loop: Callable[..., None],
+    cut: Callable[[int, int], tuple[Array, ...]],
+    slots: int,
+    rest: tuple[Any, ...],
+    out: Array,
+    threads: int,
+) -> None:
+    """Set `out` to the sum over all chunks of slots.
+
+    Parameters
+    ----------
+    loop : callable
+        ``loop(*arrays, *rest, out)`` sets `out` to the sum over the slots of the arrays.
+    cut : callable
+        ``cut(start, stop)`` gives the arrays of the slots from start to stop - 1.
+    slots : int
+        How many there are: rows, or users.
+    rest : tuple
+        Further arguments of the loop.
+    out : array of float64
+        Overwritten.
+    threads : int
+        At most so many threads.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> def loop(x, factor, out):
+    ...     out[:] = factor * x.sum()
+    >>> x, out = np.ones(10_000), np.empty(1)
+    >>> sum_of_chunks(loop, lambda start, stop: (x[start:stop],), 10_000, (2.0,), out, 3)
+    >>> out.item()
+    20000.0
+    """
+    if threads == 1 or slots <= CHUNK:
+        loop(*cut(0, slots), *rest, out)
+        return
+    starts = [*range(0, slots, CHUNK)]
+    workers = min(threads, len(starts))
+    parts = [np.empty_like(out) for _ in range(workers)]
+    out.fill(0.0)
+    with ThreadPoolExecutor(workers) as pool:
+        for wave in range(0, len(starts), workers):
+            jobs = [
+                pool.submit(loop, *cut(start, min(start + CHUNK, slots)), *rest, part)
+                for start, part in zip(starts[wave : wave + workers], parts, strict=False)
+            ]
+            for job, part in zip(jobs, parts, strict=False):
+                job.result()
+                out += part

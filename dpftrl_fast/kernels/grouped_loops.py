@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops over users: the gradients of a user's rows are summed, and that sum is clipped.
+
+Work as in `multinomial_loops`, for any number of outputs, one included. A row that is not finite,
+or whose slopes are not, counts as zero, and so does a user whose summed gradient has a squared norm
+that overflows (beyond 1e154). Otherwise the sum is clipped to L (1 - 2^-20) with its norm in
+float64; where its squares vanish the sum is far below every clip norm.
+
+For sparse rows the sum of a user is held in a dense vector beside a list of the columns in use, so
+that a user costs its entries and not the number of columns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dpftrl_fast.kernels.clipping import row_scale
+from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.losses import slopes
+from dpftrl_fast.kernels.multinomial_loops import csr_outputs, csr_row_square, read_row
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def clipped_sum(
+    X: Array,
+    starts: Array,
+    y: Array,
+    theta: Array,
+    limit: float,
+    loss: int,
+    loss_param: float,
+    row_bound: float,
+    constant: float,
+    out: Array,
+) -> None:
+    """Set out to the sum over users of clip(sum over their rows of slopes x^T)."""
+    outputs, width = theta.shape
+    users = starts.size - 1
+    row = np.zeros((1, width))
+    z = np.empty(outputs)
+    own = np.empty((outputs, width))
+    total = np.empty((outputs, width))
+    out[:] = 0.0
+    for first in range(0, users, CHUNK):
+        total[:] = 0.0
+        for u in range(first, min(first + CHUNK, users)):
+            begin = starts[u]
+            end = starts[u + 1]
+            if not 0 <= begin < end <= X.shape[0]:  # no user of this kind, or one without rows
+                continue
+            own[:] = 0.0
+            for i in range(begin, end):
+                if not math.isfinite(read_row(X, i, row_bound, constant, row, 0)):
+                    continue
+                for k in range(outputs):
+                    dot = 0.0
+                    for j in range(width):
+                        dot += theta[k, j] * row[0, j]
+                    z[k] = dot
+                if not math.isfinite(slopes(loss, loss_param, z, np.float64(y[i]))):
+                    continue
+                for k in range(outputs):
+                    s = z[k]
+                    for j in range(width):
+                        own[k, j] += s * row[0, j]
+            square = 0.0
+            for k in range(outputs):
+                for j in range(width):
+                    square += own[k, j] * own[k, j]
+            if not math.isfinite(square):
+                continue
+            f = min(1.0, limit / math.sqrt(square))
+            for k in range(outputs):
+                for j in range(width):
+                    total[k, j] += f * own[k, j]
+        for k in range(outputs):
+            for j in range(width):
+                out[k, j] += total[k, j]
+
+
+def clipped_sum_csr(
+    data: Array,
+    indices: Array,
+    indptr: Array,
+    starts: Array,
+    y: Array,
+    theta: Array,
+    limit: float,
+    loss: int,
+    loss_param: float,
+    row_bound: float,
+    constant: float,
+    out: Array,
+) -> None:
+    """Set out to the sum over users of the clipped sums of their compressed sparse rows."""
+    outputs, width = theta.shape
+    p = width - 1 if constant != 0.0 else width
+    n = indptr.size - 1
+    users = starts.size - 1
+    columns = theta.T.copy()
+    z = np.empty(outputs)
+    merged = np.zeros(p)
+    own = np.zeros((width, outputs))
+    used = np.empty(width, dtype=np.int64)  # the columns of `own` that are not all zero
+    is_used = np.zeros(width, dtype=np.bool_)
+    total = np.empty((width, outputs))
+    out[:] = 0.0
+    for first in range(0, users, CHUNK):
+        total[:] = 0.0
+        for u in range(first, min(first + CHUNK, users)):
+            if not 0 <= starts[u] < starts[u + 1] <= n:  # no user of this kind, or one without rows
+                continue
+            count = 0
+            for i in range(starts[u], starts[u + 1]):
+                begin = int(indptr[i])
+                end = int(indptr[i + 1])
+                if not 0 <= begin <= end <= data.size:  # no row of this kind
+                    continue
+                square = csr_row_square(data, indices, begin, end, p, merged)
+                if not math.isfinite(square):
+                    continue
+                s = row_scale(square, row_bound)
+                csr_outputs(data, indices, begin, end, columns, s, constant, z)
+                if not math.isfinite(slopes(loss, loss_param, z, np.float64(y[i]))):
+                    continue
+                for e in range(begin, end):
+                    c = np.int64(indices[e])
+                    if not is_used[c]:
+                        is_used[c] = True
+                        used[count] = c
+                        count += 1
+                    v = s * np.float64(data[e])
+                    for k in range(outputs):
+                        own[c, k] += v * z[k]
+                if constant != 0.0:
+                    if not is_used[p]:
+                        is_used[p] = True
+                        used[count] = p
+                        count += 1
+                    for k in range(outputs):
+                        own[p, k] += constant * z[k]
+            square = 0.0
+            for i in range(count):
+                for k in range(outputs):
+                    square += own[used[i], k] * own[used[i], k]
+            f = min(1.0, limit / math.sqrt(square)) if math.isfinite(square) else 0.0
+            for i in range(count):
+                c = used[i]
+                is_used[c] = False
+                for k in range(outputs):
+                    if f > 0.0:
+                        total[c, k] += f * own[c, k]
+                    own[c, k] = 0.0
+        for k in range(outputs):
+            for j in range(width):
+                out[k, j] += total[j, k]

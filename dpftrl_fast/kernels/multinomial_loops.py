@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops over rows with several outputs: one parameter vector a class.
+
+The gradient of a row is the outer product of its slopes s and of the row x, of norm |s| |x|. Slopes
+are bounded here (|s| <= sqrt(2) for the softmax, sqrt(K) for hinges), so that a row whose squares
+vanish needs no clipping, and only rows whose squared norm overflows are lost: they count as zero.
+
+Dense rows are taken four at a time and copied first, as float64, scaled into the row bound and with
+their constant entry: the K passes over theta and over the sum then convert nothing, and read each
+parameter once for four rows, which matters since theta and the sum do not fit into the L1 cache.
+
+Sparse rows work on transposed parameters, of shape (p, K): an entry meets K numbers in a row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast.kernels.clipping import row_scale
+from dpftrl_fast.kernels.csr_loops import is_canonical, is_in_range, merge
+from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.losses import slopes
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_BLOCK = 4
+
+
+@helper
+def read_row(X: Array, i: int, row_bound: float, constant: float, rows: Array, at: int) -> float:
+    """Copy row i with its scale and constant to rows[at]; return its squared norm.
+
+    A row whose squared norm is not finite becomes zeros, and NaN is returned.
+    """
+    p = X.shape[1]
+    square = 0.0
+    for j in range(p):
+        v = np.float64(X[i, j])
+        rows[at, j] = v
+        square += v * v
+    if not math.isfinite(square):
+        for j in range(rows.shape[1]):
+            rows[at, j] = 0.0
+        return math.nan
+    s = row_scale(square, row_bound)
+    if s != 1.0:
+        for j in range(p):
+            rows[at, j] *= s
+    if constant != 0.0:
+        rows[at, p] = constant
+    return s * s * square + constant * constant
+
+
+@helper
+def csr_row_square(
+    data: Array, indices: Array, begin: int, end: int, p: int, merged: Array
+) -> float:
+    """Return the squared norm of a row, entries of one column added up first; NaN for a bad row.
+
+    `merged` has p entries and stays zero.
+    """
+    square = 0.0
+    if is_canonical(indices, begin, end, p):
+        for k in range(begin, end):
+            v = np.float64(data[k])
+            square += v * v
+    elif is_in_range(indices, begin, end, p):
+        merge(data, indices, begin, end, merged)
+        for k in range(begin, end):
+            v = merged[indices[k]]
+            square += v * v
+            merged[indices[k]] = 0.0  # a column that comes again adds nothing
+    else:
+        return math.nan
+    return square if math.isfinite(square) else math.nan
+
+
+@helper
+def csr_outputs(
+    data: Array,
+    indices: Array,
+    begin: int,
+    end: int,
+    columns: Array,
+    scale: float,
+    constant: float,
+    z: Array,
+) -> None:
+    """Set z to the outputs of a row, of transposed parameters `columns`."""
+    outputs = z.size
+    for k in range(outputs):
+        z[k] = 0.0
+    for e in range(begin, end):
+        v = scale * np.float64(data[e])
+        c = indices[e]
+        for k in range(outputs):
+            z[k] += v * columns[c, k]
+    if constant != 0.0:
+        last = columns.shape[0] - 1
+        for k in range(outputs):
+            z[k] += constant * columns[last, k]
+
+
+def clipped_sum(
+    X: Array,
+    y: Array,
+    theta: Array,
+    limit: float,
+    loss: int,
+    loss_param: float,
+    row_bound: float,
+    constant: float,
+    out: Array,
+) -> None:
+    """Set out to the sum over rows of clip(slopes x^T), of shape (outputs, columns)."""
+    outputs, width = theta.shape
+    n = X.shape[0]
+    rows = np.zeros((_BLOCK, width))
+    z = np.empty((_BLOCK, outputs))
+    row_z = np.empty(outputs)
+    squares = np.empty(_BLOCK)
+    total = np.empty((outputs, width))
+    out[:] = 0.0
+    for start in range(0, n, CHUNK):
+        stop = min(start + CHUNK, n)
+        total[:] = 0.0
+        for i in range(start, stop, _BLOCK):
+            count = min(_BLOCK, stop - i)
+            for r in range(count):
+                squares[r] = read_row(X, i + r, row_bound, constant, rows, r)
+            for r in range(count, _BLOCK):
+                for j in range(width):
+                    rows[r, j] = 0.0
+            for k in range(outputs):
+                d0 = d1 = d2 = d3 = 0.0
+                for j in range(width):
+                    t = theta[k, j]
+                    d0 += t * rows[0, j]
+                    d1 += t * rows[1, j]
+                    d2 += t * rows[2, j]
+                    d3 += t * rows[3, j]
+                z[0, k] = d0
+                z[1, k] = d1
+                z[2, k] = d2
+                z[3, k] = d3
+            for r in range(_BLOCK):
+                f = 0.0
+                if r < count:
+                    for k in range(outputs):
+                        row_z[k] = z[r, k]
+                    norm = math.sqrt(slopes(loss, loss_param, row_z, np.float64(y[i + r])))
+                    norm *= math.sqrt(squares[r])
+                    f = min(1.0, limit / norm) if math.isfinite(norm) else 0.0
+                for k in range(outputs):
+                    z[r, k] = f * row_z[k] if f > 0.0 else 0.0
+            for k in range(outputs):
+                f0 = z[0, k]
+                f1 = z[1, k]
+                f2 = z[2, k]
+                f3 = z[3, k]
+                for j in range(width):
+                    total[k, j] += (f0 * rows[0, j] + f1 * rows[1, j]) + (
+                        f2 * rows[2, j] + f3 * rows[3, j]
+                    )
+        for k in range(outputs):
+            for j in range(width):
+                out[k, j] += total[k, j]
+
+
+def clipped_sum_csr(
+    data: Array,
+    indices: Array,
+    indptr: Array,
+    y: Array,
+    theta: Array,
+    limit: float,
+    loss: int,
+    loss_param: float,
+    row_bound: float,
+    constant: float,
+    out: Array,
+) -> None:
+    """Set out to the sum over compressed sparse rows of clip(slopes x^T)."""
+    outputs, width = theta.shape
+    p = width - 1 if constant != 0.0 else width
+    n = indptr.size - 1
+    columns = theta.T.copy()
+    z = np.empty(outputs)
+    merged = np.zeros(p)
+    total = np.empty((width, outputs))
+    out[:] = 0.0
+    for start in range(0, n, CHUNK):
+        total[:] = 0.0
+        for i in range(start, min(start + CHUNK, n)):
+            begin = int(indptr[i])
+            end = int(indptr[i + 1])
+            if not 0 <= begin <= end <= data.size:  # no row of this kind
+                continue
+            square = csr_row_square(data, indices, begin, end, p, merged)
+            if not math.isfinite(square):
+                continue
+            s = row_scale(square, row_bound)
+            csr_outputs(data, indices, begin, end, columns, s, constant, z)
+            norm = math.sqrt(slopes(loss, loss_param, z, np.float64(y[i])))
+            norm *= math.sqrt(s * s * square + constant * constant)
+            if not math.isfinite(norm):
+                continue
+            f = min(1.0, limit / norm)
+            for e in range(begin, end):
+                v = f * s * np.float64(data[e])
+                c = indices[e]
+                for k in range(outputs):
+                    total[c, k] += v * z[k]
+            if constant != 0.0:
+                for k in range(outputs):
+                    total[p, k] += f * constant * z[k]
+        for k in range(outputs):
+            for j in range(width):
+                out[k, j] += total[j, k]

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed triangles of symmetric matrices: the checked calls.
+
+A triangle is the upper one, row after row; see `dpftrl_fast.kernels.triangle_loops`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numba import types
+
+from dpftrl_fast.kernels import triangle_loops
+from dpftrl_fast.kernels._checks import FLOAT64, FLOATS, Array, check_array, check_length
+from dpftrl_fast.kernels._jit import compiled, read_only, writable
+
+__all__ = ["add_noise", "add_packed", "check_changed", "packed_product", "packed_size", "unpack"]
+
+_F64 = "d"
+
+
+def packed_size(p: int) -> int:
+    """Return the entries of a triangle, p (p + 1) / 2.
+
+    Examples
+    --------
+    >>> packed_size(4)
+    10
+    """
+    return p * (p + 1) // 2
+
+
+@functools.cache
+def _add_packed() -> Callable[..., None]:
+    return compiled(
+        triangle_loops.add_packed, read_only(_F64, 1), writable(_F64, 1), writable(_F64, 1)
+    )
+
+
+@functools.cache
+def _add_noise(noise: str) -> Callable[..., None]:
+    return compiled(
+        triangle_loops.add_noise,
+        *(read_only(_F64, 1), read_only(_F64, 1), types.int64, writable(noise, 1)),
+    )
+
+
+@functools.cache
+def _unpack(packed: str) -> Callable[..., None]:
+    return compiled(triangle_loops.unpack, read_only(packed, 1), types.float64, writable(_F64, 2))
+
+
+@functools.cache
+def _product(packed: str) -> Callable[..., None]:
+    return compiled(
+        triangle_loops.product,
+        *(read_only(packed, 1), types.float64, read_only(_F64, 1), writable(_F64, 1)),
+    )
+
+
+def add_packed(packed: Array, total: Array, low: Array) -> None:
+    """Add a packed triangle to a packed sum, with the rounding errors beside it.
+
+    Parameters
+    ----------
+    packed : (m,) array of float64
+        What is added, for example the sums of a batch that another process computed.
+    total, low : (m,) arrays of float64
+        As for `RankUpdate.add`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For types, dtypes, shapes, layouts and memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> total, low = np.array([1e16]), np.zeros(1)
+    >>> add_packed(np.array([1.0]), total, low)
+    >>> total.item(), low.item()
+    (1e+16, 1.0)
+    """
+    packed = check_array("packed", packed, FLOAT64, 1)
+    check_changed("total", total, packed.size, "the size of packed", {"packed": packed})
+    check_changed("low", low, packed.size, "the size of packed", {"packed": packed, "total": total})
+    _add_packed()(packed, total, low)
+
+
+def add_noise(total: Array, low: Array, noise: Array) -> None:
+    """Turn the noise of a step into the noisy sum, in place.
+
+    The noise off the diagonal is divided by sqrt(2): the noise matrix is then the projection on
+    symmetric matrices of one with independent entries of the noise's standard deviation.
+
+    Parameters
+    ----------
+    total, low : (p (p + 1) / 2,) arrays of float64
+        The packed sum.
+    noise : (p (p + 1) / 2,) array of float32 or float64
+        Independent normals, overwritten with the noisy sum, rounded to this dtype: no bit of the
+        sum shows below the noise's own.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For types, dtypes, shapes, layouts and memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> noise = np.array([1.0, 1.0, 1.0], np.float32)
+    >>> add_noise(np.array([1.0, 2.0, 3.0]), np.zeros(3), noise)
+    >>> noise.round(4).tolist() == np.float32([2.0, 2.7071, 4.0]).tolist()
+    True
+    """
+    total = check_array("total", total, FLOAT64, 1)
+    low = check_array("low", low, FLOAT64, 1)
+    check_length("low", low, total.size, "the size of total")
+    p = _columns("total", total)
+    noise = check_array("noise", noise, FLOATS, 1)
+    check_changed("noise", noise, total.size, "the size of total", {"total": total, "low": low})
+    _add_noise(noise.dtype.char)(total, low, p, noise)
+
+
+def unpack(packed: Array, ridge: float, out: Array) -> Array:
+    """Write a triangle plus ``ridge`` times the identity to the upper triangle of a matrix.
+
+    Parameters
+    ----------
+    packed : (p (p + 1) / 2,) array of float32 or float64
+        Upper triangle, row after row.
+    ridge : float
+        Added to the diagonal.
+    out : (p, p) array of float64, C-contiguous
+        Entries below the diagonal stay as they are.
+
+    Returns
+    -------
+    (p, p) array of float64
+        `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For types, dtypes, shapes, layouts and memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> unpack(np.array([1.0, 2.0, 3.0]), 0.5, np.zeros((2, 2))).tolist()
+    [[1.5, 2.0], [0.0, 3.5]]
+    """
+    packed = check_array("packed", packed, FLOATS, 1)
+    p = _columns("packed", packed)
+    out = check_array("out", out, FLOAT64, 2)
+    if out.shape != (p, p):
+        raise ValueError(f"out must have shape ({p}, {p}), got {out.shape}")
+    _check_writable("out", out, {"packed": packed})
+    _unpack(packed.dtype.char)(packed, float(ridge), out)
+    return out
+
+
+def packed_product(packed: Array, ridge: float, v: Array, out: Array) -> Array:
+    """Compute (S + ridge I) v for the symmetric matrix S of a triangle.
+
+    Parameters
+    ----------
+    packed : (p (p + 1) / 2,) array of float32 or float64
+        Upper triangle, row after row.
+    ridge : float
+        Added to the diagonal.
+    v, out : (p,) arrays of float64
+        The vector, and what is overwritten with the product.
+
+    Returns
+    -------
+    (p,) array of float64
+        `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For types, dtypes, shapes, layouts and memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> packed_product(np.array([1.0, 2.0, 3.0]), 0.5, np.array([1.0, -1.0]), np.empty(2)).tolist()
+    [-0.5, -1.5]
+    """
+    packed = check_array("packed", packed, FLOATS, 1)
+    p = _columns("packed", packed)
+    v = check_array("v", v, FLOAT64, 1)
+    check_length("v", v, p, "the columns of the matrix")
+    check_changed("out", out, p, "the columns of the matrix", {"packed": packed, "v": v})
+    _product(packed.dtype.char)(packed, float(ridge), v, out)
+    return out
+
+
+def _columns(name: str, packed: Array) -> int:
+    p = (math.isqrt(8 * packed.size + 1) - 1) // 2
+    if p < 1 or packed_size(p) != packed.size:
+        raise ValueError(
+            f"{name} must have p (p + 1) / 2 entries for some p >= 1, got {packed.size}"
+        )
+    return p
+
+
+def check_changed(
+    name: str, value: object, size: int, why: str, inputs: Mapping[str, Array]
+) -> None:
+    """Refuse a vector that cannot be changed in place; values are not read."""
+    array = check_array(name, value, FLOATS if name == "noise" else FLOAT64, 1)
+    check_length(name, array, size, why)
+    _check_writable(name, array, inputs)
+
+
+def _check_writable(name: str, array: Array, inputs: Mapping[str, Array]) -> None:
+    if not array.flags.writeable:
+        raise ValueError(f"{name} must be writable, got a read-only array")
+    for other, value in inputs.items():
+        if np.may_share_memory(array, value):  # of contiguous arrays the bounds are exact
+            raise ValueError(f"{name} must not overlap {other}, got shared memory")

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops over packed triangles, and over the rows whose outer products go into them.
+
+A symmetric p x p matrix is kept as its upper triangle, row after row: entry (i, j), i <= j, is at
+i p - i (i + 1) / 2 + j. A row of the triangle is contiguous, so that every loop here runs over
+consecutive entries; in LAPACK's words it is the packed lower triangle, column by column.
+
+Sums go into a triangle with their rounding errors beside it (see `dpftrl_fast.summation`). The
+additions of `_two_sum` must stay as they are written: it is compiled without the licence to reorder
+that the other loops have, and instructions keep their own flags where it is inlined.
+
+Rows are scaled onto the norm x_norm_bound (1 - 2^-20) where theirs is larger; then the constant
+column, if there is one, is put behind. A row with a number that is not finite, in x or in y, is
+zero, constant column included, and keeps its slot.
+
+Sparse rows first make the product of their batch in a triangle of zeros and then move it, entry by
+entry that they touch, into the sum, so that a batch is one addition there, as it is for dense rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast.kernels.clipping import LARGEST_SQUARE
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Not below 2^-1/2: the noise off the diagonal is not below what is accounted for.
+OFF_DIAGONAL = 0.7071067811865476
+
+
+@numba.njit(error_model="numpy")
+def _two_sum(a: float, b: float) -> tuple[float, float]:
+    total = a + b
+    b_part = total - a
+    return total, (a - (total - b_part)) + (b - b_part)
+
+
+@helper
+def _row_start(i: int, p: int) -> int:
+    """Return where entry (i, 0) would be, so that entry (i, j) is j further."""
+    return i * p - i * (i + 1) // 2
+
+
+# ---- Dense rows ----
+
+
+@helper
+def _scale(X: Array, i: int, limit: float) -> tuple[float, int]:
+    """Return f and e: row i times 2^-e f has a norm of at most `limit`; f = 0 for a bad row."""
+    p = X.shape[1]
+    square = 0.0
+    for j in range(p):
+        v = np.float64(X[i, j])
+        square += v * v
+    if square <= LARGEST_SQUARE:
+        return (limit / math.sqrt(square) if square > limit * limit else 1.0), 0
+    largest = 0.0
+    for j in range(p):
+        size = abs(np.float64(X[i, j]))
+        if not size <= LARGEST_SQUARE:
+            return 0.0, 0
+        largest = max(largest, size)
+    exponent = math.frexp(largest)[1]
+    square = 0.0
+    for j in range(p):
+        scaled = math.ldexp(np.float64(X[i, j]), -exponent)
+        square += scaled * scaled
+    return limit / math.sqrt(square), exponent
+
+
+def scale_rows(
+    X: Array,
+    y: Array,
+    limit: float,
+    y_bound: float,
+    constant: float,
+    width: int,
+    panels: Array,
+    bias: Array,
+) -> None:
+    """Write the scaled rows to `panels`, and add the sum of clipped y times row to `bias`.
+
+    A panel holds `width` columns (the last one: the rest) of all rows, row after row; panel follows
+    panel.
+    """
+    n = X.shape[0]
+    p = bias.size
+    filled = X.shape[1]
+    for i in range(n):
+        target = float(y[i])
+        factor = 0.0
+        exponent = 0
+        if math.isfinite(target):
+            factor, exponent = _scale(X, i, limit)
+            target = min(max(target, -y_bound), y_bound)
+        for start in range(0, p, width):
+            stop = min(start + width, p)
+            at = n * start + i * (stop - start) - start
+            end = min(stop, filled)
+            if factor == 0.0:
+                for j in range(start, stop):
+                    panels[at + j] = 0.0
+                continue
+            if exponent == 0:
+                for j in range(start, end):
+                    v = factor * X[i, j]
+                    panels[at + j] = v
+                    bias[j] += target * v
+            else:
+                for j in range(start, end):
+                    v = factor * math.ldexp(np.float64(X[i, j]), -exponent)
+                    panels[at + j] = v
+                    bias[j] += target * v
+            if end < stop:
+                panels[at + end] = constant
+                bias[end] += target * constant
+
+
+def add_square(block: Array, first: int, p: int, total: Array, low: Array) -> None:
+    """Add the upper triangle of a block whose rows and columns begin at `first`."""
+    for a in range(block.shape[0]):
+        at = _row_start(first + a, p) + first
+        for b in range(a, block.shape[1]):
+            total[at + b], error = _two_sum(total[at + b], block[a, b])
+            low[at + b] += error
+
+
+def add_rectangle(block: Array, row: int, column: int, p: int, total: Array, low: Array) -> None:
+    """Add a block above the diagonal, whose first entry belongs to (row, column)."""
+    for a in range(block.shape[0]):
+        at = _row_start(row + a, p) + column
+        for b in range(block.shape[1]):
+            total[at + b], error = _two_sum(total[at + b], block[a, b])
+            low[at + b] += error
+
+
+def add_packed(packed: Array, total: Array, low: Array) -> None:
+    """Add a whole triangle."""
+    for k in range(packed.size):
+        total[k], error = _two_sum(total[k], packed[k])
+        low[k] += error
+
+
+# ---- Sparse rows ----
+
+
+@helper
+def _load(
+    data: Array,
+    indices: Array,
+    begin: int,
+    end: int,
+    columns: Array,
+    values: Array,
+    merged: Array,
+    seen: Array,
+) -> int:
+    """Copy a row, its columns ascending and each once; return how many, -1 if it cannot be."""
+    p = merged.size
+    if not 0 <= begin <= end <= data.size:
+        return -1
+    previous = -1
+    ascending = True
+    for k in range(begin, end):
+        c = int(indices[k])
+        if not 0 <= c < p:
+            return -1
+        ascending &= c > previous
+        previous = c
+    if ascending:
+        for k in range(begin, end):
+            columns[k - begin] = indices[k]
+            values[k - begin] = data[k]
+        return end - begin
+    for k in range(begin, end):
+        seen[indices[k]] = True
+        merged[indices[k]] += np.float64(data[k])
+    size = 0
+    for c in range(p):
+        if seen[c]:
+            columns[size] = c
+            values[size] = merged[c]
+            merged[c] = 0.0
+            seen[c] = False
+            size += 1
+    return size
+
+
+@helper
+def _scale_values(values: Array, size: int, limit: float) -> bool:
+    """Scale a sparse row onto `limit`; False if it holds a number that is not finite."""
+    square = 0.0
+    for k in range(size):
+        square += values[k] * values[k]
+    if square <= LARGEST_SQUARE:
+        if square > limit * limit:
+            factor = limit / math.sqrt(square)
+            for k in range(size):
+                values[k] *= factor
+        return True
+    largest = 0.0
+    for k in range(size):
+        magnitude = abs(values[k])
+        if not magnitude <= LARGEST_SQUARE:
+            return False
+        largest = max(largest, magnitude)
+    exponent = math.frexp(largest)[1]
+    square = 0.0
+    for k in range(size):
+        values[k] = math.ldexp(values[k], -exponent)
+        square += values[k] * values[k]
+    factor = limit / math.sqrt(square)
+    for k in range(size):
+        values[k] *= factor
+    return True
+
+
+def add_csr(
+    data: Array,
+    indices: Array,
+    indptr: Array,
+    y: Array,
+    limit: float,
+    y_bound: float,
+    constant: float,
+    batch: Array,
+    bias: Array,
+) -> None:
+    """Add the scaled rows' outer products to `batch`, and clipped y times row to `bias`."""
+    p = bias.size
+    filled = p if constant == 0.0 else p - 1
+    columns = np.empty(p, np.int64)
+    values = np.empty(p)
+    merged = np.zeros(filled)
+    seen = np.zeros(filled, np.bool_)
+    for i in range(y.size):
+        target = float(y[i])
+        if not math.isfinite(target):
+            continue
+        size = _load(
+            data, indices, int(indptr[i]), int(indptr[i + 1]), columns, values, merged, seen
+        )
+        if size < 0 or not _scale_values(values, size, limit):
+            continue
+        if filled < p:
+            columns[size] = filled
+            values[size] = constant
+            size += 1
+        target = min(max(target, -y_bound), y_bound)
+        for a in range(size):
+            v = values[a]
+            bias[columns[a]] += target * v
+            at = _row_start(columns[a], p)
+            for b in range(a, size):
+                batch[at + columns[b]] += v * values[b]
+
+
+def move_csr(
+    data: Array,
+    indices: Array,
+    indptr: Array,
+    p: int,
+    filled: int,
+    batch: Array,
+    total: Array,
+    low: Array,
+) -> None:
+    """Move what `add_csr` made of these rows from `batch`, zero afterwards, into the sum."""
+    columns = np.empty(p, np.int64)
+    values = np.empty(p)
+    merged = np.zeros(filled)
+    seen = np.zeros(filled, np.bool_)
+    for i in range(indptr.size - 1):
+        size = _load(
+            data, indices, int(indptr[i]), int(indptr[i + 1]), columns, values, merged, seen
+        )
+        if size >= 0 and filled < p:
+            columns[size] = filled
+            size += 1
+        for a in range(size):
+            at = _row_start(columns[a], p)
+            for b in range(a, size):
+                k = at + columns[b]
+                total[k], error = _two_sum(total[k], batch[k])
+                low[k] += error
+                batch[k] = 0.0
+
+
+# ---- The released triangle ----
+
+
+def add_noise(total: Array, low: Array, p: int, noise: Array) -> None:
+    """Set `noise` to the sum plus the noise of a symmetric matrix, rounded to its dtype."""
+    at = 0
+    for i in range(p):
+        noise[at] = (total[at] + low[at]) + np.float64(noise[at])
+        at += 1
+        for k in range(at, at + p - 1 - i):
+            noise[k] = (total[k] + low[k]) + OFF_DIAGONAL * np.float64(noise[k])
+        at += p - 1 - i
+
+
+def unpack(packed: Array, ridge: float, out: Array) -> None:
+    """Write row i of the triangle to out[i, i:], and add `ridge` to the diagonal."""
+    p = out.shape[0]
+    for i in range(p):
+        at = _row_start(i, p)
+        for j in range(i, p):
+            out[i, j] = packed[at + j]
+        out[i, i] += ridge
+
+
+def product(packed: Array, ridge: float, v: Array, out: Array) -> None:
+    """Set out to (S + ridge I) v, S being the symmetric matrix of the triangle."""
+    p = v.size
+    for i in range(p):
+        out[i] = ridge * v[i]
+    for i in range(p):
+        at = _row_start(i, p)
+        own = v[i]
+        dot = np.float64(packed[at + i]) * own
+        for j in range(i + 1, p):
+            w = np.float64(packed[at + j])
+            dot += w * v[j]
+            out[j] += w * own
+        out[i] += dot

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several outputs: sums against per-example loops in extended precision."""
+
+from __future__ import annotations
+
+import threading
+from itertools import product
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from gradient_oracle import kernel, oracle
+
+from dpftrl_fast.kernels import clipped_multi_sum, clipped_multi_sum_csr
+from dpftrl_fast.kernels.dense_loops import CHUNK
+
+both = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
+losses = pytest.mark.parametrize("loss", ["multinomial", "hinge"])
+
+
+def batch(n, p, outputs, dtype=np.float32, seed=0, zeros=0.3):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, p)).astype(dtype)
+    X[rng.random((n, p)) < zeros] = 0.0
+    return X, rng.integers(outputs, size=n).astype(float), rng.standard_normal((outputs, p))
+
+
+@both
+@losses
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_equal_a_loop_over_examples(loss, dtype, sparse):
+    for n, p, outputs in product([1, 2, 3, 4, 5, 9], [1, 7, 8, 33], [2, 3, 10]):
+        X, y, theta = batch(n, p, outputs, dtype, seed=100 * n + p)
+        for clip_norm in (0.5, 1e3):
+            expected = oracle(X, y, theta, clip_norm, loss)
+            got = kernel(X, y, theta, clip_norm, loss, sparse=sparse)
+            np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
+
+
+@both
+def test_gradients_equal_automatic_differentiation(sparse):
+    X, y, theta = batch(50, 12, 4, np.float64)
+    parameters = torch.tensor(theta, requires_grad=True)
+    outputs = torch.tensor(X) @ parameters.T
+    torch.nn.functional.cross_entropy(outputs, torch.tensor(y).long(), reduction="sum").backward()
+    got = kernel(X, y, theta, 1e50, "multinomial", sparse=sparse)
+    np.testing.assert_allclose(got, parameters.grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@both
+@losses
+def test_a_row_adds_at_most_the_clip_norm(loss, sparse):
+    X, y, theta = batch(200, 6, 3, np.float64, seed=5)
+    X *= 10.0 ** np.random.default_rng(6).integers(-200, 150, size=(200, 1))
+    X[3], X[4, 1], X[5, 2] = 1e200, np.nan, np.inf
+    for i in range(len(X)):
+        one = kernel(X[i : i + 1], y[i : i + 1], theta, 1e-3, loss, sparse=sparse)
+        assert np.linalg.norm(one) <= 1e-3
+    total = kernel(X, y, theta, 1e-3, loss, sparse=sparse)
+    assert np.all(np.isfinite(total))
+
+
+@both
+def test_bad_rows_keep_their_slots_and_count_as_zero(sparse):
+    X, y, theta = batch(8, 5, 3, np.float64, zeros=0.0)
+    good = np.array([0, 5, 7])
+    X[1, 2], X[2, 0], X[3, 4] = np.nan, np.inf, -np.inf
+    y[4], y[6] = np.nan, 3.0
+    got = kernel(X, y, theta, 0.5, "multinomial", sparse=sparse)
+    np.testing.assert_allclose(
+        got, oracle(X[good], y[good], theta, 0.5, "multinomial"), rtol=1e-12, atol=1e-14
+    )
+    none = kernel(X[1:5], y[1:5], theta, 0.5, "multinomial", sparse=sparse)
+    assert not none.any()
+
+
+@both
+@losses
+def test_bounds_of_rows_and_a_constant(loss, sparse):
+    X, y, _ = batch(30, 6, 3, seed=8)
+    X[4] = 0.0
+    theta = np.random.default_rng(9).standard_normal((3, 7))
+    options = {"row_bound": 1.5, "constant": 0.25}
+    for clip_norm in (0.3, 1e3):
+        expected = oracle(X, y, theta, clip_norm, loss, **options)
+        got = kernel(X, y, theta, clip_norm, loss, sparse=sparse, **options)
+        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
+
+
+@both
+@pytest.mark.parametrize("n", [CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_any_number_of_threads_gives_the_same_bits(n, sparse):
+    X, y, theta = batch(n, 4, 3)
+    one = kernel(X, y, theta, 0.5, "multinomial", sparse=sparse)
+    np.testing.assert_allclose(one, oracle(X, y, theta, 0.5, "multinomial"), rtol=1e-9)
+    for threads in (2, 3, 7):
+        more = kernel(X, y, theta, 0.5, "multinomial", sparse=sparse, threads=threads)
+        np.testing.assert_array_equal(more, one)
+
+
+def test_concurrent_calls_give_the_same_bits():
+    X, y, theta = batch(501, 30, 4)
+    first = kernel(X, y, theta, 0.5, "multinomial")
+    results = []
+    workers = [
+        threading.Thread(target=lambda: results.append(kernel(X, y, theta, 0.5, "multinomial")))
+        for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 4 and all(np.array_equal(result, first) for result in results)
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_columns_twice_or_out_of_order_are_one_row(index):
+    rng = np.random.default_rng(10)
+    lengths = rng.integers(0, 9, 40)
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(index)
+    indices = rng.integers(0, 5, indptr[-1]).astype(index)
+    data = rng.standard_normal(indptr[-1])
+    merged = np.zeros((40, 5))
+    np.add.at(merged, (np.repeat(np.arange(40), lengths), indices), data)
+    y, theta = rng.integers(3, size=40).astype(float), rng.standard_normal((3, 5))
+    got = clipped_multi_sum_csr(data, indices, indptr, y, theta, 0.3, "multinomial", row_bound=1.0)
+    expected = oracle(merged, y, theta, 0.3, "multinomial", row_bound=1.0)
+    np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_rows_with_impossible_indices_or_bounds_count_as_zero():
+    data, y, theta = np.array([1.0, 2.0, 3.0]), np.zeros(2), np.zeros((2, 3))
+    indptr = np.array([0, 2, 3])
+    good = clipped_multi_sum_csr(data, np.array([0, 1, 2]), indptr, y, theta, 99.0, "multinomial")
+    assert good[0].tolist() == [-0.5, -1.0, -1.5]
+    for wrong in (-1, 3, 2**40):
+        columns = np.array([0, wrong, 2])
+        got = clipped_multi_sum_csr(data, columns, indptr, y, theta, 99.0, "multinomial")
+        assert got[0].tolist() == [0.0, 0.0, -1.5]
+    for bounds in ([0, 2, 4], [0, 2, 1]):
+        got = clipped_multi_sum_csr(
+            data, np.array([0, 1, 2]), np.array(bounds), y, theta, 99.0, "multinomial"
+        )
+        assert got[0].tolist() == [-0.5, -1.0, 0.0]
+
+
+def test_inputs_are_not_written_and_may_be_read_only():
+    X, y, theta = batch(9, 4, 3)
+    arrays = (X, y, theta)
+    copies = [array.copy() for array in arrays]
+    for array in arrays:
+        array.flags.writeable = False
+    clipped_multi_sum(*arrays, 0.5, "multinomial")
+    for array, copy in zip(arrays, copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+GOOD = {
+    "X": np.ones((3, 2)),
+    "y": np.zeros(3),
+    "theta": np.zeros((2, 2)),
+    "clip_norm": 1.0,
+    "loss": "multinomial",
+    "out": np.full((2, 2), 9.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"X": [[1.0]]}, TypeError, "X must be .* got list"),
+        ({"y": np.zeros(4)}, ValueError, "y must have 3 entries .* got 4"),
+        ({"y": np.zeros(3, dtype=int)}, TypeError, "y must be .* got dtype int64"),
+        ({"theta": np.zeros(2)}, ValueError, r"theta must be .* 2-d .* got shape \(2,\)"),
+        ({"theta": np.zeros((1, 2))}, ValueError, r"at least 2 rows, one a class, got .*\(1, 2\)"),
+        ({"theta": np.zeros((2, 3))}, ValueError, r"rows? of 2 entries, got shape \(2, 3\)"),
+        ({"constant": 1.0}, ValueError, r"2 entries and one of the constant, got shape \(2, 2\)"),
+        ({"constant": -1.0}, ValueError, "constant must be 0 or a finite number .* got -1.0"),
+        ({"constant": np.nan}, ValueError, "constant must be .* got nan"),
+        ({"row_bound": 0.0}, ValueError, "row_bound must be a finite number .* got 0.0"),
+        ({"row_bound": np.nan}, ValueError, "row_bound must be .* got nan"),
+        ({"threads": 0}, ValueError, "threads must be an integer >= 1, got 0"),
+        ({"threads": 1.0}, TypeError, "threads must be an integer, got float"),
+        ({"clip_norm": np.nan}, ValueError, "clip_norm must be .* got nan"),
+        ({"loss": "squared"}, ValueError, "loss must be one of multinomial, hinge, got 'squared'"),
+        ({"out": np.zeros((2, 3))}, ValueError, r"out must have the shape \(2, 2\) of theta"),
+        ({"out": np.zeros(4)}, ValueError, r"out must be .* 2-d .* got shape \(4,\)"),
+    ],
+)
+def test_a_wrong_call_is_refused_and_changes_nothing(change, error, message):
+    arguments = {**GOOD, **change}
+    options = {key: arguments.pop(key) for key in [*arguments] if key not in GOOD}
+    before = arguments["out"].copy()
+    with pytest.raises(error, match=message):
+        clipped_multi_sum(*arguments.values(), **options)
+    np.testing.assert_array_equal(arguments["out"], before)
+    if "X" not in change:
+        S = scipy.sparse.csr_array(GOOD["X"])
+        del arguments["X"]
+        if not ({"theta", "constant"} & {*change}) or "at least 2" in message:
+            with pytest.raises(error):
+                clipped_multi_sum_csr(S.data, S.indices, S.indptr, *arguments.values(), **options)
+
+
+def test_out_may_not_overlap_an_input():
+    memory = np.zeros((4, 2))
+    with pytest.raises(ValueError, match="shared with theta"):
+        clipped_multi_sum(np.ones((1, 2)), np.zeros(1), memory[:2], 1.0, "hinge", memory[1:3])
