@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of the linear models: clipped sums, one tree over all parameters, FTRL, iterates.
+
+An engine holds a secret key and secret running sums; what it gives out are its iterates, which are
+functions of the noisy sums. Batches come from outside, or their sums do, where other processes make
+them. The plan's guard refuses whom the plan does not declare, before anything of a step is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpftrl_fast.accounting import Guard
+from dpftrl_fast.convex.glm_sums import Objective, clipped_sum
+from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.ftrl import FTRL, soft_threshold
+from dpftrl_fast.keys import Seed
+from dpftrl_fast.noise_arguments import usable_cores
+from dpftrl_fast.plan import PrivacyPlan
+
+__all__ = ["GLMRun"]
+
+FloatArray = NDArray[np.float64]
+
+
+class GLMRun:
+    """A run of DP-FTRL on a linear model.
+
+    Parameters
+    ----------
+    objective : Objective
+        Loss, clip norm and shape of the parameters. Its clip norm is the plan's.
+    plan : PrivacyPlan
+        Makes the noise and states the epsilon.
+    learning_rate : float
+        1/lambda.
+    batch_size : int
+        B: rows, or users, of a batch. Sums are divided by it, also that of a smaller last batch.
+    momentum, l1, radius
+        As for `dpftrl_fast.ftrl.FTRL`. The parameters of the constant column are not penalised by
+        l1; the ball is about all parameters.
+    threads : int, optional
+        At most so many threads; default all cores that this process may use. Results do not depend
+        on it.
+    noise_seed : None, int or bytes
+        For tests: the key then follows from it, and the run is `reproducible`, not private.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is not of its kind or out of its range.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.accounting import SinglePass
+    >>> plan = PrivacyPlan(1.0, 1.0, SinglePass(2))
+    >>> run = GLMRun(Objective("squared", 3), plan, learning_rate=0.1, batch_size=4)
+    >>> run.step(Batch(np.ones((4, 3)), np.zeros(4)))
+    >>> run.steps_taken, run.last.shape, run.reproducible
+    (1, (1, 3), False)
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        plan: PrivacyPlan,
+        *,
+        learning_rate: float,
+        batch_size: int,
+        momentum: float = 0.0,
+        l1: float = 0.0,
+        radius: float | None = None,
+        threads: int | None = None,
+        noise_seed: Seed = None,
+    ) -> None:
+        if objective.clip_norm != plan.clip_norm:
+            raise ValueError(
+                f"the objective's clip_norm must be the plan's {plan.clip_norm}, got "
+                f"{objective.clip_norm}"
+            )
+        self.objective = objective
+        self.plan = plan
+        self.learning_rate = learning_rate
+        self.threads = usable_cores() if threads is None else threads
+        self._ftrl = FTRL(
+            np.zeros(objective.size),
+            learning_rate,
+            batch_size=batch_size,
+            steps=plan.steps,
+            momentum=momentum,
+            l1=l1,
+            radius=radius,
+            prox=self._soft_but_constant if l1 > 0.0 and objective.constant != 0.0 else None,
+        )
+        # float64: noise on a coarser grid than that of the sums would leave their last digits bare.
+        self._noise = plan.noise(
+            objective.size, seed=noise_seed, dtype="float64", threads=self.threads
+        )
+        self._noise_out = np.empty(objective.size)
+        self._guard: Guard | None = None
+        self._broken = False
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: not private."""
+        return self._noise.reproducible
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps taken."""
+        return self._ftrl.t
+
+    @property
+    def theta(self) -> FloatArray:
+        """The last iterate, read-only, of the shape of the objective."""
+        return self._ftrl.theta.reshape(self.objective.shape)
+
+    @property
+    def last(self) -> FloatArray:
+        """The last iterate."""
+        return self.theta.copy()
+
+    @property
+    def average(self) -> FloatArray:
+        """The mean of the iterates at which gradients were taken."""
+        return self._ftrl.average.reshape(self.objective.shape)
+
+    @property
+    def tail(self) -> FloatArray:
+        """The mean of those of the last half of the declared steps."""
+        return self._ftrl.tail_average.reshape(self.objective.shape)
+
+    def step(self, batch: Batch) -> None:
+        """Take one step with a batch.
+
+        Parameters
+        ----------
+        batch : Batch
+            With `ids`, the guard of the plan looks at them. Without, the caller has cut the batches
+            as the plan declares; it is one or the other for a whole run.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong call: types, shapes, who takes part, a step past the declared ones. Nothing
+            has changed then.
+        """
+        self.advance(
+            clipped_sum(self.objective, self.theta, batch, threads=self.threads), batch.ids
+        )
+
+    def advance(self, gradient_sum: FloatArray, ids: ArrayLike | None = None) -> None:
+        """Take one step with the clipped sum of a batch, made at `theta` by `clipped_sum`.
+
+        Parameters
+        ----------
+        gradient_sum : (outputs, columns) array of float64
+        ids : array_like of int, optional
+            Who takes part.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `step`.
+        RuntimeError
+            After a step that was interrupted: noise and sums may be a step apart then.
+        """
+        if self._broken:
+            raise RuntimeError("a step of this run was interrupted; it cannot go on")
+        if gradient_sum.dtype != np.float64 or gradient_sum.shape != self.objective.shape:
+            raise ValueError(
+                f"gradient_sum must be float64 of shape {self.objective.shape}, got "
+                f"{gradient_sum.dtype} of shape {gradient_sum.shape}"
+            )
+        if self.steps_taken == self.plan.steps:
+            raise ValueError(
+                f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no more"
+            )
+        self._admit(ids)
+        self._broken = True  # until the step is whole
+        noise = self._noise.step(out=self._noise_out)
+        self._ftrl.step(np.ascontiguousarray(gradient_sum).reshape(-1), noise)
+        self._broken = False
+
+    def _admit(self, ids: ArrayLike | None) -> None:
+        """Let the plan's guard look at who takes part, in every step or in none."""
+        if self._guard is None and ids is not None and self.steps_taken == 0:
+            self._guard = self.plan.guard()
+        if (self._guard is None) != (ids is None):
+            raise ValueError("ids must be given for all steps of a run or for none, got a mixture")
+        if self._guard is not None and ids is not None:
+            self._guard.admit(ids)
+
+    def _soft_but_constant(self, q: FloatArray, c: float) -> FloatArray:
+        """Soft-threshold all parameters but those of the constant column."""
+        matrix = q.reshape(self.objective.shape)
+        matrix[:, :-1] = soft_threshold(matrix[:, :-1], c)
+        return q
+
+    def __repr__(self) -> str:
+        """Return the public facts only."""
+        return (
+            f"GLMRun(loss={self.objective.loss!r}, shape={self.objective.shape}, "
+            f"t={self.steps_taken}, steps={self.plan.steps})"
+        )
+
+    def __getstate__(self) -> Any:
+        """Refuse to be pickled or copied: a run holds its key and its sums."""
+        raise TypeError("a GLMRun holds a secret key and secret sums and is not pickled")

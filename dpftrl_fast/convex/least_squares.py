@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private least squares by two trees: sums, noise, and the models made of them.
+
+With W_t the sum of x x^T over all rows so far and s_t that of y x, both noisy, the model after step
+t is
+
+    theta = argmin over C of theta^T W_t theta - 2 <s_t, theta> + lambda_t/2 ||theta||^2,
+
+C being all of R^p or a ball about 0 (Kairouz et al. 2021, DP-FTRL for least squares). Both sums are
+of the whole past, so that a model is needed only where one is wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares_solver import Minimiser, Solve, Solver
+from dpftrl_fast.convex.row_batches import Batch, SparseRows
+from dpftrl_fast.convex.trust_region import minimise_on_ball
+from dpftrl_fast.ftrl_arguments import check_vector, number, positive_integer
+from dpftrl_fast.kernels.least_squares import MOST_ROWS, RankUpdate
+from dpftrl_fast.kernels.packed import add_noise, add_packed, packed_product, packed_size, unpack
+from dpftrl_fast.keys import Seed
+from dpftrl_fast.planned_noise import PlannedNoise
+from dpftrl_fast.summation import two_sum
+
+__all__ = ["LeastSquares", "Solve", "batch_sums"]
+
+FloatArray = NDArray[np.float64]
+
+
+class LeastSquares:
+    """The engine of private least squares: it holds the key and the sums, and gives out models.
+
+    Secret: it is not pickled. What may be published is what `last`, `average`, `tail`, `solves` and
+    `released` return.
+
+    Parameters
+    ----------
+    plan : LeastSquaresPlan
+        Bounds, noise, participation.
+    n_features : int
+        Columns of the rows, without the plan's constant column.
+    radius : float, optional
+        R of the ball. Without it C is R^p.
+    ridge_factor : float, default 2
+        lambda_t/2 = ridge_factor L^2 sigma_c sqrt(v_t p), with v_t the variance factor of the noise
+        at t. The noise of W_t has a spectral norm of about sqrt(2) in these units; far below that
+        the models are worthless.
+    solve_every : int, optional
+        Make a model after every so many steps and after the last one. Without it a model is made
+        when one is asked for.
+    solver : {"auto", "cholesky", "cg"}
+        Over R^p: Cholesky factors, or conjugate gradients that start from the last model ("auto":
+        from p = 1500 on). The latter see that a matrix is not positive definite only if their
+        directions show it.
+    memory, dtype
+        Of the covariance's noise, see :meth:`LeastSquaresPlan.noise`. With "regenerate" noise is
+        made at the models only, and no vectors are kept for it.
+    seed : None, int or bytes
+        For tests only: the models are then reproducible, not private.
+    threads : int, optional
+        For the noise. BLAS has its own settings.
+    regret : bool
+        Also add up what `regret` needs. It is not private.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as described.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast import accounting
+    >>> plan = LeastSquaresPlan.calibrate(
+    ...     epsilon=1.0, delta=1e-6, x_norm_bound=1.0, y_bound=1.0,
+    ...     participation=accounting.SinglePass(100),
+    ... )
+    >>> model = LeastSquares(plan, 2)
+    >>> model.step(Batch(np.eye(2), np.ones(2)))
+    >>> model.last.shape, model.solves[0].step
+    ((1, 2), 1)
+    """
+
+    def __init__(
+        self,
+        plan: LeastSquaresPlan,
+        n_features: int,
+        *,
+        radius: float | None = None,
+        ridge_factor: float = 2.0,
+        solve_every: int | None = None,
+        solver: Solver = "auto",
+        memory: Literal["stored", "regenerate"] | int = "stored",
+        dtype: Literal["float32", "float64"] = "float32",
+        seed: Seed = None,
+        threads: int | None = None,
+        regret: bool = False,
+    ) -> None:
+        if not isinstance(plan, LeastSquaresPlan):
+            raise TypeError(f"plan must be a LeastSquaresPlan, got {type(plan).__name__}")
+        self.plan = plan
+        p = positive_integer("n_features", n_features) + (plan.constant > 0)
+        self._minimise = Minimiser(p, radius=radius, solver=solver)
+        self._ridge_factor = number("ridge_factor", ridge_factor, above=0.0)
+        self._solve_every = (
+            None if solve_every is None else positive_integer("solve_every", solve_every)
+        )
+        self._noises = plan.noise(p, seed=seed, memory=memory, dtype=dtype, threads=threads)
+        self._update = _update_of(plan, p)
+        self._p, self._t, self._process = p, 0, os.getpid()
+        self._whole = True
+        size = packed_size(p)
+        self._total, self._low = np.zeros(size), np.zeros(size)
+        self._bias, self._bias_low, self._batch_bias = np.zeros(p), np.zeros(p), np.empty(p)
+        self._noisy = np.empty(0, dtype)  # the released triangle and vector of the last model
+        self._noisy_bias = np.zeros(p)
+        self._theta = np.zeros(p)
+        self._solves: list[Solve] = []
+        self._sums = (np.zeros(p), np.zeros(p))  # of all models, and of those with t > T // 2
+        self._late = 0
+        self._loss: float | None = 0.0 if regret else None
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps taken."""
+        return self._t
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: not private."""
+        return self._noises[0].reproducible
+
+    # ---- Steps ----
+
+    def step(self, batch: Batch) -> None:
+        """Take one step with a batch of rows.
+
+        Parameters
+        ----------
+        batch : Batch
+            Rows (dense, or `SparseRows`) and targets; no rows give zeros. Values are never refused:
+            a row with a number that is not finite, in x or y, counts as zero.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For types, dtypes, shapes and layouts. Nothing has changed then.
+        RuntimeError
+            If all declared steps are taken, an earlier step was interrupted, or this is a copy that
+            a fork made.
+        """
+        if batch.starts is not None:
+            raise ValueError("least squares takes rows of single records, got rows of users")
+        self._check_turn()
+        if len(batch.y) > MOST_ROWS:  # one addition to the sums, as for the sums of a batch
+            self.step_sums(*batch_sums(self.plan, batch))
+            return
+        before = self._objective() if self._loss is not None else 0.0
+        self._whole = False
+        try:
+            _add_batch(self._update, batch, self._total, self._low, self._batch_bias)
+        except (TypeError, ValueError):  # the call was refused
+            self._whole = True
+            raise
+        self._finish(self._batch_bias, before)
+
+    def step_sums(self, bias: FloatArray, packed: FloatArray) -> None:
+        """Take one step with the sums of a batch, as `batch_sums` returns them.
+
+        The models are those of `step` with the rows, to the bit.
+
+        Parameters
+        ----------
+        bias : (p,) array of float64
+            Sum of y x. Secret.
+        packed : (p (p + 1) / 2,) array of float64
+            Upper triangle of the sum of x x^T. Secret.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As for `step`.
+        """
+        self._check_turn()
+        check_vector("bias", bias, self._p, (np.dtype(np.float64),))
+        before = self._objective() if self._loss is not None else 0.0
+        self._whole = False
+        try:
+            add_packed(packed, self._total, self._low)
+        except (TypeError, ValueError):
+            self._whole = True
+            raise
+        self._finish(bias, before)
+
+    def _check_turn(self) -> None:
+        self._check_whole()
+        if self._t == self.plan.steps:
+            raise RuntimeError(f"step must be one of the {self._t} declared, got one more")
+
+    def _check_whole(self) -> None:
+        if not self._whole:
+            raise RuntimeError(
+                "a step was interrupted: part of its rows may be in the sums, and this run cannot "
+                "go on"
+            )
+        if os.getpid() != self._process and not self.reproducible:
+            raise RuntimeError(
+                "this process was forked from one that holds the same key: both would put the same "
+                "noise on different sums"
+            )
+
+    def _finish(self, bias: FloatArray, before: float) -> None:
+        total, error = two_sum(self._bias, bias)
+        self._bias, self._bias_low = total, self._bias_low + error
+        self._t += 1
+        if self._loss is not None:
+            self._loss += self._objective() - before
+        self._whole = True
+        every = self._solve_every
+        if every is not None and (self._t % every == 0 or self._t == self.plan.steps):
+            self._solve()
+
+    # ---- Models ----
+
+    @property
+    def last(self) -> FloatArray:
+        """The last model, of shape (1, p); zero before the first step.
+
+        Without `solve_every` it is made now, for the steps taken so far.
+        """
+        if self._solve_every is None:
+            self._solve()
+        return self._theta[np.newaxis].copy()
+
+    @property
+    def average(self) -> FloatArray:
+        """The mean of all models that were made, of shape (1, p)."""
+        last = self.last
+        return self._sums[0][np.newaxis] / len(self._solves) if self._solves else last
+
+    @property
+    def tail(self) -> FloatArray:
+        """The mean of the models after the first half of the declared steps, of shape (1, p).
+
+        Before that it is the last model.
+        """
+        last = self.last
+        return self._sums[1][np.newaxis] / self._late if self._late else last
+
+    @property
+    def solves(self) -> Sequence[Solve]:
+        """How each model was made."""
+        return tuple(self._solves)
+
+    def released(self) -> tuple[FloatArray, NDArray[Any]]:
+        """Return the noisy sums that the last model was made of: private, like the model.
+
+        Returns
+        -------
+        bias : (p,) array of float64
+            s_t.
+        covariance : (p (p + 1) / 2,) array of the noise's dtype
+            Upper triangle of W_t, row after row.
+
+        Raises
+        ------
+        RuntimeError
+            If no model was made yet.
+        """
+        if not self._solves:
+            raise RuntimeError("released needs a model, got none so far")
+        return self._noisy_bias.copy(), self._noisy.copy()
+
+    def _solve(self) -> None:
+        t = self._t
+        if t == 0 or (self._solves and self._solves[-1].step == t):
+            return
+        self._check_whole()
+        if self._noisy.size == 0:
+            self._noisy = np.empty(packed_size(self._p), self._noisy.dtype)
+        bias_noise, noise = self._noises
+        _noise_at(noise, t, self.plan, self._noisy)
+        add_noise(self._total, self._low, self._noisy)
+        noisy_bias = np.empty(self._p)
+        _noise_at(bias_noise, t, self.plan, noisy_bias)
+        self._noisy_bias = (self._bias + self._bias_low) + noisy_bias
+        half_ridge = self.plan.half_ridge(t, self._p, self._ridge_factor)
+        theta, solve = self._minimise(t, self._noisy, self._noisy_bias, half_ridge, self._theta)
+        late = t > self.plan.steps // 2
+        sums = (self._sums[0] + theta, self._sums[1] + theta if late else self._sums[1])
+        self._theta, self._sums, self._late = theta, sums, self._late + late
+        self._solves.append(solve)
+
+    # ---- Not private ----
+
+    def regret(self) -> float:
+        """Return the regret of the models so far: computed from raw sums, NOT PRIVATE.
+
+        The sum over steps of the squared errors on the step's batch of the model at hand before it,
+        less that of the best parameters for all batches in hindsight (in the ball, if there is
+        one), with rows and targets clipped as in the sums.
+
+        Raises
+        ------
+        RuntimeError
+            If the engine was not made with ``regret=True``.
+        """
+        if self._loss is None:
+            raise RuntimeError("regret needs an engine that was made with regret=True")
+        matrix = unpack(self._total, 0.0, np.zeros((self._p, self._p))).T
+        if self._minimise.radius is not None:
+            best = minimise_on_ball(matrix, self._bias, self._minimise.radius).theta
+        else:
+            best = np.linalg.lstsq(matrix + np.tril(matrix, -1).T, self._bias, rcond=None)[0]
+        return self._loss - self._objective(best)
+
+    def _objective(self, theta: FloatArray | None = None) -> float:
+        """Return theta^T W theta - 2 <s, theta> with the raw sums."""
+        theta = self._theta if theta is None else theta
+        image = packed_product(self._total, 0.0, theta, np.empty(self._p))
+        return float(theta @ image - 2.0 * (self._bias @ theta))
+
+    def __repr__(self) -> str:
+        """Return the public facts only."""
+        return f"LeastSquares(p={self._p}, t={self._t}, steps={self.plan.steps})"
+
+    def __getstate__(self) -> object:
+        """Refuse to be pickled or copied: sums and key are secret."""
+        raise TypeError("LeastSquares holds raw sums and a secret key and is not pickled")
+
+
+def batch_sums(plan: LeastSquaresPlan, batch: Batch) -> tuple[FloatArray, FloatArray]:
+    """Return the sums of a batch for `LeastSquares.step_sums`: for a process that has the rows.
+
+    Parameters
+    ----------
+    plan : LeastSquaresPlan
+        Its bounds and constant column are used.
+    batch : Batch
+        As for `LeastSquares.step`.
+
+    Returns
+    -------
+    bias : (p,) array of float64
+        Sum of y x. Secret.
+    packed : (p (p + 1) / 2,) array of float64
+        Upper triangle of the sum of x x^T. Secret.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast import accounting
+    >>> plan = LeastSquaresPlan(10.0, 1.0, 13.0, accounting.SinglePass(3))
+    >>> [part.tolist() for part in batch_sums(plan, Batch(np.array([[1.0, 2.0]]), np.ones(1)))]
+    [[1.0, 2.0], [1.0, 2.0, 4.0]]
+    """
+    p = int(batch.X.shape[1]) + (plan.constant > 0)
+    bias, total, low = np.empty(p), np.zeros(packed_size(p)), np.zeros(packed_size(p))
+    _add_batch(_update_of(plan, p), batch, total, low, bias)  # low stays zero up to MOST_ROWS rows
+    return bias, total + low
+
+
+def _update_of(plan: LeastSquaresPlan, p: int) -> RankUpdate:
+    return RankUpdate(
+        p, x_norm_bound=plan.x_norm_bound, y_bound=plan.y_bound, constant=plan.constant
+    )
+
+
+def _add_batch(
+    update: RankUpdate, batch: Batch, total: FloatArray, low: FloatArray, bias: FloatArray
+) -> None:
+    rows = batch.X
+    if isinstance(rows, SparseRows):
+        update.add_csr(rows.data, rows.indices, rows.indptr, batch.y, total, low, bias)
+    else:
+        update.add(rows, batch.y, total, low, bias)
+
+
+def _noise_at(noise: PlannedNoise, t: int, plan: LeastSquaresPlan, out: NDArray[Any]) -> None:
+    """Write the noise of the sum at step t, which is the present one.
+
+    After the last step of a completed tree it is that of the tree's last leaf.
+    """
+    if t == plan.steps and plan.last_leaf > t:
+        noise.advance_to(t)
+        noise.prefix(plan.last_leaf, out)
+    elif noise.t < t:
+        noise.advance_to(t - 1)
+        noise.step(out)
+    else:  # made before, for the same sum, by a call that was interrupted
+        noise.prefix(t, out)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From noisy sums to a model: which of the solvers is used, and what it found."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.convex.trust_region import (
+    conjugate_gradients,
+    definite_solution,
+    minimise_on_ball,
+    projected_solution,
+)
+from dpftrl_fast.ftrl_arguments import number
+from dpftrl_fast.kernels.packed import packed_product, unpack
+
+__all__ = ["Minimiser", "Solve", "Solver"]
+
+FloatArray = NDArray[np.float64]
+Solver = Literal["auto", "cholesky", "cg"]
+
+# From here on conjugate gradients take less time than a Cholesky factorisation (measured).
+_ITERATIVE_FROM = 1500
+
+
+class Solve(NamedTuple):
+    """How a model was made. All of it follows from what is released.
+
+    Attributes
+    ----------
+    step : int
+        t.
+    case : {"definite", "projected", "interior", "boundary", "hard"}
+        Over R^p: W_t + lambda_t/2 I was "definite", or W_t was "projected" on the positive
+        semidefinite matrices first. Over a ball: where the exact minimiser lies, see
+        :class:`dpftrl_fast.convex.trust_region.BallSolution`.
+    half_ridge : float
+        lambda_t/2.
+    multiplier : float
+        What the ball added to lambda_t/2; 0 without one.
+    products : int
+        Matrix-vector products of conjugate gradients; 0 for a factorisation.
+    """
+
+    step: int
+    case: str
+    half_ridge: float
+    multiplier: float
+    products: int
+
+
+class Minimiser:
+    """Minimises theta^T W theta - 2 <s, theta> + lambda/2 ||theta||^2 over R^p or a ball.
+
+    Parameters
+    ----------
+    p : int
+        Size of theta.
+    radius : float, optional
+        R of the ball. Without it theta is any vector, and where W + lambda/2 I is not positive
+        definite, W is projected on the positive semidefinite matrices.
+    solver : {"auto", "cholesky", "cg"}
+        See :class:`dpftrl_fast.convex.least_squares.LeastSquares`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as described.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> minimise = Minimiser(2)
+    >>> W = np.array([1.0, 0.0, 3.0], np.float32)
+    >>> theta, solve = minimise(1, W, np.ones(2), 1.0, np.zeros(2))
+    >>> theta.round(9).tolist(), solve.case
+    ([0.5, 0.25], 'definite')
+    """
+
+    def __init__(self, p: int, *, radius: float | None = None, solver: Solver = "auto") -> None:
+        if solver not in ("auto", "cholesky", "cg"):
+            raise ValueError(f'solver must be "auto", "cholesky" or "cg", got {solver!r}')
+        self.radius = None if radius is None else number("radius", radius, above=0.0)
+        self._p = p
+        self._iterates = solver == "cg" or (solver == "auto" and p >= _ITERATIVE_FROM)
+        self._matrix = np.empty((0, 0))
+
+    def __call__(
+        self, t: int, packed: NDArray[Any], s: FloatArray, half_ridge: float, start: FloatArray
+    ) -> tuple[FloatArray, Solve]:
+        """Return the minimiser and how it was found.
+
+        Parameters
+        ----------
+        t : int
+            The step, for the report.
+        packed : (p (p + 1) / 2,) array of float32 or float64
+            Upper triangle of W, row after row.
+        s : (p,) array of float64
+        half_ridge : float
+            lambda/2, > 0.
+        start : (p,) array of float64
+            Where conjugate gradients begin.
+        """
+        if self.radius is not None:
+            ball = minimise_on_ball(self._lower(packed, half_ridge), s, self.radius)
+            return ball.theta, Solve(t, ball.case, half_ridge, ball.multiplier, 0)
+        if self._iterates:
+            found = self._iterate(packed, s, half_ridge, start)
+            if found is not None:
+                return found[0], Solve(t, "definite", half_ridge, 0.0, found[1])
+        theta = definite_solution(self._lower(packed, half_ridge), s)
+        if theta is not None:
+            return theta, Solve(t, "definite", half_ridge, 0.0, 0)
+        theta = projected_solution(self._lower(packed, 0.0), s, half_ridge)
+        return theta, Solve(t, "projected", half_ridge, 0.0, 0)
+
+    def _iterate(
+        self, packed: NDArray[Any], s: FloatArray, half_ridge: float, start: FloatArray
+    ) -> tuple[FloatArray, int] | None:
+        rows = np.arange(self._p)
+        diagonal = packed[rows * self._p - rows * (rows - 1) // 2].astype(np.float64)
+        image = np.empty(self._p)
+        return conjugate_gradients(
+            lambda v: packed_product(packed, half_ridge, v, image),
+            diagonal + half_ridge,
+            s,
+            start,
+        )
+
+    def _lower(self, packed: NDArray[Any], half_ridge: float) -> FloatArray:
+        """Return W + half_ridge I, column-major, in its lower triangle."""
+        if self._matrix.size == 0:
+            self._matrix = np.zeros((self._p, self._p))
+        return unpack(packed, half_ridge, self._matrix).T
