@@ -35,8 +35,10 @@ LAYERS = [
     {"accounting", "datasets", "ftrl", "kernels", "noise", "tables"},
     {"evaluation", "plan_file", "plan_text", "planned_noise"},
     {"plan"},
-    {"fitting", "prefix_sum"},
+    {"convex", "prefix_sum"},
+    {"fitting"},
     {"model_file"},
+    {"linear_model"},
     {"__init__"},
     {"cli"},
 ]

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private linear models as scikit-learn estimators; scikit-learn is the extra ``sklearn``.
+
+`DPFTRLRegressor` and `DPFTRLClassifier` follow the regularised leader on one tree of noise,
+`DPFTRLLeastSquares` solves noisy normal equations on two.
+"""
+
+from dpftrl_fast.linear_model.classifier import DPFTRLClassifier
+from dpftrl_fast.linear_model.least_squares import DPFTRLLeastSquares
+from dpftrl_fast.linear_model.regressor import DPFTRLRegressor
+
+__all__ = ["DPFTRLClassifier", "DPFTRLLeastSquares", "DPFTRLRegressor"]

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the private linear estimators share: fit, partial_fit, what is learned, and pickling.
+
+An estimator checks its public parameters, makes a plan from them and from the number of rows, and
+feeds batches to an engine that holds the key and the sums. Learned attributes are set at the very
+end, from the engine's released iterates only; the engine itself is never pickled nor copied.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dpftrl_fast.accounting import Participation, SinglePass
+from dpftrl_fast.convex.row_batches import Rows, row_norms
+from dpftrl_fast.linear_model._data import (
+    MemoryRows,
+    RowSource,
+    Stepper,
+    check_rows,
+    check_targets,
+    refuse_bad_rows,
+    refuse_objects,
+    stream_batch,
+)
+from dpftrl_fast.linear_model._parameters import check_parameters
+from dpftrl_fast.linear_model._protocols import Plan
+from dpftrl_fast.linear_model._schedule import BatchOrder, participation_of
+from dpftrl_fast.linear_model._search import announce_search
+from dpftrl_fast.linear_model._stream import (
+    Stream,
+    refuse_another_start,
+    refuse_other_classes,
+)
+from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+
+__all__ = ["PrivateLinearModel", "Targets"]
+
+FloatArray = NDArray[np.float64]
+
+_ROUNDING = 1.0 + 1e-6  # what float32 rows at a bound may lie beyond it
+
+
+class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Base of the private linear estimators; see there."""
+
+    # ---- what an estimator adds ----
+
+    @abstractmethod
+    def _targets(self, parameters: Mapping[str, Any], y: Any) -> Targets:
+        """Return how targets are encoded; `y` is None where classes must be declared."""
+
+    @abstractmethod
+    def _start(
+        self,
+        parameters: Mapping[str, Any],
+        participation: Participation,
+        n_features: int,
+        outputs: int,
+    ) -> Any:
+        """Make the plan and return the engine (`Run`), with its fresh key."""
+
+    def _stepper(self, parameters: Mapping[str, Any], run: Any) -> Stepper:
+        """Return what takes the batches of a fit: the engine, or what looks on as it does."""
+        return cast(Stepper, run)
+
+    def _further_attributes(
+        self,
+        parameters: Mapping[str, Any],
+        targets: Targets,
+        stepper: Any,
+        source: RowSource | None,
+    ) -> dict[str, Any]:
+        """Return learned attributes beyond those that all estimators have.
+
+        `stepper` is that of `_stepper`, and `source` that of the fit; in a stream they are the
+        engine and None.
+        """
+        return {}
+
+    # ---- fitting ----
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Any:
+        """Fit the model with a fresh key: a run of its own, whose epsilon is `epsilon_`.
+
+        Fitting again is another run; runs on the same rows add their mu^2.
+
+        Parameters
+        ----------
+        X : (n, p) array or CSR matrix
+            Private rows, in the order in which they are used. Their number is public.
+        y : (n,) array
+            Private targets.
+        groups : (n,) array_like, optional
+            The user of every row. The guarantee is then for users: `batch_size` counts them, each
+            is in one step a pass with all of its rows, and their gradients are clipped as one sum.
+            The number of users is public.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter, an array or a value is not what it should be. All values are looked at
+            before the first step; nothing is fitted then, and nothing was released.
+        """
+        parameters = self._checked_parameters()
+        source = self._open(parameters, X, y, groups)
+        targets = self._targets(parameters, getattr(source, "y", None))
+        if isinstance(source, MemoryRows):
+            refuse_bad_rows(source.X)
+            targets.refuse_bad(source.y)
+        batch_size, epochs = parameters["batch_size"], parameters.get("epochs", 1)
+        if batch_size > source.units:
+            unit = "users" if groups is not None else "rows"
+            raise ValueError(
+                f"batch_size must be at most the number of {unit}, got batch_size={batch_size} "
+                f"for n_samples={source.units}"
+            )
+        shuffle = parameters.get("shuffle", False)
+        participation = participation_of(source.units, batch_size, epochs, shuffle)
+        run = self._start(parameters, participation, source.n_features, targets.outputs)
+        trees = getattr(run.plan, "trees", None)
+        order = BatchOrder(
+            source.units, batch_size, epochs, trees, shuffle, parameters.get("random_state")
+        )
+        stepper = self._stepper(parameters, run)
+        source.feed(stepper, order, targets.encode, self._progress(parameters, run))
+        further = self._further_attributes(parameters, targets, stepper, source)
+        self._publish(parameters, targets, run, X, epochs, further)
+        self._stream: Stream | None = None
+        return self
+
+    def partial_fit(self, X: Any, y: Any, groups: Any = None, classes: Any = None) -> Any:
+        """Take one step with one batch of a stream, whose length was declared as `horizon`.
+
+        Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
+        groups: users), the last one what is left of the horizon or fewer. Values are never refused:
+        a row with NaN or infinity, or of an unknown class, keeps its slot and counts as zero.
+
+        Parameters
+        ----------
+        X : (n, p) array or CSR matrix
+        y : (n,) array
+        groups : (n,) array_like, optional
+            The user of every row; a user that took part in an earlier step is refused.
+        classes : (k,) array_like, optional
+            Of a classifier, at the first call, unless its parameter `classes` has them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong call: shape, dtype, number of rows, a step past the horizon, a stream that
+            cannot go on. Nothing has changed then.
+        """
+        stream: Stream | None = vars(self).get("_stream")
+        first = stream is None
+        if stream is None:
+            refuse_another_start(self)
+            stream = self._new_stream(self._checked_parameters(), classes)
+        refuse_objects("X", X)
+        if not is_classifier(self):
+            refuse_objects("y", y)
+        rows = check_rows(X, estimator=self)
+        if not first:
+            refuse_other_classes(stream.targets, classes)
+            validate_data(self, X, reset=False, skip_check_array=True)
+        targets = stream.targets
+        y = check_targets(y, len(rows), numbers=isinstance(targets, NumberTargets))
+        batch = stream_batch(rows, targets.encode(y), groups)
+        stream.refuse_other_size(batch)
+        if first:
+            participation = SinglePass(-(-stream.units // stream.parameters["batch_size"]))
+            stream.run = self._start(
+                stream.parameters, participation, int(rows.shape[1]), targets.outputs
+            )
+        stream.run.step(batch)
+        further = self._further_attributes(stream.parameters, targets, stream.run, None)
+        self._publish(stream.parameters, targets, stream.run, X if first else None, 1, further)
+        done = stream.run.steps_taken == stream.run.plan.steps
+        self._stream = None if done else stream
+        return self
+
+    def _checked_parameters(self) -> dict[str, Any]:
+        return check_parameters(self.get_params(deep=False))
+
+    def _open(self, parameters: Mapping[str, Any], X: Any, y: Any, groups: Any) -> RowSource:
+        """Return the source of batches."""
+        if isinstance(X, RowSource):
+            return X
+        rows = check_rows(X, estimator=self)
+        if len(rows) == 0:
+            raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
+        y = check_targets(y, len(rows), numbers=not is_classifier(self))
+        return MemoryRows(rows, y, groups)
+
+    def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
+        if parameters["horizon"] is None:
+            raise ValueError(
+                "horizon must be given for partial_fit, got None: the number of rows of the whole "
+                "stream is public and is declared before the first of them"
+            )
+        if parameters.get("epochs", 1) != 1:
+            raise ValueError(f"epochs must be 1 for partial_fit, got {parameters['epochs']}")
+        if classes is not None and parameters.get("classes") is None:
+            parameters["classes"] = classes
+        targets = self._targets(parameters, None)
+        refuse_other_classes(targets, classes)
+        return Stream(None, parameters, targets, parameters["horizon"])
+
+    def _progress(self, parameters: Mapping[str, Any], run: Any) -> Any:
+        def quiet() -> None:
+            pass
+
+        def spoken() -> None:
+            done, steps = run.steps_taken, run.plan.steps
+            if done == steps or done % max(1, steps // 10) == 0:
+                print(f"step {done} of {steps}")  # public facts only
+
+        return spoken if parameters.get("verbose", 0) else quiet
+
+    # ---- what is learned ----
+
+    def _publish(
+        self,
+        parameters: Mapping[str, Any],
+        targets: Targets,
+        run: Any,
+        X: Any,
+        epochs: int,
+        further: Mapping[str, Any],
+    ) -> None:
+        learned: dict[str, Any] = dict(further)
+        constant = self._constant(parameters)
+        for suffix, matrix in (
+            ("", run.last),
+            ("average_", run.average),
+            ("tail_", run.tail),
+        ):
+            coef, intercept = self._split(matrix, constant, targets)
+            learned[f"coef_{suffix}"], learned[f"intercept_{suffix}"] = coef, intercept
+        plan: Plan = run.plan
+        learned |= {
+            "plan_": plan,
+            "epsilon_": plan.epsilon(parameters["delta"]),
+            "delta_": parameters["delta"],
+            "noise_multiplier_": plan.noise_multiplier,
+            "sensitivity_squared_": plan.sensitivity_squared,
+            "n_steps_": run.steps_taken,
+            "n_iter_": epochs,
+            "reproducible_": run.reproducible,
+        }
+        if isinstance(targets, ClassTargets):
+            learned["classes_"] = targets.classes
+        if isinstance(X, RowSource):
+            learned["n_features_in_"] = X.n_features
+        elif X is not None:
+            validate_data(self, X, reset=True, skip_check_array=True)
+        kept = learned.keys() | {"n_features_in_", "feature_names_in_"}
+        for name in [*vars(self)]:
+            if name.endswith("_") and not name.startswith("_") and name not in kept:
+                delattr(self, name)  # of an earlier run
+        for name, value in learned.items():
+            setattr(self, name, value)
+
+    def _constant(self, parameters: Mapping[str, Any]) -> float:
+        """Return the entry of the constant column, 0 where there is none."""
+        if not parameters.get("fit_intercept", False):
+            return 0.0
+        return float(parameters["intercept_scaling"])
+
+    def _split(
+        self, matrix: FloatArray, constant: float, targets: Targets
+    ) -> tuple[FloatArray, Any]:
+        """Return coefficients and intercept in scikit-learn's shapes."""
+        coef = matrix if constant == 0.0 else matrix[:, :-1]
+        intercept = np.zeros(len(matrix)) if constant == 0.0 else matrix[:, -1] * constant
+        if isinstance(targets, ClassTargets):
+            return coef.copy(), intercept
+        return coef[0].copy(), float(intercept[0])
+
+    # ---- using the model ----
+
+    def _linear(self, X: Any) -> FloatArray:
+        """Return <x, coef> + intercept with the coefficients that `average` names."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32])
+        suffix = {"tail": "tail_", "all": "average_", "last": ""}[self.average]
+        coef, intercept = getattr(self, f"coef_{suffix}"), getattr(self, f"intercept_{suffix}")
+        return np.asarray(X @ coef.T + intercept, dtype=np.float64)
+
+    def clipping_report(self, X: Any, y: Any) -> dict[str, Any]:
+        """Count what the bounds cut off: computed from private rows, NOT PRIVATE.
+
+        Parameters
+        ----------
+        X, y : arrays
+            Rows and targets.
+
+        Returns
+        -------
+        dict
+            ``private`` (False), ``rows``, ``invalid_rows`` (they count as zero),
+            ``rows_beyond_x_norm_bound`` and ``targets_beyond_y_bound``, by more than rounding.
+        """
+        parameters = self._checked_parameters()
+        rows = check_rows(X, estimator=self)
+        y = check_targets(y, len(rows), numbers=not is_classifier(self))
+        norms = row_norms(rows)
+        invalid = ~np.isfinite(norms)
+        report: dict[str, Any] = {"private": False, "rows": len(rows)}
+        if not is_classifier(self):
+            invalid |= ~np.isfinite(y)
+        report["invalid_rows"] = int(np.sum(invalid))
+        x_bound, y_bound = parameters.get("x_norm_bound"), parameters.get("y_bound")
+        if x_bound is not None:
+            report["rows_beyond_x_norm_bound"] = int(np.sum(norms[~invalid] > x_bound * _ROUNDING))
+        if y_bound is not None:
+            report["targets_beyond_y_bound"] = int(
+                np.sum(np.abs(y[~invalid]) > y_bound * _ROUNDING)
+            )
+        return report | self._further_report(parameters, rows, y)
+
+    def _further_report(self, parameters: Mapping[str, Any], rows: Rows, y: Any) -> dict[str, Any]:
+        """Return further counts, NOT PRIVATE."""
+        return {}
+
+    # ---- scikit-learn's side ----
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "coef_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = self.noise_seed is None
+        return tags
+
+    def __sklearn_clone__(self) -> Any:
+        announce_search(self)
+        return super().__sklearn_clone__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the model only: not the engine of a stream, nor what is not private."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        for name in ("_stream", "regret_"):
+            state.pop(name, None)
+        return state

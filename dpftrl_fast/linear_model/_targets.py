@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the targets a user has to the numbers that the losses read."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+
+__all__ = ["ClassTargets", "NumberTargets", "Targets", "classes_of"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NumberTargets:
+    """Targets of a regression, clipped to [-bound, bound] where a bound is given.
+
+    Examples
+    --------
+    >>> NumberTargets(bound=1.0).encode(np.array([0.5, -3.0])).tolist()
+    [0.5, -1.0]
+    """
+
+    bound: float | None
+
+    outputs = 1
+
+    def encode(self, y: Any) -> FloatArray:
+        """Return the targets as float64; NaN for one that is not finite: its row counts as zero."""
+        values = np.asarray(y, dtype=np.float64)
+        values = np.where(np.isfinite(values), values, np.nan)
+        return values if self.bound is None else np.clip(values, -self.bound, self.bound)
+
+    def refuse_bad(self, y: Any) -> None:
+        """Refuse targets that are not finite, naming the row: before the first step only."""
+        bad = np.flatnonzero(~np.isfinite(np.asarray(y, dtype=np.float64)))
+        if bad.size:
+            value = "NaN" if np.isnan(float(np.asarray(y)[bad[0]])) else "infinity"
+            raise ValueError(f"y must be finite, got {value} in row {bad[0]}")
+
+
+@dataclass(frozen=True)
+class ClassTargets:
+    """Labels of a classification, as the numbers of their classes.
+
+    Parameters
+    ----------
+    classes : (k,) array
+        Sorted, each once, at least two.
+
+    Examples
+    --------
+    >>> ClassTargets(np.array(["a", "b"])).encode(np.array(["b", "a", "c"])).tolist()
+    [1.0, 0.0, nan]
+    """
+
+    classes: NDArray[Any]
+
+    @property
+    def outputs(self) -> int:
+        """Number of parameter vectors: one for two classes, else one a class."""
+        return 1 if self.classes.size == 2 else int(self.classes.size)
+
+    def encode(self, y: Any) -> FloatArray:
+        """Return the numbers of the classes; NaN for a label that is none of them."""
+        labels = np.asarray(y)
+        if labels.dtype.kind == "O":
+            return np.array([self._number(label) for label in labels], dtype=np.float64)
+        place = np.clip(np.searchsorted(self.classes, labels), 0, self.classes.size - 1)
+        known = np.asarray(self.classes[place] == labels, dtype=bool)
+        return np.where(known, place.astype(np.float64), np.nan)
+
+    def _number(self, label: Any) -> float:
+        try:
+            return float(self._numbers.get(label, np.nan))
+        except TypeError:  # not hashable: no label
+            return np.nan
+
+    @cached_property
+    def _numbers(self) -> dict[Any, int]:
+        return {label: number for number, label in enumerate(self.classes.tolist())}
+
+    def refuse_bad(self, y: Any) -> None:
+        """Refuse labels that are none of the classes: before the first step only."""
+        bad = np.flatnonzero(np.isnan(self.encode(y)))
+        if bad.size:
+            raise ValueError(
+                f"y must hold the classes {self.classes.tolist()} only, got "
+                f"{np.asarray(y)[bad[0]]} in row {bad[0]}"
+            )
+
+
+Targets: TypeAlias = NumberTargets | ClassTargets
+
+
+def classes_of(classes: Any, y: Any) -> NDArray[Any]:
+    """Return the sorted classes: those given, or else the labels of `y`, which are then public.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two.
+    """
+    if classes is None:
+        NumberTargets(None).refuse_bad(y if np.asarray(y).dtype.kind == "f" else [])
+        with warnings.catch_warnings():
+            # As many labels as rows is a matter of the data; it is not spoken of.
+            warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+            check_classification_targets(y)
+        found = np.unique(np.asarray(y))
+        if found.size < 2:
+            raise ValueError(
+                f"y must hold at least 2 classes, got {found.size} class; classes that these rows "
+                "may lack are declared with classes="
+            )
+        return found
+    given = np.asarray(classes)
+    if given.ndim != 1:
+        raise ValueError(f"classes must be one-dimensional, got shape {given.shape}")
+    found = np.unique(given)
+    if found.size != given.size or found.size < 2:
+        raise ValueError(f"classes must be at least 2 labels, each once, got {given.tolist()}")
+    if found.dtype.kind == "f" and not np.all(np.isfinite(found)):
+        raise ValueError(f"classes must be finite, got {given.tolist()}")
+    return found

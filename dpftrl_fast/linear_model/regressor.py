@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DPFTRLRegressor`: private linear regression by FTRL on one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import RegressorMixin
+
+from dpftrl_fast.linear_model._glm import PrivateGLM
+from dpftrl_fast.linear_model._targets import NumberTargets
+
+__all__ = ["DPFTRLRegressor"]
+
+# Losses and the default of their parameter.
+_LOSSES = {
+    "squared": 1.0,
+    "huber": 1.0,
+    "epsilon_insensitive": 0.1,
+    "quantile": 0.5,
+    "linear": 1.0,
+}
+
+
+class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no types there
+    """Private linear regression: clipped gradient sums, the noise of one tree, FTRL steps.
+
+    Every step gives a model that is private; the guarantee of all of them together is
+    ``(epsilon_, delta_)``, for neighbours that differ in one row (with ``groups=`` in one user)
+    whose gradients are replaced by zero. Batches are fixed, nothing is sampled or shuffled for
+    privacy.
+
+    Parameters
+    ----------
+    epsilon : float or None, default 1.0
+        Budget that the noise is calibrated to. None with `noise_multiplier`.
+    delta : float, default 1e-6
+        Of the guarantee.
+    noise_multiplier : float, optional
+        sigma, the noise of a tree node in units of the clip norm, instead of `epsilon`.
+    loss : {"squared", "huber", "epsilon_insensitive", "quantile", "linear"}
+        See `dpftrl_fast.kernels.losses`; "linear" is <y x, theta>.
+    loss_param : float, optional
+        Where Huber's loss turns linear (default 1), half the width of the insensitive tube (0.1),
+        or the quantile (0.5).
+    batch_size : int, default 256
+        Rows of a step (users with ``groups=``), at most as many as there are. Sums are divided by
+        it, also that of a smaller last batch.
+    epochs : int, default 1
+        Passes over the rows.
+    learning_rate : float, "auto" or "theory", default "auto"
+        1/lambda. The words: see `dpftrl_fast.convex.glm_rates.learning_rate`.
+    clip_norm : float, default 1.0
+        L: the gradient of a row (the summed gradient of a user) is clipped to this norm.
+    momentum : float, default 0.0
+        gamma, in [0, 1).
+    l1 : float, default 0.0
+        Weight of the L1 norm of the coefficients a step; `coef_` then has exact zeros. The
+        intercept is not penalised.
+    radius : float, optional
+        All iterates stay in the ball of this radius about 0: coefficients and
+        intercept/intercept_scaling together.
+    x_norm_bound : float, optional
+        Rows of a larger norm are scaled onto it. A public number, never learned from the rows.
+    y_bound : float, optional
+        Targets are clipped to [-y_bound, y_bound]. Public, too.
+    fit_intercept : bool, default True
+        Whether rows get a constant entry. It is appended after they are scaled, so that their norm
+        is then at most sqrt(x_norm_bound^2 + intercept_scaling^2), and it counts in the norm of
+        the gradient that is clipped.
+    intercept_scaling : float, default 1.0
+        That constant: with a larger one the intercept learns faster.
+    restart_every : "auto", None or int, default "auto"
+        Steps of a tree. "auto" is one tree for one epoch, and the planner's best for several.
+    complete : "auto", bool or "all", default "auto"
+        Whether trees are completed before a restart, see `dpftrl_fast.PrivacyPlan`.
+    variant : {"honaker", "vanilla"}
+        How the noise of a prefix is formed.
+    shuffle : bool, default False
+        Whether rows are dealt to batches by a permutation (and again at restarts that begin an
+        epoch) instead of in their order.
+    random_state : None, int or RandomState
+        For that permutation, a public thing. Noise keys come from the operating system.
+    horizon : int, optional
+        For `partial_fit`: the rows (users) of the whole stream.
+    average : {"tail", "all", "last"}
+        What `predict` uses: the mean of the iterates of the last half, that of all, or the last.
+    compute_regret : bool, default False
+        Whether `fit` computes `regret_`, which is NOT PRIVATE.
+    threads : int, optional
+        At most so many threads; results do not depend on it.
+    noise_seed : None, int or bytes
+        For tests: the noise follows from it, and the model is marked `reproducible_`, not private.
+        It stands in the parameters for all to see.
+    verbose : int, default 0
+        Whether `fit` says how many steps are done.
+
+    Attributes
+    ----------
+    coef_, intercept_ : (p,) array, float
+        The last iterate.
+    coef_average_, intercept_average_
+        The mean of all iterates at which gradients were taken.
+    coef_tail_, intercept_tail_
+        The mean of those of the last half of the declared steps.
+    epsilon_, delta_ : float
+        The guarantee of the plan, for all models of the run together.
+    noise_multiplier_, sensitivity_squared_ : float
+        sigma and zeta (of the released prefixes).
+    plan_ : PrivacyPlan
+        With ``plan_.describe(delta_)`` in words, replace-one neighbours included.
+    reproducible_ : bool
+        True with a `noise_seed`: then the model is not private.
+    n_steps_, n_iter_ : int
+        Steps taken, and epochs.
+    learning_rate_ : float
+        What `learning_rate` came to.
+    sparsity_ : float
+        Share of coefficients in `coef_` that are exactly 0.
+    regret_ : float
+        Mean over all rows of l(theta_t) - l(u), u being the best parameters in hindsight. On
+        request; NOT PRIVATE.
+    n_features_in_ : int
+    feature_names_in_ : array of str
+        Where `X` had names.
+
+    See Also
+    --------
+    DPFTRLLeastSquares : squared loss by two trees, at the optimal rate in one pass.
+    DPFTRLClassifier : logistic, multinomial and hinge.
+
+    Notes
+    -----
+    DP-FTRL, Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1, with its momentum and restarts.
+    Pickles and copies hold the model, never key and sums: they cannot go on with a stream.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast.linear_model import DPFTRLRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (20_000, 3))
+    >>> y = X @ [0.5, -0.3, 0.0]
+    >>> model = DPFTRLRegressor(epsilon=1.0, x_norm_bound=3**0.5, y_bound=1.0).fit(X, y)
+    >>> model.epsilon_ <= 1.0, bool(model.score(X, y) > 0.8)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = 1.0,
+        delta: float = 1e-6,
+        noise_multiplier: float | None = None,
+        *,
+        loss: str = "squared",
+        loss_param: float | None = None,
+        batch_size: int = 256,
+        epochs: int = 1,
+        learning_rate: Any = "auto",
+        clip_norm: float = 1.0,
+        momentum: float = 0.0,
+        l1: float = 0.0,
+        radius: float | None = None,
+        x_norm_bound: float | None = None,
+        y_bound: float | None = None,
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1.0,
+        restart_every: Any = "auto",
+        complete: Any = "auto",
+        variant: str = "honaker",
+        shuffle: bool = False,
+        random_state: Any = None,
+        horizon: int | None = None,
+        average: str = "tail",
+        compute_regret: bool = False,
+        threads: int | None = None,
+        noise_seed: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.noise_multiplier = noise_multiplier
+        self.loss = loss
+        self.loss_param = loss_param
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.clip_norm = clip_norm
+        self.momentum = momentum
+        self.l1 = l1
+        self.radius = radius
+        self.x_norm_bound = x_norm_bound
+        self.y_bound = y_bound
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.restart_every = restart_every
+        self.complete = complete
+        self.variant = variant
+        self.shuffle = shuffle
+        self.random_state = random_state
+        self.horizon = horizon
+        self.average = average
+        self.compute_regret = compute_regret
+        self.threads = threads
+        self.noise_seed = noise_seed
+        self.verbose = verbose
+
+    def _checked_parameters(self) -> dict[str, Any]:
+        parameters = super()._checked_parameters()
+        loss = parameters["loss"]
+        if not isinstance(loss, str) or loss not in _LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(_LOSSES)}, got {loss!r}")
+        return parameters
+
+    def _targets(self, parameters: Mapping[str, Any], y: Any) -> NumberTargets:
+        return NumberTargets(parameters["y_bound"])
+
+    def _loss(self, parameters: Mapping[str, Any], outputs: int) -> tuple[str, float]:
+        given = parameters["loss_param"]
+        return parameters["loss"], _LOSSES[parameters["loss"]] if given is None else given
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Predict targets.
+
+        Parameters
+        ----------
+        X : (n, p) array or CSR matrix
+            Rows, taken as they are.
+
+        Returns
+        -------
+        (n,) array of float64
+        """
+        return self._linear(X)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True  # on the few rows of a check, noise is all there is
+        return tags
