@@ -20,19 +20,20 @@ namespace py = pybind11;
 // The elements of `out`, which the caller's array lends for writing. Throws TypeError or ValueError.
 template <class T>
 T* writable(const py::array& out, std::size_t size) {
-  const std::string expected = "out must be a writable C-contiguous " +
-                               std::string(py::str(py::object(py::dtype::of<T>()))) + " array of " +
-                               std::to_string(size) + " elements, got ";
+  const auto expected = [&](const std::string& got) {  // a call that is right does not wait for its words
+    return "out must be a writable C-contiguous " + std::string(py::str(py::object(py::dtype::of<T>()))) +
+           " array of " + std::to_string(size) + " elements, got " + got;
+  };
   if (!py::isinstance<py::array_t<T>>(out)) {
-    throw py::type_error(expected + "dtype " + std::string(py::str(py::object(out.dtype()))));
+    throw py::type_error(expected("dtype " + std::string(py::str(py::object(out.dtype())))));
   }
   if (static_cast<std::size_t>(out.size()) != size) {
-    throw py::value_error(expected + std::to_string(out.size()) + " elements");
+    throw py::value_error(expected(std::to_string(out.size()) + " elements"));
   }
-  if ((out.flags() & py::array::c_style) == 0) throw py::value_error(expected + "one that is not contiguous");
-  if (!out.writeable()) throw py::value_error(expected + "a read-only one");
+  if ((out.flags() & py::array::c_style) == 0) throw py::value_error(expected("one that is not contiguous"));
+  if (!out.writeable()) throw py::value_error(expected("a read-only one"));
   void* data = static_cast<py::array>(out).mutable_data();
-  if (reinterpret_cast<std::uintptr_t>(data) % alignof(T) != 0) throw py::value_error(expected + "a misaligned one");
+  if (reinterpret_cast<std::uintptr_t>(data) % alignof(T) != 0) throw py::value_error(expected("a misaligned one"));
   return static_cast<T*>(data);
 }
 
