@@ -12,7 +12,6 @@ import mpmath
 import numpy as np
 import pytest
 
-from dpftrl_fast import reference
 from dpftrl_fast.reference import (
     box_muller,
     box_muller_python,
@@ -21,6 +20,8 @@ from dpftrl_fast.reference import (
     key_from_seed,
     normals,
     normals_python,
+    stream,
+    stream_python,
 )
 
 HEADER = Path(__file__).parents[1] / "csrc/include/dpftrl/gaussian_coefficients.hpp"
@@ -165,7 +166,7 @@ def test_node_ids_count_a_tree_in_order() -> None:
             visit(level - 1, 2 * index + 1)
 
     visit(height, 0)
-    ids = [reference._counter(0, 1, 0, *node)[0] for node in visited]
+    ids = [stream.node_counter(0, 1, 0, *node)[0] for node in visited]
     assert ids == list(range(1, 2 ** (height + 1)))
 
 
@@ -176,7 +177,7 @@ def test_counter_words_are_one_packed_number() -> None:
         index = int(rng.integers(0, 2 ** (47 - level)))
         tree = int(rng.integers(0, 2**32)) >> int(rng.integers(0, 32))
         purpose, kind = int(rng.integers(0, 256)), int(rng.integers(1, 5))
-        w13, w14, w15 = reference._counter(purpose, kind, tree, level, index)
+        w13, w14, w15 = stream.node_counter(purpose, kind, tree, level, index)
         packed = w13 | w14 << 32 | w15 << 64
         node = packed % 2**48
         assert node == 2**level + index * 2 ** (level + 1)
@@ -232,7 +233,7 @@ def test_coefficients_are_those_of_the_header() -> None:
         ]
         ln = re.search(rf"kTwoLn2F{suffix} = (\S+?)f?;", text)[1]
         expected = [*map(tuple, tables), (float.fromhex(ln),)]
-        assert reference.POLYNOMIALS[np.dtype(dtype)] == expected
+        assert stream.POLYNOMIALS[np.dtype(dtype)] == expected
         for row in expected:  # a Python float in a float32 expression is then not rounded
             assert np.asarray(row, dtype).tolist() == list(row)
 
@@ -314,7 +315,7 @@ def test_float32_by_rounding_doubles_is_float32() -> None:
             (np.sqrt(np.abs(x)), lambda p, q: math.sqrt(abs(p))),
         ):
             doubles = map(python, x.tolist(), y.tolist())
-            assert bits([reference._round32(d) for d in doubles], "float32") == bits(
+            assert bits([stream_python._round32(d) for d in doubles], "float32") == bits(
                 numpy_result, "float32"
             )
 
@@ -358,7 +359,7 @@ def test_any_split_of_the_coordinates_gives_slices(dtype: str) -> None:
 
 def test_rare_radius_words_take_their_low_half_from_the_extension() -> None:
     size = 2**19
-    w13, w14, w15 = reference._counter(0, 1, **NODE)
+    w13, w14, w15 = stream.node_counter(0, 1, **NODE)
     radius = chacha_blocks(KEY, np.arange(size // 16, dtype=np.uint32), (w13, w14, w15))[:8]
     rows, blocks = np.nonzero(radius < 2**18)
     # 262144 radii, each rare with probability 2^-14: 16 expected, Poisson
@@ -413,7 +414,9 @@ def test_the_threshold_of_the_extension(make, monkeypatch) -> None:
         "box_muller": pairs,
         "box_muller_python": pair,
     }.items():
-        monkeypatch.setattr(reference, name, function)
+        for module in (stream, stream_python):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, function)
     make(KEY, **NODE, start=0, size=256)
     assert seen == {(word << 32) + (ones if word < 2**18 else 0) for word in radii}
 

@@ -16,6 +16,7 @@ from dpftrl_fast.reference import (
     covariance,
     live_nodes,
     normals,
+    stream,
     variance_factor,
 )
 
@@ -254,13 +255,13 @@ def test_residuals_add_up_to_the_steps(variant: str) -> None:
 def test_no_node_is_drawn_twice(variant: str, complete: bool, monkeypatch) -> None:
     """Neither as (tree, level, index), nor as counter words of ChaCha."""
     counters: list[tuple[int, ...]] = []
-    blocks = reference.chacha_blocks
+    blocks = stream.chacha_blocks
 
     def recorded(key, numbers, counter, rounds):
         counters.extend((int(number), *counter) for number in numbers)
         return blocks(key, numbers, counter, rounds)
 
-    monkeypatch.setattr(reference, "chacha_blocks", recorded)
+    monkeypatch.setattr(stream, "chacha_blocks", recorded)
     calls: list[tuple[int, int, int]] = []
 
     class Recorded(TreeNoise):

@@ -84,7 +84,7 @@ def pairs(dtype: str) -> list[Json]:
 
 def rare_coordinates() -> list[int]:
     """Lower coordinates of pairs with an extension, among 2^17: leaf 0 of tree 0, key of seed 0."""
-    counter = reference._counter(0, reference.LAYOUT[reference.FLOAT32][1], 0, 0, 0)
+    counter = reference.stream.node_counter(0, 1, 0, 0, 0)  # kind 1: float32
     numbers = np.arange(1 << 13, dtype=np.uint32)
     radius = reference.chacha_blocks(reference.key_from_seed(0), numbers, counter)[:8]
     found = np.argwhere(radius.T < 1 << 18).tolist()
