@@ -21,7 +21,16 @@ from dpftrl_fast.ftrl_arguments import (
     number,
     positive_integer,
 )
-from dpftrl_fast.summation import two_sum
+from dpftrl_fast.kernels.ftrl_update import (
+    ITERATES,
+    ROWS,
+    SUM,
+    SUM_LOW,
+    TAIL,
+    VELOCITY,
+    project_loop,
+    update_loop,
+)
 
 Prox = Callable[[Vector, float], Vector]
 
@@ -90,16 +99,9 @@ def project_ball(x: Vector, radius: float) -> Vector:
     """
     if not (radius > 0 and math.isfinite(radius)):
         raise ValueError(f"radius must be a finite number > 0, got {radius}")
-    largest = float(np.max(np.abs(x), initial=0.0))
-    if not (0.0 < largest < math.inf):
-        return np.array(x, dtype=np.float64)
-    # Divided by the largest entry first: squares must not overflow or vanish. And no BLAS, whose
-    # dot product depends on its number of threads.
-    unit = x / largest
-    norm = math.sqrt(float(np.sum(unit * unit)))
-    if not norm * largest > radius:
-        return np.array(x, dtype=np.float64)
-    return np.asarray(unit / norm * radius, dtype=np.float64)
+    projected = np.array(x, dtype=np.float64, order="C")
+    project_loop()(projected.reshape(-1), radius)
+    return projected
 
 
 def theory_learning_rate(
@@ -230,13 +232,9 @@ class FTRL:
 
         p = self._theta_0.size
         self._t = 0
-        self._sum = np.zeros(p)  # s_t
-        self._sum_low = np.zeros(p)  # what its roundings lost
-        self._velocity = np.zeros(p)  # v_t
-        self._spare = np.empty(p)  # becomes the velocity at the next step
         self._l1_weight = 0.0  # c_t
-        self._iterate_sum = np.zeros(p)  # theta_1 + ... + theta_t
-        self._tail_sum = np.zeros(p)  # the same over i > T // 2
+        self._state = np.zeros((ROWS, p))
+        self._spare = np.empty((ROWS, p))  # becomes the state at the next step
         self._theta = self._into_ball(self._theta_0.copy())
 
     @property
@@ -260,7 +258,7 @@ class FTRL:
 
         Before the first step it is theta_1.
         """
-        return self._theta.copy() if self._t == 0 else self._iterate_sum / self._t
+        return self._theta.copy() if self._t == 0 else self._state[ITERATES] / self._t
 
     @property
     def tail_average(self) -> Vector:
@@ -270,7 +268,7 @@ class FTRL:
         reached (t <= T // 2) it is the last iterate.
         """
         count = self._t - self._steps // 2
-        return self._theta.copy() if count <= 0 else self._tail_sum / count
+        return self._theta.copy() if count <= 0 else self._state[TAIL] / count
 
     def step(self, gradient_sum: Vector, noise: np.ndarray[Any, np.dtype[Any]]) -> Vector:
         """Take one step.
@@ -303,33 +301,33 @@ class FTRL:
             raise RuntimeError(f"step must be one of the {self._steps} declared, got one more")
         t = self._t + 1
 
-        # v_t = gamma v_(t-1) + (s_t + n_t) / B,   c_t = gamma c_(t-1) + t l1
-        running_sum, error = two_sum(self._sum, gradient_sum)
-        sum_low = self._sum_low + error
-        velocity = np.add(running_sum, sum_low, out=self._spare)
-        velocity += noise
-        velocity /= self._batch_size
-        if self._momentum > 0.0:
-            velocity += self._momentum * self._velocity
-        l1_weight = self._momentum * self._l1_weight + t * self._l1
-
-        # theta_(t+1) = P_R(prox(theta_0 - v_t / lambda, c_t / lambda))
-        q = velocity * -self._learning_rate
-        q += self._theta_0
+        l1_weight = self._momentum * self._l1_weight + t * self._l1  # c_t
         c = l1_weight * self._learning_rate
+        plain = self._prox is None
+        if plain and not c < math.inf:
+            raise ValueError(f"c_t / lambda must be a finite number, got {c} at t = {t}")
+        new_state, theta = self._spare, np.empty(p)
+        update_loop(noise.dtype.char)(
+            self._state,
+            self._theta,
+            _plain(gradient_sum),
+            _plain(noise),
+            self._theta_0,
+            self._learning_rate,
+            self._batch_size,
+            self._momentum,
+            c if plain else 0.0,
+            math.inf if self._radius is None or not plain else self._radius,
+            t > self._steps // 2,
+            new_state,
+            theta,
+        )
         if self._prox is not None:
-            q = _prox_result(self._prox(q, c), p)
-        elif c > 0.0:
-            q = soft_threshold(q, c)
-        theta = self._into_ball(q)
-
-        iterate_sum = self._iterate_sum + self._theta
-        tail_sum = self._tail_sum + self._theta if t > self._steps // 2 else self._tail_sum
+            theta = self._into_ball(_prox_result(self._prox(theta, c), p))
+        theta.flags.writeable = False
 
         # Nothing of this object has changed so far: what follows are assignments only.
-        self._iterate_sum, self._tail_sum = iterate_sum, tail_sum
-        self._sum, self._sum_low = running_sum, sum_low
-        self._velocity, self._spare = velocity, self._velocity
+        self._state, self._spare = new_state, self._state
         self._l1_weight = l1_weight
         self._theta = theta
         self._t = t
@@ -352,7 +350,8 @@ class FTRL:
             "theta_0": self._theta_0.copy(),
             "t": self._t,
             "l1_weight": self._l1_weight,
-            **{name: getattr(self, f"_{name}").copy() for name in _STATE_VECTORS},
+            "theta": self._theta.copy(),
+            **{name: self._state[row].copy() for name, row in _STATE_ROWS.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -372,7 +371,7 @@ class FTRL:
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping, got {type(state).__name__}")
         parameters = {"version": _STATE_VERSION, **self._parameters()}
-        names = (*parameters, "theta_0", "t", "l1_weight", *_STATE_VECTORS)
+        names = (*parameters, "theta_0", "t", "l1_weight", "theta", *_STATE_ROWS)
         missing = [name for name in names if name not in state]
         if missing:
             raise ValueError(
@@ -383,7 +382,7 @@ class FTRL:
                 raise ValueError(f"state must have {name} {value}, got {state[name]!r}")
         p = self._theta_0.size
         float64 = (np.dtype(np.float64),)
-        for name in ("theta_0", *_STATE_VECTORS):
+        for name in ("theta_0", "theta", *_STATE_ROWS):
             check_vector(f"state's {name}", state[name], p, float64)
         if not np.array_equal(state["theta_0"], self._theta_0):
             raise ValueError("state must have the theta_0 of this object, got another")
@@ -394,8 +393,9 @@ class FTRL:
 
         self._t = t
         self._l1_weight = l1_weight
-        for name in _STATE_VECTORS:
-            setattr(self, f"_{name}", np.array(state[name]))
+        for name, row in _STATE_ROWS.items():
+            self._state[row] = state[name]
+        self._theta = np.array(state["theta"])
         self._theta.flags.writeable = False
 
     def __repr__(self) -> str:
@@ -423,7 +423,19 @@ class FTRL:
         return theta
 
 
-_STATE_VECTORS = ("sum", "sum_low", "velocity", "theta", "iterate_sum", "tail_sum")
+_STATE_ROWS = {
+    "sum": SUM,
+    "sum_low": SUM_LOW,
+    "velocity": VELOCITY,
+    "iterate_sum": ITERATES,
+    "tail_sum": TAIL,
+}
+
+
+def _plain(vector: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the vector, or a copy, as a loop can take it."""
+    flags = vector.flags
+    return vector if flags.c_contiguous and flags.aligned else vector.copy()
 
 
 def _prox_result(value: object, size: int) -> Vector:

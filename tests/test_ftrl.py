@@ -99,6 +99,71 @@ def test_without_noise_and_momentum_it_is_online_gradient_descent():
         np.testing.assert_allclose(ftrl.step(g, np.zeros(5)), theta, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("l1", [0.0, 0.01])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 193])
+def test_a_step_is_its_operations_one_by_one_to_the_bit(size, dtype, l1, momentum):
+    rng = np.random.default_rng(size)
+    theta_0 = rng.standard_normal(size)
+    ftrl = FTRL(theta_0, 0.3, batch_size=7, steps=20, momentum=momentum, l1=l1)
+    total, low, v, iterates, tail, c = *(np.zeros(size) for _ in range(5)), 0.0
+    theta = theta_0
+    for t in range(1, 21):
+        # Of all magnitudes: the rounding errors of the sums show.
+        g = rng.standard_normal(size) * 10 ** rng.uniform(-8, 8, size)
+        noise = rng.standard_normal(size).astype(dtype)
+        iterates = iterates + theta
+        tail = tail + theta if t > 10 else tail
+        new = total + g
+        part = new - total
+        low = low + ((total - (new - part)) + (g - part))
+        total = new
+        own = ((total + low) + noise) / 7
+        v = own + momentum * v if momentum else own
+        c = momentum * c + t * l1
+        q = v * -0.3 + theta_0
+        theta = q - np.clip(q, -(c * 0.3), c * 0.3) if l1 else q
+        assert ftrl.step(g, noise).tobytes() == theta.tobytes()
+    assert ftrl.average.tobytes() == (iterates / 20).tobytes()
+    assert ftrl.tail_average.tobytes() == (tail / 10).tobytes()
+    state = ftrl.state_dict()
+    assert state["sum"].tobytes() == total.tobytes()
+    assert state["sum_low"].tobytes() == low.tobytes() and np.any(low)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 100, 1000])
+def test_the_ball_is_left_as_it_is_inside_and_reached_from_outside(size):
+    x = np.random.default_rng(size).standard_normal(size)
+    norm = np.linalg.norm(x)
+    inside = project_ball(x, norm * (1 + 1e-12))
+    assert inside.tobytes() == x.tobytes() and inside is not x
+    np.testing.assert_allclose(project_ball(x, norm / 3), x / 3, rtol=1e-14)
+    for bad in (np.nan, np.inf):
+        x[-1] = bad
+        assert project_ball(x, 0.1).tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("layout", ["strided", "unaligned", "readonly"])
+def test_vectors_of_any_layout(layout):
+    def as_laid(x):
+        if layout == "strided":
+            return np.repeat(x, 2)[::2]
+        if layout == "unaligned":
+            room = np.zeros(x.nbytes + 1, np.uint8)
+            room[1:] = x.view(np.uint8)
+            return room[1:].view(x.dtype)
+        x = x.copy()
+        x.flags.writeable = False
+        return x
+
+    rng = np.random.default_rng(0)
+    one, two = (FTRL(np.zeros(9), 0.3, batch_size=2, steps=3, l1=0.1) for _ in range(2))
+    for dtype in (np.float32, np.float64, np.float64):
+        g, noise = rng.standard_normal(9), rng.standard_normal(9).astype(dtype)
+        assert one.step(g, noise).tobytes() == two.step(as_laid(g), as_laid(noise)).tobytes()
+
+
 def test_the_first_iterate_is_in_the_ball():
     ftrl = FTRL([3.0, 4.0], 1.0, batch_size=1, steps=1, radius=1.0)
     assert ftrl.theta.tolist() == [0.6, 0.8]

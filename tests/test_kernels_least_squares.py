@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpftrl_fast.kernels.least_squares import RankUpdate
 from dpftrl_fast.kernels.packed import (
     add_noise,
     add_packed,
+    noise_grid,
     packed_product,
     packed_size,
     unpack,
@@ -304,13 +306,33 @@ def test_noise_is_halved_in_variance_off_the_diagonal_and_the_sum_rounded(dtype:
     weight = np.where(i == j, 1.0, np.sqrt(0.5))
     expected = (total + low + weight * noise).astype(dtype)
     got = noise.copy()
-    add_noise(total, low, got)
+    add_noise(total, low, got, 2.0**-60)
     assert got.dtype == dtype
     np.testing.assert_allclose(got, expected, rtol=2 * np.finfo(dtype).eps)
     # The weight is not below sqrt(1/2): squared it is at least 1/2.
     unit = np.full(15, 1.0)
-    add_noise(np.zeros(15), np.zeros(15), unit)
+    add_noise(np.zeros(15), np.zeros(15), unit, 2.0**-60)
     assert all(Fraction(w) ** 2 >= Fraction(1, 2) for w in unit.tolist())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_digit_below_the_grid_is_left_where_sum_and_noise_cancel(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    noise = rng.standard_normal(packed_size(9)).astype(dtype) * 3
+    weight = np.where(np.equal(*np.triu_indices(9)), 1.0, np.sqrt(0.5))
+    total = -weight * noise + rng.uniform(-1e-5, 1e-5, noise.size)
+    grid, got = noise_grid(3.0), noise.copy()
+    assert grid == 2.0**-19 and 3.0 * 2.0**-21 < grid <= 3.0 * 2.0**-20
+    add_noise(total, np.zeros(noise.size), got, grid)
+    assert np.all(got / grid == np.rint(got / grid))
+    assert 3 < np.unique(got).size < 12  # of 45, on 11 points
+    np.testing.assert_allclose(got, total + weight * noise, rtol=0, atol=0.51 * grid)
+
+
+@pytest.mark.parametrize("std", [1e-30, 0.3, 1.0, 2.0, 1e30])
+def test_the_grid_is_a_power_of_two(std: float) -> None:
+    assert math.frexp(noise_grid(std))[0] == 0.5
+    assert std * 2.0**-21 < noise_grid(std) <= std * 2.0**-20
 
 
 # ---- Wrong calls ----
@@ -382,11 +404,17 @@ def test_wrong_calls_change_nothing() -> None:
 def test_wrong_calls_of_packed_triangles() -> None:
     total, low, _ = sums()
     with pytest.raises(ValueError, match=r"p \(p \+ 1\) / 2 entries for some p >= 1, got 5"):
-        add_noise(np.zeros(5), np.zeros(5), np.zeros(5))
+        add_noise(np.zeros(5), np.zeros(5), np.zeros(5), 1.0)
     with pytest.raises(ValueError, match="got 0"):
         unpack(np.zeros(0), 0.0, np.zeros((0, 0)))
+    for grid in (0.0, -1.0, 3.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="grid must be a power of two, got"):
+            add_noise(total, low, np.zeros(6), grid)
+    for std in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="std must be a finite number > 0, got"):
+            noise_grid(std)
     with pytest.raises(ValueError, match="noise must not overlap total"):
-        add_noise(total, low, total)
+        add_noise(total, low, total, 1.0)
     with pytest.raises(ValueError, match=r"out must have shape \(3, 3\), got \(2, 2\)"):
         unpack(total, 0.0, np.zeros((2, 2)))
     with pytest.raises(ValueError, match="v must have 3 entries"):

@@ -3,9 +3,10 @@
 
 Three choices hold for all of them. Of the fast-math flags only `contract` and `reassoc` are on:
 sums may be cut into lanes, but infinities and NaN keep their meaning, since a row is recognised as
-invalid by them. Loops are compiled for argument types on first use and kept in Numba's cache on
-disk. And their inputs are typed read-only: Numba passes a writable array for a read-only one but
-not the reverse, so one compilation serves memory-mapped, Arrow-backed and ordinary arrays.
+invalid by them. (Operations whose order matters stand in an `exact_helper`.) Loops are compiled for
+argument types on first use and kept in Numba's cache on disk. And their inputs are typed read-only:
+Numba passes a writable array for a read-only one but not the reverse, so one compilation serves
+memory-mapped, Arrow-backed and ordinary arrays.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ _OPTIONS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": 
 def helper(function: _F) -> _F:
     """Make `function` callable from a compiled loop."""
     return cast(_F, numba.njit(**_OPTIONS)(function))
+
+
+def exact_helper(function: _F) -> _F:
+    """Make `function` callable from a compiled loop, every operation rounded where it is written.
+
+    The flags are set to none: without a setting, Numba gives a helper those of its caller.
+    """
+    return cast(_F, numba.njit(error_model="numpy", fastmath=False)(function))
 
 
 def compiled(function: _F, *argument_types: Any) -> _F:

@@ -46,3 +46,9 @@ def exceeds(slope: float, square: float, exponent: int, limit: float) -> bool:
 def row_scale(square: float, row_bound: float) -> float:
     """Return s = min(1, R / |x|), for `square` = |x|^2 in range; 1 without a bound."""
     return min(1.0, row_bound / math.sqrt(square)) if row_bound < math.inf else 1.0
+
+
+@helper
+def scaled_square(square: float, row_bound: float) -> float:
+    """Return |s x|^2; the square of s may be too small for float64."""
+    return min(square, row_bound * row_bound)

@@ -23,6 +23,7 @@ from dpftrl_fast.kernels.clipping import (
     clip_factor,
     exceeds,
     row_scale,
+    scaled_square,
 )
 from dpftrl_fast.kernels.dense_loops import CHUNK, Array
 from dpftrl_fast.kernels.losses import slope
@@ -50,18 +51,39 @@ def is_in_range(indices: Array, begin: int, end: int, p: int) -> bool:
 
 
 @helper
-def merge(data: Array, indices: Array, begin: int, end: int, merged: Array) -> None:
-    """Add the entries of a row to a dense vector."""
+def load_row(
+    data: Array, indices: Array, begin: int, end: int, merged: Array, columns: Array, values: Array
+) -> int:
+    """Copy a row, each column once; return how many there are, -1 for a column outside [0, p).
+
+    `merged` has p entries, and is zero before and after.
+    """
+    p = merged.size
+    if is_canonical(indices, begin, end, p):
+        for k in range(begin, end):
+            columns[k - begin] = indices[k]
+            values[k - begin] = data[k]
+        return end - begin
+    if not is_in_range(indices, begin, end, p):
+        return -1
     for k in range(begin, end):
         merged[indices[k]] += np.float64(data[k])
+    size = 0
+    for k in range(begin, end):
+        c = indices[k]
+        if merged[c] != 0.0:  # a column that comes again is zero now
+            columns[size] = c
+            values[size] = merged[c]
+            merged[c] = 0.0
+            size += 1
+    return size
 
 
 @helper
 def _add_unusual_row(
-    data: Array,
-    indices: Array,
-    begin: int,
-    end: int,
+    columns: Array,
+    values: Array,
+    size: int,
     y: float,
     theta: Array,
     limit: float,
@@ -69,28 +91,22 @@ def _add_unusual_row(
     loss_param: float,
     row_bound: float,
     constant: float,
-    merged: Array,
     total: Array,
 ) -> None:
-    """Add a row that is not canonical or whose squares are out of range; `merged` stays zero."""
-    merge(data, indices, begin, end, merged)
+    """Add a loaded row, whatever its entries are."""
     largest = 0.0
-    finite = True
-    for k in range(begin, end):
-        v = abs(merged[indices[k]])
-        if v <= LARGEST_SQUARE:
-            largest = max(largest, v)
-        else:
-            finite = False
-    own = math.frexp(largest)[1] if finite else 0
-    square = 0.0
-    for k in range(begin, end):
-        c = indices[k]
-        v = math.ldexp(merged[c], -own)
-        square += v * v
-        merged[c] = 0.0  # a column that comes again adds nothing
-    if not finite or (largest == 0.0 and constant == 0.0):
+    for k in range(size):
+        v = abs(values[k])
+        if not v <= LARGEST_SQUARE:
+            return
+        largest = max(largest, v)
+    if largest == 0.0 and constant == 0.0:
         return
+    own = math.frexp(largest)[1]
+    square = 0.0
+    for k in range(size):
+        v = math.ldexp(values[k], -own)
+        square += v * v
     # The row with its constant is 2^exponent (factor x 2^-own, constant 2^-exponent).
     bounded = exceeds(1.0, square, own, row_bound)
     exponent = own if constant == 0.0 else max(own, math.frexp(constant)[1])
@@ -99,22 +115,16 @@ def _add_unusual_row(
     last = math.ldexp(constant, -exponent)
     dot = last * theta[-1] if constant != 0.0 else 0.0
     square = square * factor * factor + last * last
-    merge(data, indices, begin, end, merged)
-    for k in range(begin, end):
-        c = indices[k]
-        dot += factor * math.ldexp(merged[c], -own) * theta[c]
-        merged[c] = 0.0
+    for k in range(size):
+        dot += factor * math.ldexp(values[k], -own) * theta[columns[k]]
     g = slope(loss, loss_param, math.ldexp(dot, exponent), y)
     if not math.isfinite(g):
         return
     clip = exceeds(g, square, exponent, limit)
     f = math.copysign(limit / math.sqrt(square), g) if clip else g
-    merge(data, indices, begin, end, merged)
-    for k in range(begin, end):
-        c = indices[k]
-        scaled = clip or bounded
-        total[c] += f * (factor * math.ldexp(merged[c], -own) if scaled else merged[c])
-        merged[c] = 0.0
+    for k in range(size):
+        v = factor * math.ldexp(values[k], -own) if clip or bounded else values[k]
+        total[columns[k]] += f * v
     if constant != 0.0:
         total[-1] += f * (last if clip else constant)
 
@@ -140,6 +150,8 @@ def clipped_sum(
     constant_dot = constant * theta[p] if has_constant else 0.0
     total = np.empty(theta.size)
     merged = np.zeros(0)
+    columns = np.empty(0, np.int64)
+    values = np.empty(0)
     out[:] = 0.0
     for start in range(0, n, CHUNK):
         total[:] = 0.0
@@ -157,7 +169,7 @@ def clipped_sum(
                     dot += v * theta[indices[k]]
                     row_square += v * v
                 s = row_scale(row_square, row_bound)
-                square = s * s * row_square + constant_square
+                square = scaled_square(row_square, row_bound) + constant_square
                 if row_square <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
                     g = slope(loss, loss_param, s * dot + constant_dot, target)
                     f = clip_factor(g, square, limit)
@@ -168,25 +180,25 @@ def clipped_sum(
                         if has_constant:
                             total[p] += f * constant
                     continue
-            elif not is_in_range(indices, begin, end, p):
-                continue
             if merged.size == 0:
                 merged = np.zeros(p)
-            _add_unusual_row(
-                data,
-                indices,
-                begin,
-                end,
-                target,
-                theta,
-                limit,
-                loss,
-                loss_param,
-                row_bound,
-                constant,
-                merged,
-                total,
-            )
+                columns = np.empty(p, np.int64)
+                values = np.empty(p)
+            size = load_row(data, indices, begin, end, merged, columns, values)
+            if size >= 0:
+                _add_unusual_row(
+                    columns,
+                    values,
+                    size,
+                    target,
+                    theta,
+                    limit,
+                    loss,
+                    loss_param,
+                    row_bound,
+                    constant,
+                    total,
+                )
         for j in range(theta.size):
             out[j] += total[j]
 

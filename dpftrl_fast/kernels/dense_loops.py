@@ -35,6 +35,7 @@ from dpftrl_fast.kernels.clipping import (
     clip_factor,
     exceeds,
     row_scale,
+    scaled_square,
 )
 from dpftrl_fast.kernels.losses import slope
 
@@ -151,7 +152,7 @@ def _clipped_sum(
             fa = 0.0
             ca = 0.0
             s = row_scale(square_a, row_bound)
-            square = s * s * square_a + constant_square
+            square = scaled_square(square_a, row_bound) + constant_square
             if square_a <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
                 g = slope(loss, loss_param, s * dot_a + constant_dot, np.float64(y[a]))
                 f = clip_factor(g, square, limit)
@@ -165,7 +166,7 @@ def _clipped_sum(
             cb = 0.0
             if b != a:
                 s = row_scale(square_b, row_bound)
-                square = s * s * square_b + constant_square
+                square = scaled_square(square_b, row_bound) + constant_square
                 if square_b <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
                     g = slope(loss, loss_param, s * dot_b + constant_dot, np.float64(y[b]))
                     f = clip_factor(g, square, limit)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels.clipping import row_scale
+from dpftrl_fast.kernels.csr_loops import load_row
 from dpftrl_fast.kernels.dense_loops import CHUNK
 from dpftrl_fast.kernels.losses import slopes
-from dpftrl_fast.kernels.multinomial_loops import csr_outputs, csr_row_square, read_row
+from dpftrl_fast.kernels.multinomial_loops import csr_outputs, read_row, scale_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -101,9 +101,11 @@ def clipped_sum_csr(
     p = width - 1 if constant != 0.0 else width
     n = indptr.size - 1
     users = starts.size - 1
-    columns = theta.T.copy()
+    transposed = theta.T.copy()
     z = np.empty(outputs)
     merged = np.zeros(p)
+    columns = np.empty(p, np.int64)
+    values = np.empty(p)
     own = np.zeros((width, outputs))
     used = np.empty(width, dtype=np.int64)  # the columns of `own` that are not all zero
     is_used = np.zeros(width, dtype=np.bool_)
@@ -120,22 +122,20 @@ def clipped_sum_csr(
                 end = int(indptr[i + 1])
                 if not 0 <= begin <= end <= data.size:  # no row of this kind
                     continue
-                square = csr_row_square(data, indices, begin, end, p, merged)
-                if not math.isfinite(square):
+                size = load_row(data, indices, begin, end, merged, columns, values)
+                if size < 0 or not math.isfinite(scale_values(values, size, row_bound)):
                     continue
-                s = row_scale(square, row_bound)
-                csr_outputs(data, indices, begin, end, columns, s, constant, z)
+                csr_outputs(columns, values, size, transposed, constant, z)
                 if not math.isfinite(slopes(loss, loss_param, z, np.float64(y[i]))):
                     continue
-                for e in range(begin, end):
-                    c = np.int64(indices[e])
+                for e in range(size):
+                    c = columns[e]
                     if not is_used[c]:
                         is_used[c] = True
                         used[count] = c
                         count += 1
-                    v = s * np.float64(data[e])
                     for k in range(outputs):
-                        own[c, k] += v * z[k]
+                        own[c, k] += values[e] * z[k]
                 if constant != 0.0:
                     if not is_used[p]:
                         is_used[p] = True

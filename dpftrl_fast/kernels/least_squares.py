@@ -18,6 +18,7 @@ from scipy.linalg import blas
 
 from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.kernels import triangle_loops
+from dpftrl_fast.kernels._blas import one_blas_thread
 from dpftrl_fast.kernels._checks import (
     FLOATS,
     INTEGERS,
@@ -241,6 +242,7 @@ class RankUpdate:
         check_changed("low", low, size, "p (p + 1) / 2", {"total": total, **inputs})
         check_changed("bias", bias, self._p, "p", {"total": total, "low": low, **inputs})
 
+    @one_blas_thread()
     def _add_panels(self, rows: int, total: Array, low: Array) -> None:
         p, width = self._p, self._width
         starts = range(0, p, width)

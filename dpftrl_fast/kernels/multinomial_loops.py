@@ -4,12 +4,14 @@
 The gradient of a row is the outer product of its slopes s and of the row x, of norm |s| |x|. Slopes
 are bounded here (|s| <= sqrt(2) for the softmax, sqrt(K) for hinges), so that a row whose squares
 vanish needs no clipping, and only rows whose squared norm overflows are lost: they count as zero.
+Squares of slopes that vanish beside a large row are made up for by `_LOST`.
 
 Dense rows are taken four at a time and copied first, as float64, scaled into the row bound and with
 their constant entry: the K passes over theta and over the sum then convert nothing, and read each
 parameter once for four rows, which matters since theta and the sum do not fit into the L1 cache.
 
-Sparse rows work on transposed parameters, of shape (p, K): an entry meets K numbers in a row.
+Sparse rows work on transposed parameters, of shape (p, K): an entry meets K numbers in a row. They
+are copied, too: what is added is then what was measured, also where a column comes twice.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.kernels._jit import helper
-from dpftrl_fast.kernels.clipping import row_scale
-from dpftrl_fast.kernels.csr_loops import is_canonical, is_in_range, merge
+from dpftrl_fast.kernels.clipping import row_scale, scaled_square
+from dpftrl_fast.kernels.csr_loops import load_row
 from dpftrl_fast.kernels.dense_loops import CHUNK
 from dpftrl_fast.kernels.losses import slopes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _BLOCK = 4
+# More than all squares of slopes that underflow, and nothing beside one that matters.
+_LOST = 2.0**-1000
 
 
 @helper
@@ -52,57 +56,41 @@ def read_row(X: Array, i: int, row_bound: float, constant: float, rows: Array, a
             rows[at, j] *= s
     if constant != 0.0:
         rows[at, p] = constant
-    return s * s * square + constant * constant
+    return scaled_square(square, row_bound) + constant * constant
 
 
 @helper
-def csr_row_square(
-    data: Array, indices: Array, begin: int, end: int, p: int, merged: Array
-) -> float:
-    """Return the squared norm of a row, entries of one column added up first; NaN for a bad row.
-
-    `merged` has p entries and stays zero.
-    """
+def scale_values(values: Array, size: int, row_bound: float) -> float:
+    """Scale a loaded row into its bound; return its squared norm, NaN where it is not finite."""
     square = 0.0
-    if is_canonical(indices, begin, end, p):
-        for k in range(begin, end):
-            v = np.float64(data[k])
-            square += v * v
-    elif is_in_range(indices, begin, end, p):
-        merge(data, indices, begin, end, merged)
-        for k in range(begin, end):
-            v = merged[indices[k]]
-            square += v * v
-            merged[indices[k]] = 0.0  # a column that comes again adds nothing
-    else:
+    for e in range(size):
+        square += values[e] * values[e]
+    if not math.isfinite(square):
         return math.nan
-    return square if math.isfinite(square) else math.nan
+    s = row_scale(square, row_bound)
+    if s != 1.0:
+        for e in range(size):
+            values[e] *= s
+    return scaled_square(square, row_bound)
 
 
 @helper
 def csr_outputs(
-    data: Array,
-    indices: Array,
-    begin: int,
-    end: int,
-    columns: Array,
-    scale: float,
-    constant: float,
-    z: Array,
+    columns: Array, values: Array, size: int, theta: Array, constant: float, z: Array
 ) -> None:
-    """Set z to the outputs of a row, of transposed parameters `columns`."""
+    """Set z to the outputs of a loaded row, of transposed parameters `theta`."""
     outputs = z.size
     for k in range(outputs):
         z[k] = 0.0
-    for e in range(begin, end):
-        v = scale * np.float64(data[e])
-        c = indices[e]
+    for e in range(size):
+        v = values[e]
+        c = columns[e]
         for k in range(outputs):
-            z[k] += v * columns[c, k]
+            z[k] += v * theta[c, k]
     if constant != 0.0:
-        last = columns.shape[0] - 1
+        last = theta.shape[0] - 1
         for k in range(outputs):
-            z[k] += constant * columns[last, k]
+            z[k] += constant * theta[last, k]
 
 
 def clipped_sum(
@@ -152,8 +140,8 @@ def clipped_sum(
                 if r < count:
                     for k in range(outputs):
                         row_z[k] = z[r, k]
-                    norm = math.sqrt(slopes(loss, loss_param, row_z, np.float64(y[i + r])))
-                    norm *= math.sqrt(squares[r])
+                    square = slopes(loss, loss_param, row_z, np.float64(y[i + r])) + _LOST
+                    norm = math.sqrt(square) * math.sqrt(squares[r])
                     f = min(1.0, limit / norm) if math.isfinite(norm) else 0.0
                 for k in range(outputs):
                     z[r, k] = f * row_z[k] if f > 0.0 else 0.0
@@ -188,9 +176,11 @@ def clipped_sum_csr(
     outputs, width = theta.shape
     p = width - 1 if constant != 0.0 else width
     n = indptr.size - 1
-    columns = theta.T.copy()
+    transposed = theta.T.copy()
     z = np.empty(outputs)
     merged = np.zeros(p)
+    columns = np.empty(p, np.int64)
+    values = np.empty(p)
     total = np.empty((width, outputs))
     out[:] = 0.0
     for start in range(0, n, CHUNK):
@@ -200,19 +190,19 @@ def clipped_sum_csr(
             end = int(indptr[i + 1])
             if not 0 <= begin <= end <= data.size:  # no row of this kind
                 continue
-            square = csr_row_square(data, indices, begin, end, p, merged)
-            if not math.isfinite(square):
+            size = load_row(data, indices, begin, end, merged, columns, values)
+            if size < 0:
                 continue
-            s = row_scale(square, row_bound)
-            csr_outputs(data, indices, begin, end, columns, s, constant, z)
-            norm = math.sqrt(slopes(loss, loss_param, z, np.float64(y[i])))
-            norm *= math.sqrt(s * s * square + constant * constant)
+            row_square = scale_values(values, size, row_bound) + constant * constant
+            csr_outputs(columns, values, size, transposed, constant, z)
+            square = slopes(loss, loss_param, z, np.float64(y[i])) + _LOST
+            norm = math.sqrt(square) * math.sqrt(row_square)
             if not math.isfinite(norm):
                 continue
             f = min(1.0, limit / norm)
-            for e in range(begin, end):
-                v = f * s * np.float64(data[e])
-                c = indices[e]
+            for e in range(size):
+                v = f * values[e]
+                c = columns[e]
                 for k in range(outputs):
                     total[c, k] += v * z[k]
             if constant != 0.0:

@@ -17,7 +17,15 @@ from dpftrl_fast.kernels import triangle_loops
 from dpftrl_fast.kernels._checks import FLOAT64, FLOATS, Array, check_array, check_length
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
 
-__all__ = ["add_noise", "add_packed", "check_changed", "packed_product", "packed_size", "unpack"]
+__all__ = [
+    "add_noise",
+    "add_packed",
+    "check_changed",
+    "noise_grid",
+    "packed_product",
+    "packed_size",
+    "unpack",
+]
 
 _F64 = "d"
 
@@ -44,7 +52,7 @@ def _add_packed() -> Callable[..., None]:
 def _add_noise(noise: str) -> Callable[..., None]:
     return compiled(
         triangle_loops.add_noise,
-        *(read_only(_F64, 1), read_only(_F64, 1), types.int64, writable(noise, 1)),
+        *(read_only(_F64, 1), read_only(_F64, 1), types.int64, types.float64, writable(noise, 1)),
     )
 
 
@@ -90,40 +98,73 @@ def add_packed(packed: Array, total: Array, low: Array) -> None:
     _add_packed()(packed, total, low)
 
 
-def add_noise(total: Array, low: Array, noise: Array) -> None:
+def noise_grid(std: float) -> float:
+    """Return the grid for sums whose noise has this standard deviation.
+
+    It is the power of two in (std 2^-21, std 2^-20]: rounding to it moves a value by at most half
+    of that.
+
+    Parameters
+    ----------
+    std : float
+        Greater than 0, that of a node of the tree.
+
+    Raises
+    ------
+    ValueError
+        If `std` is not a finite number > 0.
+
+    Examples
+    --------
+    >>> noise_grid(1.0) == noise_grid(1.99) == 2.0**-20
+    True
+    """
+    if not (std > 0 and math.isfinite(std)):
+        raise ValueError(f"std must be a finite number > 0, got {std}")
+    return math.ldexp(1.0, math.frexp(std)[1] - 21)
+
+
+def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
     """Turn the noise of a step into the noisy sum, in place.
 
     The noise off the diagonal is divided by sqrt(2): the noise matrix is then the projection on
     symmetric matrices of one with independent entries of the noise's standard deviation.
+
+    The noisy sum, made in float64, is rounded to multiples of `grid`, and then to the noise's
+    dtype. Without the grid, digits of the sum far below the noise would be left bare where the two
+    nearly cancel.
 
     Parameters
     ----------
     total, low : (p (p + 1) / 2,) arrays of float64
         The packed sum.
     noise : (p (p + 1) / 2,) array of float32 or float64
-        Independent normals, overwritten with the noisy sum, rounded to this dtype: no bit of the
-        sum shows below the noise's own.
+        Independent normals, overwritten with the noisy sum.
+    grid : float
+        A power of two, see `noise_grid`.
 
     Raises
     ------
     TypeError, ValueError
-        For types, dtypes, shapes, layouts and memory.
+        For types, dtypes, shapes, layouts and memory, and for another grid.
 
     Examples
     --------
     >>> import numpy as np
     >>> noise = np.array([1.0, 1.0, 1.0], np.float32)
-    >>> add_noise(np.array([1.0, 2.0, 3.0]), np.zeros(3), noise)
-    >>> noise.round(4).tolist() == np.float32([2.0, 2.7071, 4.0]).tolist()
-    True
+    >>> add_noise(np.array([1.0, 2.0, 3.0]), np.zeros(3), noise, 2.0**-4)
+    >>> noise.tolist()
+    [2.0, 2.6875, 4.0]
     """
+    if not (0.0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
+        raise ValueError(f"grid must be a power of two, got {grid}")
     total = check_array("total", total, FLOAT64, 1)
     low = check_array("low", low, FLOAT64, 1)
     check_length("low", low, total.size, "the size of total")
     p = _columns("total", total)
     noise = check_array("noise", noise, FLOATS, 1)
     check_changed("noise", noise, total.size, "the size of total", {"total": total, "low": low})
-    _add_noise(noise.dtype.char)(total, low, p, noise)
+    _add_noise(noise.dtype.char)(total, low, p, float(grid), noise)
 
 
 def unpack(packed: Array, ridge: float, out: Array) -> Array:

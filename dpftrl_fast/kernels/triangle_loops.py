@@ -7,7 +7,7 @@ consecutive entries; in LAPACK's words it is the packed lower triangle, column b
 
 Sums go into a triangle with their rounding errors beside it (see `dpftrl_fast.summation`). The
 additions of `_two_sum` must stay as they are written: it is compiled without the licence to reorder
-that the other loops have, and instructions keep their own flags where it is inlined.
+that the other loops have.
 
 Rows are scaled onto the norm x_norm_bound (1 - 2^-20) where theirs is larger; then the constant
 column, if there is one, is put behind. A row with a number that is not finite, in x or in y, is
@@ -22,10 +22,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
-from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast.kernels._jit import exact_helper, helper
 from dpftrl_fast.kernels.clipping import LARGEST_SQUARE
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 OFF_DIAGONAL = 0.7071067811865476
 
 
-@numba.njit(error_model="numpy")
+@exact_helper
 def _two_sum(a: float, b: float) -> tuple[float, float]:
     total = a + b
     b_part = total - a
@@ -295,14 +294,16 @@ def move_csr(
 # ---- The released triangle ----
 
 
-def add_noise(total: Array, low: Array, p: int, noise: Array) -> None:
-    """Set `noise` to the sum plus the noise of a symmetric matrix, rounded to its dtype."""
+def add_noise(total: Array, low: Array, p: int, grid: float, noise: Array) -> None:
+    """Set `noise` to the sum plus the noise of a symmetric matrix, on a grid, in its dtype."""
+    per = 1.0 / grid
     at = 0
     for i in range(p):
-        noise[at] = (total[at] + low[at]) + np.float64(noise[at])
+        noise[at] = np.rint(((total[at] + low[at]) + np.float64(noise[at])) * per) * grid
         at += 1
         for k in range(at, at + p - 1 - i):
-            noise[k] = (total[k] + low[k]) + OFF_DIAGONAL * np.float64(noise[k])
+            noisy = (total[k] + low[k]) + OFF_DIAGONAL * np.float64(noise[k])
+            noise[k] = np.rint(noisy * per) * grid
         at += p - 1 - i
 
 
