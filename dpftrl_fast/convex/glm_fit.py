@@ -8,6 +8,9 @@ them. The plan's guard refuses whom the plan does not declare, before anything o
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,7 @@ FloatArray = NDArray[np.float64]
 
 
 class GLMRun:
-    """A run of DP-FTRL on a linear model.
+    """A run of DP-FTRL on a linear model. Calls from several threads take turns.
 
     Parameters
     ----------
@@ -102,6 +105,7 @@ class GLMRun:
         self._noise_out = np.empty(objective.size)
         self._guard: Guard | None = None
         self._broken = False
+        self._turn = threading.RLock()
 
     @property
     def reproducible(self) -> bool:
@@ -148,12 +152,21 @@ class GLMRun:
             For a wrong call: types, shapes, who takes part, a step past the declared ones. Nothing
             has changed then.
         """
-        self.advance(
-            clipped_sum(self.objective, self.theta, batch, threads=self.threads), batch.ids
-        )
+        with self._turn:
+            total = clipped_sum(self.objective, self.theta, batch, threads=self.threads)
+            self.advance(total, batch.ids)
+
+    sums_follow_model = True
+
+    def summing(self) -> Callable[[Batch], FloatArray]:
+        """Return what makes the sum of the next batch, in any process.
+
+        It holds the objective and a copy of the last iterate: nothing secret.
+        """
+        return partial(_sum_at, self.objective, self.last)
 
     def advance(self, gradient_sum: FloatArray, ids: ArrayLike | None = None) -> None:
-        """Take one step with the clipped sum of a batch, made at `theta` by `clipped_sum`.
+        """Take one step with the sum of a batch, made at `theta` by `summing` or `clipped_sum`.
 
         Parameters
         ----------
@@ -168,22 +181,24 @@ class GLMRun:
         RuntimeError
             After a step that was interrupted: noise and sums may be a step apart then.
         """
-        if self._broken:
-            raise RuntimeError("a step of this run was interrupted; it cannot go on")
-        if gradient_sum.dtype != np.float64 or gradient_sum.shape != self.objective.shape:
-            raise ValueError(
-                f"gradient_sum must be float64 of shape {self.objective.shape}, got "
-                f"{gradient_sum.dtype} of shape {gradient_sum.shape}"
-            )
-        if self.steps_taken == self.plan.steps:
-            raise ValueError(
-                f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no more"
-            )
-        self._admit(ids)
-        self._broken = True  # until the step is whole
-        noise = self._noise.step(out=self._noise_out)
-        self._ftrl.step(np.ascontiguousarray(gradient_sum).reshape(-1), noise)
-        self._broken = False
+        with self._turn:
+            if self._broken:
+                raise RuntimeError("a step of this run was interrupted; it cannot go on")
+            if gradient_sum.dtype != np.float64 or gradient_sum.shape != self.objective.shape:
+                raise ValueError(
+                    f"gradient_sum must be float64 of shape {self.objective.shape}, got "
+                    f"{gradient_sum.dtype} of shape {gradient_sum.shape}"
+                )
+            if self.steps_taken == self.plan.steps:
+                raise ValueError(
+                    f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no "
+                    "more"
+                )
+            self._admit(ids)
+            self._broken = True  # until the step is whole
+            noise = self._noise.step(out=self._noise_out)
+            self._ftrl.step(gradient_sum.reshape(-1), noise)
+            self._broken = False
 
     def _admit(self, ids: ArrayLike | None) -> None:
         """Let the plan's guard look at who takes part, in every step or in none."""
@@ -210,3 +225,8 @@ class GLMRun:
     def __getstate__(self) -> Any:
         """Refuse to be pickled or copied: a run holds its key and its sums."""
         raise TypeError("a GLMRun holds a secret key and secret sums and is not pickled")
+
+
+def _sum_at(objective: Objective, theta: FloatArray, batch: Batch) -> FloatArray:
+    # Arrays that came from another process may lie unaligned.
+    return clipped_sum(objective, np.require(theta, requirements=["C", "A"]), batch)

@@ -13,33 +13,60 @@ of the whole past, so that a model is needed only where one is wanted.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Literal
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast.convex.completion import noise_at
 from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares_solver import Minimiser, Solve, Solver
-from dpftrl_fast.convex.row_batches import Batch, SparseRows
+from dpftrl_fast.convex.least_squares_sums import add_batch, batch_sums, update_of
+from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.convex.trust_region import minimise_on_ball
 from dpftrl_fast.ftrl_arguments import check_vector, number, positive_integer
-from dpftrl_fast.kernels.least_squares import MOST_ROWS, RankUpdate
-from dpftrl_fast.kernels.packed import add_noise, add_packed, packed_product, packed_size, unpack
+from dpftrl_fast.kernels.least_squares import MOST_ROWS
+from dpftrl_fast.kernels.packed import (
+    add_noise,
+    add_packed,
+    noise_grid,
+    packed_product,
+    packed_size,
+    unpack,
+)
 from dpftrl_fast.keys import Seed
-from dpftrl_fast.planned_noise import PlannedNoise
 from dpftrl_fast.summation import two_sum
 
 __all__ = ["LeastSquares", "Solve", "batch_sums"]
 
 FloatArray = NDArray[np.float64]
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_LARGEST_NORM = 1e12  # in float32: sums of 10^14 squares of it stay below 3e38
+
+
+def _in_turn(method: _Method) -> _Method:
+    """Let calls from several threads take turns, and no floating-point error tell of values.
+
+    A caller may have asked NumPy to raise them.
+    """
+
+    @wraps(method)
+    def call(self: LeastSquares, *args: Any, **named: Any) -> Any:
+        with self._turn, np.errstate(all="ignore"):
+            return method(self, *args, **named)
+
+    return cast(_Method, call)
 
 
 class LeastSquares:
     """The engine of private least squares: it holds the key and the sums, and gives out models.
 
     Secret: it is not pickled. What may be published is what `last`, `average`, `tail`, `solves` and
-    `released` return.
+    `released` return. Calls from several threads take turns.
 
     Parameters
     ----------
@@ -108,15 +135,20 @@ class LeastSquares:
             raise TypeError(f"plan must be a LeastSquaresPlan, got {type(plan).__name__}")
         self.plan = plan
         p = positive_integer("n_features", n_features) + (plan.constant > 0)
+        if dtype == "float32" and not plan.row_norm <= _LARGEST_NORM:
+            raise ValueError(
+                f"the norm of a row must be at most {_LARGEST_NORM:g} in float32, or its squares "
+                f"overflow, got {plan.row_norm:g}"
+            )
         self._minimise = Minimiser(p, radius=radius, solver=solver)
         self._ridge_factor = number("ridge_factor", ridge_factor, above=0.0)
         self._solve_every = (
             None if solve_every is None else positive_integer("solve_every", solve_every)
         )
         self._noises = plan.noise(p, seed=seed, memory=memory, dtype=dtype, threads=threads)
-        self._update = _update_of(plan, p)
+        self._update = update_of(plan, p)
         self._p, self._t, self._process = p, 0, os.getpid()
-        self._whole = True
+        self._whole, self._turn = True, threading.RLock()
         size = packed_size(p)
         self._total, self._low = np.zeros(size), np.zeros(size)
         self._bias, self._bias_low, self._batch_bias = np.zeros(p), np.zeros(p), np.empty(p)
@@ -140,6 +172,7 @@ class LeastSquares:
 
     # ---- Steps ----
 
+    @_in_turn
     def step(self, batch: Batch) -> None:
         """Take one step with a batch of rows.
 
@@ -166,12 +199,13 @@ class LeastSquares:
         before = self._objective() if self._loss is not None else 0.0
         self._whole = False
         try:
-            _add_batch(self._update, batch, self._total, self._low, self._batch_bias)
+            add_batch(self._update, batch, self._total, self._low, self._batch_bias)
         except (TypeError, ValueError):  # the call was refused
             self._whole = True
             raise
         self._finish(self._batch_bias, before)
 
+    @_in_turn
     def step_sums(self, bias: FloatArray, packed: FloatArray) -> None:
         """Take one step with the sums of a batch, as `batch_sums` returns them.
 
@@ -199,6 +233,16 @@ class LeastSquares:
             self._whole = True
             raise
         self._finish(bias, before)
+
+    sums_follow_model = False
+
+    def summing(self) -> Callable[[Batch], tuple[FloatArray, FloatArray]]:
+        """Return what makes the sums of a batch, in any process: it holds public facts only."""
+        return partial(batch_sums, self.plan)
+
+    def advance(self, sums: tuple[FloatArray, FloatArray]) -> None:
+        """Take one step with what `summing` made of a batch, also where it lies unaligned."""
+        self.step_sums(*(np.require(part, requirements=["C", "A"]) for part in sums))
 
     def _check_turn(self) -> None:
         self._check_whole()
@@ -260,6 +304,7 @@ class LeastSquares:
         """How each model was made."""
         return tuple(self._solves)
 
+    @_in_turn
     def released(self) -> tuple[FloatArray, NDArray[Any]]:
         """Return the noisy sums that the last model was made of: private, like the model.
 
@@ -279,6 +324,7 @@ class LeastSquares:
             raise RuntimeError("released needs a model, got none so far")
         return self._noisy_bias.copy(), self._noisy.copy()
 
+    @_in_turn
     def _solve(self) -> None:
         t = self._t
         if t == 0 or (self._solves and self._solves[-1].step == t):
@@ -287,11 +333,13 @@ class LeastSquares:
         if self._noisy.size == 0:
             self._noisy = np.empty(packed_size(self._p), self._noisy.dtype)
         bias_noise, noise = self._noises
-        _noise_at(noise, t, self.plan, self._noisy)
-        add_noise(self._total, self._low, self._noisy)
+        noise_at(noise, t, self.plan.last_leaf, self._noisy)
+        add_noise(self._total, self._low, self._noisy, noise_grid(noise.std))
         noisy_bias = np.empty(self._p)
-        _noise_at(bias_noise, t, self.plan, noisy_bias)
-        self._noisy_bias = (self._bias + self._bias_low) + noisy_bias
+        noise_at(bias_noise, t, self.plan.last_leaf, noisy_bias)
+        grid = noise_grid(bias_noise.std)
+        noisy_bias += self._bias + self._bias_low
+        self._noisy_bias = np.rint(noisy_bias / grid) * grid
         half_ridge = self.plan.half_ridge(t, self._p, self._ridge_factor)
         theta, solve = self._minimise(t, self._noisy, self._noisy_bias, half_ridge, self._theta)
         late = t > self.plan.steps // 2
@@ -301,6 +349,7 @@ class LeastSquares:
 
     # ---- Not private ----
 
+    @_in_turn
     def regret(self) -> float:
         """Return the regret of the models so far: computed from raw sums, NOT PRIVATE.
 
@@ -335,65 +384,3 @@ class LeastSquares:
     def __getstate__(self) -> object:
         """Refuse to be pickled or copied: sums and key are secret."""
         raise TypeError("LeastSquares holds raw sums and a secret key and is not pickled")
-
-
-def batch_sums(plan: LeastSquaresPlan, batch: Batch) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of a batch for `LeastSquares.step_sums`: for a process that has the rows.
-
-    Parameters
-    ----------
-    plan : LeastSquaresPlan
-        Its bounds and constant column are used.
-    batch : Batch
-        As for `LeastSquares.step`.
-
-    Returns
-    -------
-    bias : (p,) array of float64
-        Sum of y x. Secret.
-    packed : (p (p + 1) / 2,) array of float64
-        Upper triangle of the sum of x x^T. Secret.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dpftrl_fast import accounting
-    >>> plan = LeastSquaresPlan(10.0, 1.0, 13.0, accounting.SinglePass(3))
-    >>> [part.tolist() for part in batch_sums(plan, Batch(np.array([[1.0, 2.0]]), np.ones(1)))]
-    [[1.0, 2.0], [1.0, 2.0, 4.0]]
-    """
-    p = int(batch.X.shape[1]) + (plan.constant > 0)
-    bias, total, low = np.empty(p), np.zeros(packed_size(p)), np.zeros(packed_size(p))
-    _add_batch(_update_of(plan, p), batch, total, low, bias)  # low stays zero up to MOST_ROWS rows
-    return bias, total + low
-
-
-def _update_of(plan: LeastSquaresPlan, p: int) -> RankUpdate:
-    return RankUpdate(
-        p, x_norm_bound=plan.x_norm_bound, y_bound=plan.y_bound, constant=plan.constant
-    )
-
-
-def _add_batch(
-    update: RankUpdate, batch: Batch, total: FloatArray, low: FloatArray, bias: FloatArray
-) -> None:
-    rows = batch.X
-    if isinstance(rows, SparseRows):
-        update.add_csr(rows.data, rows.indices, rows.indptr, batch.y, total, low, bias)
-    else:
-        update.add(rows, batch.y, total, low, bias)
-
-
-def _noise_at(noise: PlannedNoise, t: int, plan: LeastSquaresPlan, out: NDArray[Any]) -> None:
-    """Write the noise of the sum at step t, which is the present one.
-
-    After the last step of a completed tree it is that of the tree's last leaf.
-    """
-    if t == plan.steps and plan.last_leaf > t:
-        noise.advance_to(t)
-        noise.prefix(plan.last_leaf, out)
-    elif noise.t < t:
-        noise.advance_to(t - 1)
-        noise.step(out)
-    else:  # made before, for the same sum, by a call that was interrupted
-        noise.prefix(t, out)

@@ -29,14 +29,14 @@ from dpftrl_fast.accounting.choices import PlanBound, Variant
 from dpftrl_fast.accounting.composition import Composition, compose
 from dpftrl_fast.accounting.guarantee import Neighbours
 from dpftrl_fast.accounting.participation import Participation, check_participation
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared
 from dpftrl_fast.accounting.support import calibrated_noise_multiplier
+from dpftrl_fast.convex.completion import best_completion, variance_at
 from dpftrl_fast.convex.least_squares_text import fields_from_dict, fields_to_dict, plan_words
 from dpftrl_fast.keys import Seed
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 
-__all__ = ["DEFAULT_SPLIT", "LeastSquaresPlan", "best_completion"]
+__all__ = ["DEFAULT_SPLIT", "LeastSquaresPlan"]
 
 #: Best or within 0.001 of it in held-out R^2 on the flights at epsilon 0.3, 1 and 3.
 DEFAULT_SPLIT = 0.35
@@ -283,7 +283,7 @@ class LeastSquaresPlan:
         [1.0, 0.6667, 0.5714]
         """
         factors = noise_std(self.steps, variant=self.variant).prefix ** 2
-        factors[-1] = _variance_at(self.last_leaf, self.variant)
+        factors[-1] = variance_at(self.last_leaf, self.variant)
         factors.flags.writeable = False
         return factors
 
@@ -388,34 +388,3 @@ class LeastSquaresPlan:
         Numbers printed as privacy losses are rounded up.
         """
         return plan_words(self, delta)
-
-
-def best_completion(
-    participation: Participation, variant: Variant = "honaker", bound: PlanBound = "released"
-) -> Literal[False, "all"]:
-    """Return whether completing the tree leaves less noise in the last prefix at the same epsilon.
-
-    At the same epsilon the noise multiplier goes with sqrt(zeta), so sqrt(zeta v) is compared.
-
-    Examples
-    --------
-    >>> from dpftrl_fast import accounting
-    >>> best_completion(accounting.SinglePass(1045)), best_completion(accounting.SinglePass(1024))
-    ('all', False)
-    """
-    steps = participation.steps
-    end = 1 << (steps - 1).bit_length()
-    if end == steps:
-        return False
-    plain = sensitivity_squared(participation, bound=bound, variant=variant)
-    completed = sensitivity_squared(participation, complete="all", bound=bound, variant=variant)
-    if completed * _variance_at(end, variant) < plain * _variance_at(steps, variant):
-        return "all"
-    return False
-
-
-def _variance_at(t: int, variant: Variant) -> float:
-    levels = [level for level in range(t.bit_length()) if t >> level & 1]
-    if variant == "vanilla":
-        return float(len(levels))
-    return math.fsum(1.0 / (2.0 - 2.0**-level) for level in levels)

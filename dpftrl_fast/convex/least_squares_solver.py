@@ -15,6 +15,7 @@ from dpftrl_fast.convex.trust_region import (
     projected_solution,
 )
 from dpftrl_fast.ftrl_arguments import number
+from dpftrl_fast.kernels._blas import one_blas_thread
 from dpftrl_fast.kernels.packed import packed_product, unpack
 
 __all__ = ["Minimiser", "Solve", "Solver"]
@@ -88,6 +89,7 @@ class Minimiser:
         self._iterates = solver == "cg" or (solver == "auto" and p >= _ITERATIVE_FROM)
         self._matrix = np.empty((0, 0))
 
+    @one_blas_thread()
     def __call__(
         self, t: int, packed: NDArray[Any], s: FloatArray, half_ridge: float, start: FloatArray
     ) -> tuple[FloatArray, Solve]:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The raw sums of a batch for private least squares, in the process that has the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.row_batches import Batch, SparseRows
+from dpftrl_fast.kernels.least_squares import RankUpdate
+from dpftrl_fast.kernels.packed import packed_size
+
+__all__ = ["add_batch", "batch_sums", "update_of"]
+
+FloatArray = NDArray[np.float64]
+
+
+def batch_sums(plan: LeastSquaresPlan, batch: Batch) -> tuple[FloatArray, FloatArray]:
+    """Return the sums of a batch for `LeastSquares.step_sums`: for a process that has the rows.
+
+    Parameters
+    ----------
+    plan : LeastSquaresPlan
+        Its bounds and constant column are used.
+    batch : Batch
+        As for `LeastSquares.step`.
+
+    Returns
+    -------
+    bias : (p,) array of float64
+        Sum of y x. Secret.
+    packed : (p (p + 1) / 2,) array of float64
+        Upper triangle of the sum of x x^T. Secret.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast import accounting
+    >>> plan = LeastSquaresPlan(10.0, 1.0, 13.0, accounting.SinglePass(3))
+    >>> [part.tolist() for part in batch_sums(plan, Batch(np.array([[1.0, 2.0]]), np.ones(1)))]
+    [[1.0, 2.0], [1.0, 2.0, 4.0]]
+    """
+    p = int(batch.X.shape[1]) + (plan.constant > 0)
+    bias, total, low = np.empty(p), np.zeros(packed_size(p)), np.zeros(packed_size(p))
+    add_batch(update_of(plan, p), batch, total, low, bias)  # low stays zero up to MOST_ROWS rows
+    return bias, total + low
+
+
+def update_of(plan: LeastSquaresPlan, p: int) -> RankUpdate:
+    """Return what scales rows into the bounds of a plan and adds their products."""
+    return RankUpdate(
+        p, x_norm_bound=plan.x_norm_bound, y_bound=plan.y_bound, constant=plan.constant
+    )
+
+
+def add_batch(
+    update: RankUpdate, batch: Batch, total: FloatArray, low: FloatArray, bias: FloatArray
+) -> None:
+    """Add a batch to the packed sum, and set `bias` to its sum of y x."""
+    rows = batch.X
+    if isinstance(rows, SparseRows):
+        update.add_csr(rows.data, rows.indices, rows.indptr, batch.y, total, low, bias)
+    else:
+        update.add(rows, batch.y, total, low, bias)
