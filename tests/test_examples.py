@@ -13,6 +13,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SAYS = {
     "daily_counts.py": "epsilon 1 at delta 1e-09",
     "epochs.py": "epsilon 8 at delta 1e-06",
+    "out_of_core.py": "the model of the rows in memory: True",
     "sgd_with_residuals.py": "epsilon 2.000",
     "shards.py": "the same bits: True",
 }

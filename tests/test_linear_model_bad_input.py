@@ -9,9 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
-from estimator_cases import CLASSES, NAMES, Array, first_of, learned, make, rows, stream
+from estimator_cases import (
+    CLASSES,
+    NAMES,
+    Array,
+    first_of,
+    learned,
+    make,
+    recorded_noises,
+    rows,
+    stream,
+)
 
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 
@@ -282,6 +293,25 @@ def test_the_horizon_is_kept(cls: Any) -> None:
         refused(model, lambda: model.partial_fit(X[:10], y[:10]), "6 declared steps", "epsilon")
         refused(model, lambda: model.partial_fit(X[:1], y[:1]), "6 declared steps")
     assert np.array_equal(path[-1], np.append(np.ravel(model.coef_), np.ravel(model.intercept_)))
+
+
+@every
+def test_a_horizon_below_a_batch_is_refused(cls: Any) -> None:
+    X, y = rows(cls)
+    model = make(cls, horizon=9)
+    refused(model, lambda: model.partial_fit(X[:9], y[:9], **first_of(cls)), "batch_size=10", "9")
+
+
+@every
+def test_columns_of_which_some_have_names(cls: Any) -> None:
+    X, y = rows(cls)
+    frame, model = pd.DataFrame(X, columns=["a", 1, "b"]), make(cls, horizon=60)
+    with recorded_noises() as noises:
+        refused(model, lambda: model.fit(frame, y), "string names")
+        refused(
+            model, lambda: model.partial_fit(frame[:10], y[:10], **first_of(cls)), "string names"
+        )
+    assert not noises
 
 
 @every

@@ -98,6 +98,9 @@ def test_declared_classes_may_lack_from_the_rows():
     options = {"batch_size": 20, "x_norm_bound": 1.0}
     model = DPFTRLClassifier(**options, classes=[0, 1, 2]).fit(X, y)
     assert model.coef_.shape == (3, 5) and model.predict_proba(X).shape == (200, 3)
+    np.testing.assert_allclose(model.predict_log_proba(X), np.log(model.predict_proba(X)))
+    far = model.predict_log_proba(1e4 * X)
+    assert np.all(np.isfinite(far)) and np.any(np.exp(far) == 0.0)
     one = DPFTRLClassifier(**options, classes=[0, 1]).fit(X, np.ones(200, dtype=int))
     assert one.predict(X).shape == (200,)
     with pytest.raises(ValueError, match="at least 2 classes, got 1 class"):
@@ -118,6 +121,7 @@ def test_two_classes_by_their_sign():
     assert z.shape == (2000,)
     np.testing.assert_array_equal(model.predict(X), (z > 0).astype(int))
     np.testing.assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-z)))
+    np.testing.assert_allclose(model.predict_log_proba(X), np.log(model.predict_proba(X)))
 
 
 def test_l1_and_ball_over_all_classes():

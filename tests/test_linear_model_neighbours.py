@@ -41,6 +41,11 @@ def frobenius(packed: Array, p: int) -> float:
     return float(np.linalg.norm(matrix + np.triu(matrix, 1).T))
 
 
+def raw_sums(engine: Any) -> tuple[Array, Array]:
+    """Return the sums that noise is added to, the bias and the packed triangle."""
+    return engine._bias + engine._bias_low, engine._total + engine._low
+
+
 EXTREMES = [
     np.full(3, 1e300),
     np.full(3, 5e-324),
@@ -82,7 +87,7 @@ def test_least_squares_sums_of_neighbours(
                 scipy.sparse.csr_array(part) if sparse else part, y[start : start + 4]
             )
             engine = engine if model._stream is None else model._stream.run
-            path.append(engine.released())
+            path.append(raw_sums(engine))
         return path
 
     plain, p = sums(X, y), 3 + (constant > 0)
@@ -92,12 +97,11 @@ def test_least_squares_sums_of_neighbours(
         without[row] = np.nan  # keeps its slot and counts as zero, the constant column too
         for step, (one, other) in enumerate(zip(plain, sums(without, y), strict=True)):
             bias = float(np.linalg.norm(one[0] - other[0]))
-            covariance = frobenius(np.asarray(one[1], np.float64) - other[1], p)
+            covariance = frobenius(one[1] - other[1], p)
             if step < row // 4:
                 assert bias == covariance == 0.0
-            # The released triangle is float32: a rounding of the noisy entries is no sensitivity.
             assert bias <= norm * 0.4
-            assert covariance <= norm**2 + 1e-5
+            assert covariance <= norm**2
             largest = [max(largest[0], bias), max(largest[1], covariance)]
     assert largest[0] > 0.99 * norm * 0.4  # the bounds are reached
     assert largest[1] > 0.99 * norm**2
@@ -331,7 +335,7 @@ def test_any_row_moves_the_sums_by_at_most_the_bounds(
     values: list[float], target: float, intercept: bool
 ) -> None:
     X, y = rows(DPFTRLLeastSquares, n=4)
-    released = []
+    raw, released = [], []
     for row, label in ((values, target), ([np.nan] * 3, 0.0)):
         X[2], y[2] = row, label
         model = make(
@@ -343,8 +347,11 @@ def test_any_row_moves_the_sums_by_at_most_the_bounds(
             x_norm_bound=2.0,
             y_bound=3.0,
         ).partial_fit(X, y)
+        raw.append(raw_sums(model._stream.run))
         released.append(model._stream.run.released())
     norm = np.hypot(2.0, float(intercept))
-    assert np.linalg.norm(released[0][0] - released[1][0]) <= 3.0 * norm
-    change = np.asarray(released[0][1], np.float64) - released[1][1]
-    assert frobenius(change, 3 + intercept) <= norm**2 + 1e-4
+    # What is released is rounded after the noise: that is no matter of sensitivity.
+    for (one, other), slack in ((raw, 0.0), (released, 1e-3)):
+        assert np.linalg.norm(one[0] - other[0]) <= 3.0 * norm + slack
+        change = np.asarray(one[1], np.float64) - other[1]
+        assert frobenius(change, 3 + intercept) <= norm**2 + slack

@@ -6,19 +6,21 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 from estimator_cases import CLASSES, NAMES, make, recorded_noises, rows
 from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.compose import make_column_transformer
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import (
     check_estimator,
@@ -27,7 +29,7 @@ from sklearn.utils.estimator_checks import (
     parametrize_with_checks,
 )
 
-from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares
+from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 from dpftrl_fast.planned_noise import PlannedNoise
 
 every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
@@ -214,6 +216,68 @@ def test_tasks_are_learned_with_little_noise() -> None:
         X, y = rows(cls, n=4000)
         model = make(cls, epsilon=50.0, batch_size=50).fit(X, y)
         assert model.score(X, y) > 0.8, cls
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "columns first": np.asfortranarray,
+    "strided": lambda X: np.repeat(X, 2, axis=1)[:, ::2],
+    "backwards": lambda X: X[::-1].copy()[::-1],
+    "big-endian": lambda X: X.astype(">f8"),
+    "lists": lambda X: X.tolist(),
+    "a frame": lambda X: pd.DataFrame(X, columns=list("abc")),
+    "CSR": scipy.sparse.csr_array,
+    "CSC": scipy.sparse.csc_array,
+    "COO": scipy.sparse.coo_array,
+    "a CSR matrix": scipy.sparse.csr_matrix,
+    "wide indices": lambda X: wide(scipy.sparse.csr_array(X)),
+}
+
+
+def wide(matrix: Any) -> Any:
+    """Return a CSR array with int64 columns beside int32 bounds."""
+    matrix.indices = matrix.indices.astype(np.int64)
+    return matrix
+
+
+@every
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_rows_in_any_layout_are_the_same_rows(cls: Any, layout: Any) -> None:
+    X, y = rows(cls)
+    X.setflags(write=False)
+    y.setflags(write=False)
+    plain = make(cls, noise_seed=1).fit(X, y)
+    other = make(cls, noise_seed=1).fit(layout(X), y.astype(y.dtype.newbyteorder(">")))
+    np.testing.assert_allclose(other.coef_, plain.coef_, rtol=1e-4)  # float32 noise on a grid
+    np.testing.assert_allclose(
+        np.asarray(other.predict(layout(X)), np.float64),
+        np.asarray(plain.predict(X), np.float64),
+        rtol=1e-3,
+        atol=1e-6,
+    )
+
+
+@every
+def test_columns_of_a_table_are_transformed_by_name(cls: Any) -> None:
+    X, y = rows(cls)
+    table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": np.where(X[:, 2] > 0, "u", "v")})
+    columns = make_column_transformer(
+        ("passthrough", ["a", "b"]),
+        (OneHotEncoder(categories=[["u", "v"]]), ["kind"]),  # public: not learned from the rows
+    )
+    pipeline = make_pipeline(columns, make(cls)).fit(table, y)
+    assert pipeline[-1].n_features_in_ == 4
+    np.testing.assert_array_equal(
+        pipeline.predict(table[["kind", "b", "a"]]), pipeline.predict(table)
+    )
+
+
+@pytest.mark.parametrize("cls", [DPFTRLRegressor, DPFTRLClassifier])
+def test_folds_of_a_cross_validation_take_their_users_along(cls: Any) -> None:
+    X, y = rows(cls)
+    users = np.repeat(np.arange(30), 2)
+    found = cross_validate(make(cls), X, y, cv=3, params={"groups": users}, return_estimator=True)
+    # Rows of a fold are 40, and the users of them at most 30: as rows they would be 4 steps.
+    assert all(model.n_steps_ in (2, 3) for model in found["estimator"])
 
 
 # ---- Searches ----

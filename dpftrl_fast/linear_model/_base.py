@@ -22,17 +22,18 @@ from dpftrl_fast.convex.row_batches import Rows, row_norms
 from dpftrl_fast.linear_model._data import (
     MemoryRows,
     RowSource,
-    Stepper,
     check_rows,
     check_targets,
     refuse_bad_rows,
     refuse_objects,
     stream_batch,
+    stream_labels,
 )
 from dpftrl_fast.linear_model._parameters import check_parameters
-from dpftrl_fast.linear_model._protocols import Plan
+from dpftrl_fast.linear_model._protocols import Plan, Stepper
 from dpftrl_fast.linear_model._schedule import BatchOrder, participation_of
 from dpftrl_fast.linear_model._search import announce_search
+from dpftrl_fast.linear_model._sources import open_source
 from dpftrl_fast.linear_model._stream import (
     Stream,
     refuse_another_start,
@@ -44,6 +45,8 @@ __all__ = ["PrivateLinearModel", "Targets"]
 
 FloatArray = NDArray[np.float64]
 
+# Floating-point errors, which a caller may have asked NumPy to raise, would tell of values.
+_quiet = np.errstate(all="ignore")
 _ROUNDING = 1.0 + 1e-6  # what float32 rows at a bound may lie beyond it
 
 
@@ -86,21 +89,26 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
     # ---- fitting ----
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Any:
+    @_quiet
+    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:
         """Fit the model with a fresh key: a run of its own, whose epsilon is `epsilon_`.
 
         Fitting again is another run; runs on the same rows add their mu^2.
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix
-            Private rows, in the order in which they are used. Their number is public.
-        y : (n,) array
-            Private targets.
-        groups : (n,) array_like, optional
+        X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
+            Private rows, in the order in which they are used. Their number is public. Of a dataset
+            (or of a path to a Parquet file or folder) batches are read as they are needed; the
+            rows of Dask stay with its workers, which make the sums. See docs/linear_model.md.
+        y : (n,) array, or str
+            Private targets; with a dataset or a Dask dataframe the name of their column, all other
+            columns being features.
+        groups : (n,) array_like or str, optional
             The user of every row. The guarantee is then for users: `batch_size` counts them, each
             is in one step a pass with all of its rows, and their gradients are clipped as one sum.
-            The number of users is public.
+            The number of users is public. With a dataset the name of a column, in which the rows of
+            a user lie together; not for Dask.
 
         Returns
         -------
@@ -109,12 +117,17 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Raises
         ------
         TypeError, ValueError
-            If a parameter, an array or a value is not what it should be. All values are looked at
-            before the first step; nothing is fitted then, and nothing was released.
+            If a parameter, an array or a value is not what it should be. All values in memory are
+            looked at before the first step; nothing is fitted then, and nothing was released. Those
+            of a dataset or of Dask are never refused: a row with NaN, null or infinity, or of an
+            unknown class, keeps its slot and counts as zero.
+        RuntimeError
+            If the number of rows of a dataset changes as it is read. The estimator is as before.
         """
         parameters = self._checked_parameters()
         source = self._open(parameters, X, y, groups)
-        targets = self._targets(parameters, getattr(source, "y", None))
+        labels = source.y if isinstance(source, MemoryRows) else None
+        targets = self._targets(parameters, labels)
         if isinstance(source, MemoryRows):
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
@@ -135,11 +148,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         stepper = self._stepper(parameters, run)
         source.feed(stepper, order, targets.encode, self._progress(parameters, run))
         further = self._further_attributes(parameters, targets, stepper, source)
-        self._publish(parameters, targets, run, X, epochs, further)
+        seen = X if isinstance(source, MemoryRows) else source
         self._stream: Stream | None = None
+        self._publish(parameters, targets, run, seen, epochs, further)
         return self
 
-    def partial_fit(self, X: Any, y: Any, groups: Any = None, classes: Any = None) -> Any:
+    @_quiet
+    def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
         """Take one step with one batch of a stream, whose length was declared as `horizon`.
 
         Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
@@ -164,14 +179,20 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         TypeError, ValueError
             For a wrong call: shape, dtype, number of rows, a step past the horizon, a stream that
             cannot go on. Nothing has changed then.
+        RuntimeError
+            After a call that was interrupted when its rows were in the sums: with the same rows
+            again they would count twice.
         """
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
         if stream is None:
             refuse_another_start(self)
             stream = self._new_stream(self._checked_parameters(), classes)
+        stream.refuse_interrupted()
         refuse_objects("X", X)
-        if not is_classifier(self):
+        if is_classifier(self):
+            y = stream_labels(y)
+        else:
             refuse_objects("y", y)
         rows = check_rows(X, estimator=self)
         if not first:
@@ -189,7 +210,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         stream.run.step(batch)
         further = self._further_attributes(stream.parameters, targets, stream.run, None)
         self._publish(stream.parameters, targets, stream.run, X if first else None, 1, further)
-        done = stream.run.steps_taken == stream.run.plan.steps
+        stream.released = stream.run.steps_taken
+        done = stream.released == stream.run.plan.steps
         self._stream = None if done else stream
         return self
 
@@ -198,12 +220,16 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
     def _open(self, parameters: Mapping[str, Any], X: Any, y: Any, groups: Any) -> RowSource:
         """Return the source of batches."""
-        if isinstance(X, RowSource):
-            return X
+        numbers, shuffle = not is_classifier(self), parameters.get("shuffle", False)
+        source = open_source(X, y, groups, numbers=numbers, shuffle=shuffle)
+        if source is not None:
+            if parameters["compute_regret"]:
+                raise ValueError("compute_regret needs rows in memory, got a source of batches")
+            return source
         rows = check_rows(X, estimator=self)
         if len(rows) == 0:
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
-        y = check_targets(y, len(rows), numbers=not is_classifier(self))
+        y = check_targets(y, len(rows), numbers=numbers)
         return MemoryRows(rows, y, groups)
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
@@ -214,6 +240,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             )
         if parameters.get("epochs", 1) != 1:
             raise ValueError(f"epochs must be 1 for partial_fit, got {parameters['epochs']}")
+        if parameters["batch_size"] > parameters["horizon"]:
+            raise ValueError(
+                "batch_size must be at most the horizon, got "
+                f"batch_size={parameters['batch_size']} for horizon={parameters['horizon']}"
+            )
         if classes is not None and parameters.get("classes") is None:
             parameters["classes"] = classes
         targets = self._targets(parameters, None)
@@ -264,11 +295,14 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         }
         if isinstance(targets, ClassTargets):
             learned["classes_"] = targets.classes
+        kept = {*learned, "n_features_in_", "feature_names_in_"}
         if isinstance(X, RowSource):
             learned["n_features_in_"] = X.n_features
+            if X.feature_names is not None:
+                learned["feature_names_in_"] = np.array(X.feature_names, dtype=object)
+            kept = {*learned}
         elif X is not None:
             validate_data(self, X, reset=True, skip_check_array=True)
-        kept = learned.keys() | {"n_features_in_", "feature_names_in_"}
         for name in [*vars(self)]:
             if name.endswith("_") and not name.startswith("_") and name not in kept:
                 delattr(self, name)  # of an earlier run

@@ -10,37 +10,33 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 from sklearn.utils import check_array
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import _get_feature_names, column_or_1d
 
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, take_users
 from dpftrl_fast.kernels.finite import first_bad
+from dpftrl_fast.linear_model._protocols import Stepper
 
 __all__ = [
     "MemoryRows",
     "RowSource",
-    "Stepper",
     "check_rows",
     "check_targets",
+    "join",
     "refuse_bad_rows",
     "refuse_objects",
     "stream_batch",
+    "stream_labels",
 ]
 
 Ints = NDArray[np.int64]
-
-
-class Stepper(Protocol):
-    """What takes batches: the engine of an estimator."""
-
-    def step(self, batch: Batch) -> None:
-        """Take one step with this batch."""
 
 
 class RowSource(ABC):
@@ -51,10 +47,13 @@ class RowSource(ABC):
     units : int
         How many units there are, rows or (with groups) users: public.
     n_features : int
+    feature_names : sequence of str, optional
+        Of the columns, where they have names.
     """
 
     units: int
     n_features: int
+    feature_names: Sequence[str] | None = None
 
     @abstractmethod
     def feed(
@@ -133,23 +132,61 @@ class MemoryRows(RowSource):
             progress()
 
 
+def join(parts: Sequence[Batch]) -> Batch:
+    """Return dense rows that lie in several places as one batch; those of one place are not copied.
+
+    Examples
+    --------
+    >>> part = Batch(np.ones((2, 3)), np.zeros(2))
+    >>> join([part, part]).X.shape
+    (4, 3)
+    """
+    if len(parts) == 1:
+        return parts[0]
+    rows: Any = [part.X for part in parts]
+    return Batch(np.concatenate(rows), np.concatenate([part.y for part in parts]))
+
+
 def group_numbers(groups: Any, rows: int) -> Ints:
     """Return the user of every row as a number, users being numbered as they first appear.
+
+    Raises
+    ------
+    ValueError
+        For another shape than (rows,), and for a user that is NaN, infinite or missing.
 
     Examples
     --------
     >>> group_numbers(["b", "a", "b"], 3).tolist()
     [0, 1, 0]
     """
-    given = np.asarray(groups)
+    given = _as_labels(groups)
     if given.shape != (rows,):
         raise ValueError(f"groups must have shape ({rows},), one a row, got shape {given.shape}")
-    if given.dtype.kind == "f" and not np.all(np.isfinite(given)):
-        raise ValueError("groups must be finite, got NaN or infinity")
+    if given.dtype.kind == "O":
+        if any(_is_missing(label) for label in given):
+            raise ValueError("groups must name a user for every row, got a missing one")
+        numbers: dict[Any, int] = {}
+        return np.array([numbers.setdefault(label, len(numbers)) for label in given], np.int64)
+    if given.dtype.kind in "fcmM" and not np.all(np.isfinite(given)):
+        raise ValueError("groups must be finite, got NaN, infinity or NaT")
     _, first, inverse = np.unique(given, return_index=True, return_inverse=True)
     rank = np.empty(first.size, dtype=np.int64)
     rank[np.argsort(first)] = np.arange(first.size)
     return rank[inverse.reshape(-1)]
+
+
+def _as_labels(values: Any) -> NDArray[Any]:
+    """Return labels as an array in which none changes what another one is."""
+    kind = getattr(values, "dtype", None)
+    return np.asarray(values, dtype=None if isinstance(kind, np.dtype) else object)
+
+
+def _is_missing(label: Any) -> bool:
+    try:
+        return label is None or bool(label != label)
+    except TypeError:  # pandas' NA is neither equal nor different
+        return True
 
 
 def check_rows(X: Any, *, estimator: Any) -> Rows:
@@ -160,8 +197,9 @@ def check_rows(X: Any, *, estimator: Any) -> Rows:
     Raises
     ------
     TypeError, ValueError
-        If `X` is not a matrix of real numbers.
+        If `X` is not a matrix of real numbers, or only some of its columns have names.
     """
+    _get_feature_names(X)  # refuses them now, not after the last step
     checked = check_array(
         X,
         accept_sparse="csr",
@@ -211,14 +249,16 @@ def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> B
     if groups is None:
         return batch
     _, first = np.unique(group_numbers(groups, len(X)), return_index=True)
-    labels = np.asarray(groups)[first].tolist()
+    labels = _as_labels(groups)[first].tolist()
     return batch._replace(ids=np.array([_lasting_id(label) for label in labels], dtype=np.int64))
 
 
 def _lasting_id(label: Any) -> int:
     """Return 63 bits of the hash of a user's label: the same for 5, 5.0 and a NumPy 5."""
-    if isinstance(label, float) and label.is_integer():
+    if isinstance(label, Integral):
         label = int(label)
+    elif isinstance(label, Real) and float(label).is_integer():
+        label = int(float(label))
     return int.from_bytes(hashlib.sha256(str(label).encode()).digest()[:8], "big") >> 1
 
 
@@ -236,3 +276,16 @@ def refuse_objects(name: str, value: Any) -> None:
     for dtype in dtypes:
         if getattr(dtype, "kind", "O") not in "iufb":
             raise TypeError(f"{name} must be an array of real numbers, got dtype {dtype}")
+
+
+def stream_labels(y: Any) -> NDArray[Any]:
+    """Return the labels of a batch, each of them as it came.
+
+    Raises
+    ------
+    TypeError
+        For lists: of which type their labels become depends on their values.
+    """
+    if not (hasattr(y, "dtype") or hasattr(y, "dtypes")):
+        raise TypeError(f"y must be an array of labels, got {type(y).__name__}")
+    return _as_labels(y)

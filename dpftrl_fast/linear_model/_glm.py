@@ -15,7 +15,8 @@ from dpftrl_fast.convex.glm_regret import RegretMeter
 from dpftrl_fast.convex.glm_sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._base import PrivateLinearModel, Targets
-from dpftrl_fast.linear_model._data import MemoryRows, RowSource, Stepper
+from dpftrl_fast.linear_model._data import MemoryRows, RowSource
+from dpftrl_fast.linear_model._protocols import Stepper
 from dpftrl_fast.linear_model._schedule import make_plan
 
 __all__ = ["PrivateGLM"]
@@ -60,12 +61,6 @@ class PrivateGLM(PrivateLinearModel):
             noise_seed=parameters["noise_seed"],
             **options,
         )
-
-    def _open(self, parameters: Mapping[str, Any], X: Any, y: Any, groups: Any) -> RowSource:
-        source = super()._open(parameters, X, y, groups)
-        if parameters["compute_regret"] and not isinstance(source, MemoryRows):
-            raise ValueError("compute_regret needs rows in memory, got a source of batches")
-        return source
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Any:
         if parameters["compute_regret"]:

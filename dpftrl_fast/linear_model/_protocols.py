@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.convex.row_batches import Batch
 
-__all__ = ["Plan", "Run"]
+__all__ = ["Plan", "Run", "Stepper", "SumStepper"]
 
 FloatArray = NDArray[np.float64]
 
@@ -34,7 +35,34 @@ class Plan(Protocol):
         """Epsilon of the whole run at delta."""
 
 
-class Run(Protocol):
+class Stepper(Protocol):
+    """What takes batches: an engine, or what looks on as it does."""
+
+    def step(self, batch: Batch) -> None:
+        """Take one step with this batch."""
+
+
+@runtime_checkable
+class SumStepper(Protocol):
+    """What takes the sums of batches, which other processes can make.
+
+    Attributes
+    ----------
+    sums_follow_model : bool
+        Whether the sums of a batch are made at the last iterate; otherwise they can be made at any
+        time.
+    """
+
+    sums_follow_model: bool
+
+    def summing(self) -> Callable[[Batch], Any]:
+        """Return what makes the sums of the next batch; it can be pickled and has no secrets."""
+
+    def advance(self, sums: Any) -> None:
+        """Take one step with such sums."""
+
+
+class Run(Stepper, SumStepper, Protocol):
     """An engine: it holds the key and the sums, and gives out iterates.
 
     The iterates are arrays of shape (outputs, columns), the constant column, if there is one, being
@@ -56,6 +84,3 @@ class Run(Protocol):
     @property
     def tail(self) -> FloatArray:
         """The mean of the iterates of the last half of the declared steps."""
-
-    def step(self, batch: Batch) -> None:
-        """Take one step."""

@@ -28,12 +28,24 @@ class Stream:
         How targets are encoded.
     units : int
         Rows, or users, of the whole stream: the horizon.
+    released : int
+        Steps whose model was given out.
     """
 
     run: Any
     parameters: dict[str, Any]
     targets: Targets
     units: int
+    released: int = 0
+
+    def refuse_interrupted(self) -> None:
+        """Refuse to go on after a call that took its step and gave out no model."""
+        if self.run is not None and self.run.steps_taken != self.released:
+            raise RuntimeError(
+                f"step {self.run.steps_taken} of this stream was interrupted, or is being taken in "
+                "another thread: its rows are in the sums, and it cannot be taken again; a clone "
+                "starts anew"
+            )
 
     def refuse_other_size(self, batch: Batch) -> None:
         """Refuse a batch that does not have `batch_size` units; the last may have fewer."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
+from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 
@@ -210,6 +210,23 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         if z.ndim == 1:
             return np.stack([expit(-z), expit(z)], axis=1)
         return np.asarray(softmax(z, axis=1), dtype=np.float64)
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Predict logarithms of probabilities, finite also where these vanish; not with hinge.
+
+        Parameters
+        ----------
+        X : (n, p) array or CSR matrix
+
+        Returns
+        -------
+        (n, k) array of float64, columns as in `classes_`
+        """
+        z = self.decision_function(X)
+        if z.ndim == 1:
+            return np.stack([log_expit(-z), log_expit(z)], axis=1)
+        return np.asarray(log_softmax(z, axis=1), dtype=np.float64)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -201,11 +201,14 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix
+        X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
             Private rows, in the order in which they are used. Their number is public. Rows of a CSR
-            matrix cost the square of their entries.
-        y : (n,) array
-            Private targets.
+            matrix cost the square of their entries. Of a dataset (or of a path to a Parquet file or
+            folder) batches are read as they are needed; the rows of Dask stay with its workers,
+            which make the sums. See docs/linear_model.md.
+        y : (n,) array, or str
+            Private targets; with a dataset or a Dask dataframe the name of their column, all other
+            columns being features.
 
         Returns
         -------
@@ -214,8 +217,12 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         Raises
         ------
         TypeError, ValueError
-            If a parameter, an array or a value is not what it should be. All values are looked at
-            before the first step; nothing is fitted then, and nothing was released.
+            If a parameter, an array or a value is not what it should be. All values in memory are
+            looked at before the first step; nothing is fitted then, and nothing was released. Those
+            of a dataset or of Dask are never refused: a row with NaN, null or infinity keeps its
+            slot and counts as zero.
+        RuntimeError
+            If the number of rows of a dataset changes as it is read. The estimator is as before.
         """
         return super().fit(X, y)
 

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of Dask arrays and dataframes: workers make the sums, the tree stays with the caller.
+
+The chunks are cut where batches end, so that the rows of a sum, and their order, are those of the
+same fit in memory. What goes to the workers is public: the objective with the last iterate, or the
+bounds of a plan. What comes back are the sums of a batch, which are as secret as the rows; noise is
+added, and the step taken, in the calling process only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby, islice, pairwise
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from dask.base import compute, persist
+from dask.delayed import Delayed, delayed
+from dask.optimization import cull
+from numpy.typing import NDArray
+
+from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.linear_model._data import RowSource, join
+from dpftrl_fast.linear_model._protocols import Stepper, SumStepper
+
+__all__ = ["DaskRows", "open_dask"]
+
+Ints = NDArray[np.int64]
+Encode = Callable[[Any], NDArray[np.float64]]
+T = TypeVar("T")
+
+# Dask has types for some of its calls only.
+_compute: Any = compute
+_cull: Any = cull
+_delayed: Any = delayed
+_Delayed: Any = Delayed
+_persist: Any = persist
+
+
+def open_dask(X: Any, y: Any, *, numbers: bool) -> DaskRows:
+    """Return the rows of Dask collections; unknown sizes of chunks are computed.
+
+    Parameters
+    ----------
+    X : Dask array or dataframe
+        Dense, of numbers or bool.
+    y : Dask array or series, or str
+        The name is that of a column of the dataframe.
+    numbers : bool
+        Whether targets are numbers, not labels.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other kinds, dtypes and shapes.
+    """
+    names: list[str] | None = None
+    if hasattr(X, "to_dask_array"):
+        lengths: Any = True
+        if isinstance(y, str):
+            if y not in X.columns:
+                raise ValueError(f"the dataframe must have a column {y!r}, got {[*X.columns]}")
+            X, y = X.drop(columns=y), X[y]
+            y = _series(y, numbers, lengths)
+            lengths = [*y.chunks[0]]
+        columns = [*X.columns]
+        names = columns if all(isinstance(name, str) for name in columns) else None
+        dtype = _float_type("X", [*X.dtypes])
+        X = X.astype(dtype).to_dask_array(lengths=lengths)
+    if hasattr(y, "to_dask_array"):
+        y = _series(y, numbers, True)
+    for name, value in {"X": X, "y": y}.items():
+        if not hasattr(value, "to_delayed"):
+            raise TypeError(f"{name} must be of Dask, as the other one, got {type(value).__name__}")
+    if type(X._meta) is not np.ndarray:
+        raise TypeError(f"X must have dense chunks, got chunks of {type(X._meta).__name__}")
+    if numbers:
+        _float_type("y", [y.dtype])
+    X, y = (a.copy().compute_chunk_sizes() if _unknown(a) else a for a in (X, y))
+    if X.ndim != 2 or y.ndim != 1 or len(X) != len(y):
+        raise ValueError(
+            f"X and y must be of shapes (n, p) and (n,), got {tuple(X.shape)} and {tuple(y.shape)}"
+        )
+    if 0 in X.shape:
+        raise ValueError(f"X must hold at least 1 row and 1 column, got shape {tuple(X.shape)}")
+    return DaskRows(X, y, names)
+
+
+class DaskRows(RowSource):
+    """Rows of a dense Dask array, each a unit.
+
+    Parameters
+    ----------
+    X : (n, p) Dask array of numbers or bool
+    y : (n,) Dask array
+    feature_names : sequence of str, optional
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> rows = DaskRows(da.zeros((10, 2), chunks=(4, 1)), da.zeros(10))
+    >>> rows.units, rows.n_features
+    (10, 2)
+    """
+
+    def __init__(self, X: Any, y: Any, feature_names: Sequence[str] | None = None) -> None:
+        self.units, self.n_features = (int(size) for size in X.shape)
+        self.feature_names = feature_names
+        self._dtype = _float_type("X", [X.dtype])
+        self._bounds = np.concatenate([[0], np.cumsum(X.chunks[0])]).astype(np.int64)
+        self._rows = _Chunks(X.rechunk({1: -1}))
+        self._targets = _Chunks(y.rechunk((X.chunks[0],)))
+
+    def feed(
+        self,
+        run: Stepper,
+        order: Iterable[slice | Ints],
+        encode: Encode,
+        progress: Callable[[], None],
+    ) -> None:
+        """Take a step with the sums of every batch of the order, which is that of the rows."""
+        if not isinstance(run, SumStepper):
+            raise TypeError(f"rows of Dask are not handed out, got a {type(run).__name__} for them")
+        workers = _workers()
+        steps = [*self._parts(order)]
+        visits = groupby(chain.from_iterable(steps), lambda part: part.visit // workers)
+        loads = (self._loaded([*parts], encode) for _, parts in visits)
+        pieces = chain.from_iterable(_one_ahead(loads))
+        # Each task is made when it is asked for: at the iterate after all steps before it.
+        tasks: Iterator[_Task] = (
+            _Task.of(run.summing(), [*islice(pieces, len(step))]) for step in steps
+        )
+        if not run.sums_follow_model:
+            tasks = _started_early(tasks, 2 * workers)
+        for task in tasks:
+            run.advance(_compute(task.sums, optimize_graph=False)[0])
+            progress()
+
+    def _parts(self, order: Iterable[slice | Ints]) -> Iterator[list[_Part]]:
+        """Yield where the rows of each step lie."""
+        bounds, visit, before = self._bounds, -1, -1
+        for units in order:
+            assert isinstance(units, slice)  # they are not shuffled
+            first = int(np.searchsorted(bounds, units.start, side="right")) - 1
+            last = int(np.searchsorted(bounds, units.stop, side="left"))
+            parts = []
+            for chunk in range(first, last):
+                begin = max(units.start - int(bounds[chunk]), 0)
+                end = min(units.stop, int(bounds[chunk + 1])) - int(bounds[chunk])
+                if begin < end:
+                    if chunk != before or units.start == 0:  # another chunk, or another epoch
+                        visit, before = visit + 1, chunk
+                    parts.append(_Part(visit, chunk, begin, end))
+            yield parts
+
+    def _loaded(self, parts: list[_Part], encode: Encode) -> Sequence[Any]:
+        """Return parts of a few chunks, cut by the workers and kept there."""
+        cut = []
+        for chunk, own in groupby(parts, lambda part: part.chunk):
+            rows, targets = self._rows[chunk], self._targets[chunk]
+            cut += [_later(_cut, rows, targets, p.begin, p.end, self._dtype, encode) for p in own]
+        return cast(Sequence[Any], _persist(*cut))
+
+
+class _Chunks:
+    """The chunks of an array along its rows, each with the tasks that it needs and no others."""
+
+    def __init__(self, array: Any) -> None:
+        self._chunks = array.to_delayed().reshape(-1)
+        self._graph = dict(self._chunks[0].dask)  # of all of them: to send it each time is slow
+
+    def __getitem__(self, number: int) -> Any:
+        key = self._chunks[number].key
+        tasks, _ = _cull(self._graph, [key])
+        return _Delayed(key, tasks)
+
+
+class _Part(NamedTuple):
+    """Rows of a chunk that belong to a step."""
+
+    visit: int
+    chunk: int
+    begin: int
+    end: int
+
+
+class _Task(NamedTuple):
+    """The sums of a batch, with its rows: workers keep rows only as long as they are held here."""
+
+    sums: Any
+    rows: list[Any]
+
+    @classmethod
+    def of(cls, summing: Callable[[Batch], Any], rows: list[Any]) -> _Task:
+        return cls(_later(_sums, summing, rows), rows)
+
+
+def _started_early(tasks: Iterator[_Task], count: int) -> Iterator[_Task]:
+    """Yield tasks that run already, so many at a time and as many ahead."""
+
+    def start(group: list[_Task]) -> list[_Task]:
+        started = _persist(*(task.sums for task in group))
+        return [task._replace(sums=sums) for task, sums in zip(group, started, strict=True)]
+
+    groups = iter(lambda: [*islice(tasks, count)], [])
+    return chain.from_iterable(_one_ahead(map(start, groups)))
+
+
+# ---- What workers do ----
+
+
+def _cut(
+    rows: Any, targets: Any, begin: int, end: int, dtype: np.dtype[Any], encode: Encode
+) -> Batch:
+    X = np.ascontiguousarray(rows[begin:end], dtype=dtype)
+    return Batch(X, encode(np.asarray(targets[begin:end])))
+
+
+def _sums(summing: Callable[[Batch], Any], parts: list[Batch]) -> Any:
+    batch: Any = join(parts)
+    # Arrays that came from another process may lie unaligned.
+    X, y = (np.require(part, requirements=["C", "A"]) for part in (batch.X, batch.y))
+    return summing(Batch(X, y))
+
+
+# ---- Tasks ----
+
+
+def _later(function: Callable[..., Any], *arguments: Any) -> Any:
+    return _delayed(function, pure=False)(*arguments)
+
+
+def _one_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield items, each when the one after it has been made."""
+    end: list[Any] = [None]
+    for item, _ in pairwise(chain(items, end)):
+        yield item
+
+
+def _workers() -> int:
+    """Return how many workers the current cluster has; 1 without a cluster."""
+    distributed: Any = sys.modules.get("distributed")
+    if distributed is None:
+        return 1
+    try:
+        return max(1, len(distributed.default_client().nthreads()))
+    except ValueError:  # there is no client
+        return 1
+
+
+# ---- Checks ----
+
+
+def _series(y: Any, numbers: bool, lengths: Any) -> Any:
+    """Return a series as an array, of floats where targets are numbers."""
+    if y.ndim != 1:
+        raise ValueError(f"y must have one column, got {[*y.columns]}")
+    if numbers:
+        _float_type("y", [y.dtype])
+        y = y.astype(np.float64)
+    elif not isinstance(y.dtype, np.dtype):  # strings, categories, integers with nulls
+        y = y.astype(object)
+    return y.to_dask_array(lengths=lengths)
+
+
+def _float_type(name: str, dtypes: Sequence[Any]) -> np.dtype[Any]:
+    """Return float32 where it holds all columns, else float64."""
+    found = [getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes]  # pandas' types have one
+    for dtype in found:
+        if getattr(dtype, "kind", "O") not in "iufb":
+            raise TypeError(f"{name} must be of numbers or bool, got dtype {dtype}")
+    single = bool(found) and np.result_type(*found) == np.float32
+    return np.dtype(np.float32 if single else np.float64)
+
+
+def _unknown(array: Any) -> bool:
+    return any(np.isnan(size) for sizes in array.chunks for size in sizes)

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that are interrupted, shared by threads, or fed with labels and users of odd types."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from estimator_cases import CLASSES, NAMES, first_of, make, rows, stream
+
+from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.convex.glm_fit import GLMRun
+from dpftrl_fast.convex.glm_sums import Objective
+from dpftrl_fast.convex.least_squares import LeastSquares
+from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
+from dpftrl_fast.plan import PrivacyPlan
+
+every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
+linear = pytest.mark.parametrize("cls", [DPFTRLRegressor, DPFTRLClassifier])
+
+
+# ---- Interruptions ----
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@every
+@pytest.mark.parametrize("place", ["_publish", "_further_attributes"])
+def test_rows_of_an_interrupted_call_do_not_count_twice(cls: Any, place: str) -> None:
+    X, y = rows(cls)
+    model = make(cls, horizon=60)
+    model.partial_fit(X[:10], y[:10], **first_of(cls))
+    before = model.coef_
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(cls, place, interrupt)
+        model.partial_fit(X[10:20], y[10:20])
+    for part in (slice(10, 20), slice(20, 30)):
+        with pytest.raises(RuntimeError, match="interrupted"):
+            model.partial_fit(X[part], y[part])
+    assert model.coef_ is before and model.n_steps_ == 1
+    assert model.fit(X, y).n_steps_ == 6  # another run
+
+
+@every
+def test_a_stream_whose_first_call_was_interrupted_begins_with_another_key(cls: Any) -> None:
+    X, y = rows(cls)
+    model, keys = make(cls, horizon=60), []
+    start = cls._start
+
+    def kept(self: Any, *args: Any) -> Any:
+        run = start(self, *args)
+        keys.append((run._noises[0] if cls is DPFTRLLeastSquares else run._noise)._key)
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "_start", kept)
+        with pytest.MonkeyPatch.context() as inner, pytest.raises(KeyboardInterrupt):
+            inner.setattr(cls, "_publish", interrupt)
+            model.partial_fit(X[:10], y[:10], **first_of(cls))
+        assert not hasattr(model, "coef_")
+        model.partial_fit(X[:10], y[:10], **first_of(cls))
+    assert model.n_steps_ == 1 and len({*keys}) == 2
+
+
+@every
+def test_a_refused_call_does_not_end_the_stream(cls: Any) -> None:
+    X, y = rows(cls)
+    model = make(cls, horizon=60)
+    model.partial_fit(X[:10], y[:10], **first_of(cls))
+    for call in (
+        lambda: model.partial_fit(X[:9], y[:9]),
+        lambda: model.partial_fit(X[:10, :2], y[:10]),
+        lambda: model.partial_fit(X[:10].tolist(), y[:10]),
+        lambda: model.partial_fit(X[:10], y[:10].tolist()),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    assert model.partial_fit(X[10:20], y[10:20]).n_steps_ == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@every
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_copy_of_a_stream_refuses(cls: Any) -> None:
+    X, y = rows(cls)
+    model = make(cls, horizon=60, threads=1)
+    model.partial_fit(X[:10], y[:10], **first_of(cls))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            model.partial_fit(X[10:20], y[10:20])
+        except RuntimeError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert model.partial_fit(X[10:20], y[10:20]).n_steps_ == 2
+
+
+# ---- Threads ----
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Switch threads as often as can be."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def in_threads(call: Callable[[], None], times: int) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(times):
+                call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+# Sums of whole numbers do not depend on their order, nor do the gradients of this loss.
+WHOLE = Batch(np.arange(40.0).reshape(10, 4) % 3, np.arange(10.0) % 2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_steps_of_a_run_take_turns() -> None:
+    def run() -> GLMRun:
+        plan = PrivacyPlan(64.0, 1.0, SinglePass(120))
+        options: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 10, "threads": 1}
+        return GLMRun(Objective("linear", 4, clip_norm=64.0), plan, **options, noise_seed=1)
+
+    alone, shared = run(), run()
+    for _ in range(120):
+        alone.step(WHOLE)
+    in_threads(lambda: shared.step(WHOLE), 30)
+    np.testing.assert_array_equal(shared.last, alone.last)
+    np.testing.assert_array_equal(shared.average, alone.average)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_models_of_least_squares_are_of_whole_steps_in_threads_too() -> None:
+    def engine() -> LeastSquares:
+        plan = LeastSquaresPlan(16.0, 4.0, 8.0, SinglePass(120))
+        return LeastSquares(plan, 4, seed=1, threads=1)
+
+    models = {}
+    alone, shared = engine(), engine()
+    for t in range(1, 121):
+        alone.step(WHOLE)
+        models[t] = alone.last
+
+    def call() -> None:
+        shared.step(WHOLE)
+        shared.last  # noqa: B018 - makes a model of what is there
+        assert shared.released()
+
+    in_threads(call, 30)
+    assert shared.steps_taken == 120
+    np.testing.assert_array_equal(shared.last, models[120])
+    steps = [solve.step for solve in shared.solves]
+    assert steps == sorted({*steps})
+    total = sum(models[step] for step in steps)
+    np.testing.assert_allclose(shared.average, total / len(steps), rtol=1e-9)
+
+
+# ---- What would tell of values ----
+
+
+@every
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("bound", [1e-12, 1.0, 1e12])
+def test_no_floating_point_error_of_a_callers_settings(
+    cls: Any, sparse: bool, bound: float
+) -> None:
+    model = make(cls, horizon=90, x_norm_bound=bound, fit_intercept=bound == 1.0)
+    if cls is not DPFTRLClassifier:
+        model.set_params(y_bound=bound)
+    first = first_of(cls)
+    for scale in (1.0, 1e-300, 1e300, np.nan, np.inf, 5e-324, 1e-160, 1e-155, 1e-308):
+        X, y = rows(cls, n=10)
+        with np.errstate(all="ignore"):
+            data: Any = X * scale
+            y = y if cls is DPFTRLClassifier else y * scale
+        data = scipy.sparse.csr_array(data) if sparse else data
+        with np.errstate(all="raise"):
+            model.partial_fit(data, y, **first)
+        first = {}
+    assert model.n_steps_ == 9 and np.all(np.isfinite(model.coef_))
+
+
+@every
+def test_no_conversion_warns_of_a_value(cls: Any) -> None:
+    X, y = rows(cls)
+    extended = X.astype(np.longdouble)
+    extended[14, 1] = np.finfo(np.longdouble).max
+    quiet, signalling = X.astype(np.float32), X.astype(np.float32)
+    quiet[14, 1] = np.nan
+    signalling.view(np.uint32)[14, 1] = 0x7FA00000
+    targets = y.astype(np.float32)
+    targets.view(np.uint32)[14] = 0x7FA00000
+    options = {"horizon": 60, "noise_seed": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stream(make(cls, **options), extended, y, **first_of(cls))
+        single = y.astype(np.float32)
+        expected = stream(make(cls, **options), quiet, single, **first_of(cls))
+        for data, labels in ((signalling, single), (X.astype(np.float32), targets)):
+            found = stream(make(cls, **options), data, labels, **first_of(cls))
+            np.testing.assert_array_equal(found, expected)
+
+
+UNKNOWN: dict[str, Callable[[Any, Any], Any]] = {
+    "none": lambda labels, kind: np.array([*labels[:-1], None], dtype=object),
+    "word": lambda labels, kind: np.array([*labels[:-1], "word"], dtype=object),
+    "list": lambda labels, kind: pd.Series([*labels[:-1], [3]], dtype=object),
+    "nullable": lambda labels, kind: pd.Series([*labels[:-1], None], dtype=kind),
+}
+
+
+@pytest.mark.parametrize(
+    ("classes", "kind"),
+    [([0, 1], "Int64"), ([2**53, 2**53 + 1], "Int64"), (["a", "b"], "string")],
+    ids=["small", "large", "words"],
+)
+@pytest.mark.parametrize("unknown", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_an_unknown_label_does_not_change_what_others_are(
+    classes: Any, kind: str, unknown: Any
+) -> None:
+    X, y = rows(DPFTRLClassifier, n=10)
+    places = np.where(y > 0, 1.0, 0.0)
+    labels = [classes[int(place)] for place in places]
+    places[-1] = np.nan
+    options = {"horizon": 60, "noise_seed": 3}
+    expected = make(DPFTRLClassifier, **options).partial_fit(X, places, classes=[0, 1])
+    found = make(DPFTRLClassifier, **options)
+    found.partial_fit(X, unknown(labels, kind), classes=classes)
+    np.testing.assert_array_equal(found.coef_, expected.coef_)
+
+
+def test_labels_in_a_list_are_refused_whatever_they_are() -> None:
+    X, y = rows(DPFTRLClassifier, n=10)
+    for labels in ([*y.tolist()], [*y.tolist()[:-1], "word"], [*y.tolist()[:-1], [2]]):
+        with pytest.raises(TypeError, match="array of labels, got list"):
+            make(DPFTRLClassifier, horizon=60).partial_fit(X, labels, classes=[0, 1])
+
+
+# ---- Users ----
+
+MISSING: dict[str, Any] = {
+    "NaN": [1.0, np.nan, 2.0, 3.0],
+    "none": ["a", None, "b", "c"],
+    "NaN beside words": ["a", np.nan, "b", "c"],
+    "NaN in an array of objects": np.array(["a", np.nan, "b", "c"], dtype=object),
+    "nullable": pd.Series([1, None, 2, 3], dtype="Int64"),
+    "strings": pd.Series(["a", None, "b", "c"], dtype="string"),
+    "categories": pd.Series(["a", None, "b", "c"], dtype="category"),
+    "times": np.array(["2020-01-01", "NaT", "2020-01-02", "2020-01-03"], dtype="datetime64[D]"),
+}
+
+
+@linear
+@pytest.mark.parametrize("groups", MISSING.values(), ids=MISSING.keys())
+def test_a_row_without_a_user_is_refused(cls: Any, groups: Any) -> None:
+    X, y = rows(cls, n=4)
+    with pytest.raises(ValueError, match="groups must"):
+        make(cls, batch_size=2).fit(X, y, groups=groups)
+    with pytest.raises(ValueError, match="groups must"):
+        make(cls, batch_size=4, horizon=8).partial_fit(X, y, groups=groups, **first_of(cls))
+
+
+SAME: dict[str, tuple[Any, Any]] = {
+    "a number beside words": ([5, "a"], [5, 6]),
+    "a float beside words": ([5.0, "a"], [5, 6]),
+    "float32 objects": (np.array([np.float32(5), np.float32(1)], dtype=object), [5, 6]),
+    "nullable": (pd.Series([5, 1], dtype="Int64"), [5, 6]),
+    "strings": (pd.Series(["x", "y"], dtype="string"), np.array(["x", "z"])),
+    "wide objects": (np.array([2**70, 1], dtype=object), np.array([2**70, 3], dtype=object)),
+}
+
+
+@linear
+@pytest.mark.parametrize(("first", "second"), SAME.values(), ids=SAME.keys())
+def test_a_user_is_known_again_in_another_type(cls: Any, first: Any, second: Any) -> None:
+    X, y = rows(cls)
+    model = make(cls, batch_size=2, horizon=10)
+    model.partial_fit(X[:2], y[:2], groups=first, **first_of(cls))
+    with pytest.raises(ValueError):
+        model.partial_fit(X[2:4], y[2:4], groups=second)
+
+
+@linear
+def test_groups_and_classes_are_named(cls: Any) -> None:
+    X, y = rows(cls)
+    third = np.ones(60)  # weights, by the habit of scikit-learn
+    with pytest.raises(TypeError, match="positional"):
+        make(cls).fit(X, y, third)
+    with pytest.raises(TypeError, match="positional"):
+        make(cls, horizon=60).partial_fit(X[:10], y[:10], third[:10])
+
+
+def test_sums_that_float32_cannot_hold_are_refused_before_the_first_step() -> None:
+    X, y = rows(DPFTRLLeastSquares)
+    with pytest.raises(ValueError, match="norm of a row must be at most 1e\\+12"):
+        make(DPFTRLLeastSquares, x_norm_bound=1e15).fit(X, y)
+    model = make(DPFTRLLeastSquares, x_norm_bound=1e11, y_bound=1e11, fit_intercept=False)
+    assert np.all(np.isfinite(model.fit(X * 1e12, y * 1e12).coef_))
