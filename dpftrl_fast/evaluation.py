@@ -24,20 +24,20 @@ def metric_name(schema: Schema) -> str:
 
 
 def scores(table: TableReader, models: npt.ArrayLike) -> FloatArray:
-    """Score several coefficient vectors in one pass over a public table.
+    """Score several models in one pass over a public table.
 
     Parameters
     ----------
     table : TableReader
         Public rows; invalid ones are left out.
-    models : array_like of shape (m, p)
-        One coefficient vector a row.
+    models : array_like of shape (m, p), or (m, k, p) for a multinomial task with k classes
+        The coefficients of m models.
 
     Returns
     -------
     ndarray of shape (m,)
-        R^2 of the clipped and scaled target, or the share of right labels (positive where
-        x.theta > 0).
+        R^2 of the clipped and scaled target, or the share of right labels: of two, the positive
+        one where x.theta > 0; of several the one with the largest x.theta, the first of equals.
 
     Raises
     ------
@@ -45,6 +45,7 @@ def scores(table: TableReader, models: npt.ArrayLike) -> FloatArray:
         When no row is valid, or all targets are equal (R^2 is not defined).
     """
     models = np.asarray(models, dtype=np.float64)
+    vectors = models.reshape(-1, table.schema.n_features)
     regression = table.schema.task == "regression"
     encoder = Encoder(table.schema)
     count = 0
@@ -57,13 +58,16 @@ def scores(table: TableReader, models: npt.ArrayLike) -> FloatArray:
             y = rows.target[rows.valid]
             if y.size == 0:
                 continue
-            predicted = (rows.matrix(table.schema.n_features) @ models.T)[rows.valid]
+            predicted = (rows.matrix(table.schema.n_features) @ vectors.T)[rows.valid]
             if regression:
                 squared += np.square(predicted - y[:, None]).sum(axis=0)
                 shift = y.mean() - mean
                 spread += np.square(y - y.mean()).sum()
                 spread += shift**2 * count * y.size / (count + y.size)
                 mean += shift * y.size / (count + y.size)
+            elif models.ndim == 3:
+                classes = predicted.reshape(y.size, *models.shape[:2]).argmax(axis=2)
+                right += (classes == y[:, None]).sum(axis=0)
             else:
                 right += ((predicted > 0.0) == (y[:, None] > 0.5)).sum(axis=0)
             count += y.size

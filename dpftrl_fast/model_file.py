@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.fitting import FitResult
+from dpftrl_fast.fitting import FitResult, Plan
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.schema import LabelTarget, Schema
 from dpftrl_fast.tables import Encoder, TableReader
@@ -29,8 +30,11 @@ from dpftrl_fast.tables import Encoder, TableReader
 __all__ = ["Model", "check_target", "load_model", "model_facts", "save_model"]
 
 FORMAT = "dpftrl_fast/model/1"
+LEAST_SQUARES_FORMAT = "dpftrl_fast.LeastSquaresPlan"
 NPZ, JSON = "model.npz", "model.json"
 _KINDS = ("tail", "average", "last")
+
+Kind = Literal["tail", "average", "last"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -42,11 +46,12 @@ class Model:
     Attributes
     ----------
     coefficients : dict
-        "tail", "average" and "last" of shape (p,): the mean over the last half of the steps, the
-        mean over all, the last iterate.
+        "tail", "average" and "last" of shape (p,), or (k, p) for a multinomial task with k classes:
+        the mean over the last half of the steps, the mean over all, the last iterate. A model of
+        least squares has "last" alone.
     schema : Schema
         How rows become features.
-    plan : PrivacyPlan
+    plan : PrivacyPlan or LeastSquaresPlan
         What was guaranteed, and by what noise.
     facts : dict
         Everything else, as in ``model.json``.
@@ -54,15 +59,11 @@ class Model:
 
     coefficients: dict[str, FloatArray]
     schema: Schema
-    plan: PrivacyPlan
+    plan: Plan
     facts: dict[str, Any]
 
     def predict(
-        self,
-        path: str | Path,
-        *,
-        kind: Literal["tail", "average", "last"] = "tail",
-        delimiter: str | None = None,
+        self, path: str | Path, *, kind: Kind | None = None, delimiter: str | None = None
     ) -> FloatArray:
         """Predict every row of a file, in order; NaN for rows with a missing or unparsable cell.
 
@@ -70,31 +71,63 @@ class Model:
         ----------
         path : str or Path
             A table with the schema's feature columns.
-        kind : {"tail", "average", "last"}
-            Which coefficients.
+        kind : {"tail", "average", "last"}, optional
+            Which coefficients; default "tail", or "last" where there is no other.
         delimiter : str or None
-            For CSV, as in `TableReader`.
+            As for `TableReader`.
 
         Returns
         -------
-        ndarray of shape (n,)
-            In the target's own units for a regression; for a classification the score x.theta,
-            whose logistic function is the probability of the positive class if the loss was
-            logistic.
+        ndarray of float64
+            For a regression of shape (n,), in the target's units; for a classification of shape
+            (n,), x.theta, whose sign is the class (and 1 / (1 + exp(-score)) the probability of the
+            positive class if the loss was logistic); for a multinomial task of shape (n, k), the
+            score of each class (whose softmax is its probability if the loss was multinomial).
         """
+        if kind is None:
+            kind = "tail" if "tail" in self.coefficients else "last"
         if kind not in self.coefficients:
-            raise ValueError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}")
+            raise ValueError(f"kind must be one of {', '.join(self.coefficients)}, got {kind!r}")
         theta = self.coefficients[kind]
         encoder = Encoder(self.schema, target=False)
-        parts = [np.zeros(0)]
+        parts = [np.zeros((0, *theta.shape[:-1]))]
         for block in TableReader(path, self.schema, delimiter=delimiter, target=False):
             rows = encoder.encode(block)
-            score = np.einsum("ij,ij->i", rows.values, theta[rows.indices])
+            if theta.ndim == 1:
+                score = np.einsum("ij,ij->i", rows.values, theta[rows.indices])
+            else:
+                score = rows.matrix(self.schema.n_features) @ theta.T
             score[~rows.valid] = np.nan
             parts.append(score)
         score = np.concatenate(parts)
         target = self.schema.target
         return score if isinstance(target, LabelTarget) else score * target.divisor + target.offset
+
+    def predict_labels(
+        self, path: str | Path, *, kind: Kind | None = None, delimiter: str | None = None
+    ) -> list[str | None]:
+        """Predict the label of every row of a file, in order; None where `predict` has NaN.
+
+        Parameters
+        ----------
+        path, kind, delimiter
+            As for `predict`.
+
+        Raises
+        ------
+        ValueError
+            If the model is that of a regression.
+        """
+        target = self.schema.target
+        if not isinstance(target, LabelTarget):
+            raise ValueError("labels are predicted by a classification, got a regression")
+        score = self.predict(path, kind=kind, delimiter=delimiter)
+        if score.ndim == 1:
+            score = np.stack([np.zeros_like(score), score], axis=1)
+            score[np.isnan(score[:, 1])] = np.nan
+        classes = np.argmax(score, axis=1)  # of equal scores the first: negative at 0
+        classes[np.isnan(score).any(axis=1)] = -1
+        return [None if k < 0 else target.categories[k] for k in classes]
 
 
 def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -107,30 +140,27 @@ def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) ->
     scores : mapping, optional
         The metric of each kind of coefficients on a table that the user called public.
     """
-    settings = result.settings
-    return {
+    settings, schema = result.settings, result.schema
+    facts = {
         "format": FORMAT,
         "marks": ["reproducible, not private"] if result.reproducible else [],
         "epsilon": _finite(result.epsilon),
         "delta": settings.delta,
-        "neighbours": "one record replaced by zero",
+        "neighbours": f"one {schema.unit} replaced by zero",
         "epsilon_replace_one": result.epsilon_replace_one,
         "delta_floor": result.plan.delta_floor,
         "sensitivity_squared": result.plan.sensitivity_squared,
         "plan": result.plan.to_dict(),
-        "settings": {
-            "batch_size": settings.batch_size,
-            "learning_rate": settings.learning_rate,
-            "loss": result.loss,
-            "loss_param": settings.loss_param,
-            "momentum": settings.momentum,
-            "l1": settings.l1,
-            "radius": settings.radius,
-        },
+        "settings": settings.to_dict(schema),
         "public_test": None if scores is None else {k: _finite(v) for k, v in scores.items()},
-        "features": list(result.schema.feature_names),
-        "schema": result.schema.to_dict(),
+        "features": list(schema.feature_names),
+        "schema": schema.to_dict(),
     }
+    if result.solve is not None:
+        facts["solve"] = {
+            name: getattr(result.solve, name) for name in ("case", "half_ridge", "multiplier")
+        }
+    return facts
 
 
 def check_target(directory: str | Path, *, force: bool = False) -> None:
@@ -207,25 +237,35 @@ def load_model(directory: str | Path) -> Model:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             facts = json.loads(str(arrays["facts"][()]))
-            coefficients = {kind: np.asarray(arrays[kind], np.float64) for kind in _KINDS}
+            kinds = _KINDS if "tail" in arrays else ("last",)
+            coefficients = {kind: np.asarray(arrays[kind], np.float64) for kind in kinds}
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{str(path)!r} is not a model file: {error}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"expected a model of format {FORMAT!r} in {str(path)!r}")
     schema = Schema.from_dict(facts["schema"])
+    plan = _plan(facts["plan"])
+    wanted = () if isinstance(plan, LeastSquaresPlan) else ("tail", "average")
+    if set(kinds) != {*wanted, "last"}:
+        raise ValueError(f"expected other coefficients than {', '.join(kinds)} in {str(path)!r}")
+    p, k = schema.n_features, schema.outputs
+    shape = (p,) if k == 1 else (k, p)
     for kind, theta in coefficients.items():
-        if theta.shape != (schema.n_features,):
-            raise ValueError(
-                f"{kind} coefficients must have shape ({schema.n_features},), got {theta.shape}"
-            )
-    return Model(coefficients, schema, PrivacyPlan.from_dict(facts["plan"]), facts)
+        if theta.shape != shape:
+            raise ValueError(f"{kind} coefficients must have shape {shape}, got {theta.shape}")
+    return Model(coefficients, schema, plan, facts)
+
+
+def _plan(data: Any) -> Plan:
+    """Read the plan of either method, told by its format."""
+    if isinstance(data, dict) and data.get("format") == LEAST_SQUARES_FORMAT:
+        return LeastSquaresPlan.from_dict(data)
+    return PrivacyPlan.from_dict(data)
 
 
 def _npz(result: FitResult, text: str) -> bytes:
     buffer = io.BytesIO()
-    np.savez(
-        buffer, facts=np.array(text), tail=result.tail, average=result.average, last=result.last
-    )
+    np.savez(buffer, allow_pickle=False, facts=np.array(text), **result.coefficients)
     return buffer.getvalue()
 
 

@@ -5,54 +5,38 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fitting_cases import (
+    BATCH,
+    CLASSES,
+    GARBAGE,
+    LABELS,
+    REGRESSION,
+    ROWS,
+    SEVERAL,
+    Lines,
+    clipped,
+    features,
+    gradient_sums,
+    lines,
+    table,
+)
 
-from dpftrl_fast import fitting, reference
+from dpftrl_fast import reference
 from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
+from dpftrl_fast.fitting.engines import make_engine
+from dpftrl_fast.fitting.settings import LOSSES
+from dpftrl_fast.linear_model import DPFTRLRegressor
 from dpftrl_fast.model_file import model_facts
 from dpftrl_fast.schema import Schema
-from dpftrl_fast.tables import TableError, TableReader
+from dpftrl_fast.tables import TableError
 
-ROWS, BATCH = 50, 8
-REGRESSION: dict[str, Any] = {
-    "rows": ROWS,
-    "target": {"name": "y", "bounds": [-2, 2], "divisor": 1},
-    "columns": {"a": {"bounds": [-1, 1]}, "c": {"categories": ["u", "v", "w"]}},
-}
-CLASSES: dict[str, Any] = {**REGRESSION, "target": {"name": "k", "categories": ["no", "yes"]}}
 SETTINGS = FitSettings(batch_size=BATCH, clip_norm=0.5, noise_seed=3)
-
-Lines = list[str]
-
-
-def lines(seed: int = 0, rows: int = ROWS) -> Lines:
-    rng = np.random.default_rng(seed)
-    a = rng.uniform(-1.5, 1.5, rows)
-    c = rng.choice(["u", "v", "w", "?"], rows)
-    y = a + (c == "v") + 0.1 * rng.normal(size=rows)
-    k = np.where(y > 0.3, "yes", "no")
-    return [f"{a[i]},{c[i]},{y[i]},{k[i]}" for i in range(rows)]
-
-
-def table(path: Path, rows: Lines, schema: dict[str, Any] | None = None) -> TableReader:
-    path.write_text("\n".join(["a,c,y,k", *rows]) + "\n", encoding="utf-8")
-    return TableReader(path, Schema.from_dict(REGRESSION if schema is None else schema))
-
-
-def features(rows: Lines) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    x, y = [], []
-    for row in rows:
-        a, c, target, _ = row.split(",")
-        one_hot = [float(c == name) for name in ("u", "v", "w")]
-        x.append([min(max(float(a), -1.0), 1.0), *one_hot, 1.0])
-        y.append(min(max(float(target), -2.0), 2.0))
-    return np.array(x) / math.sqrt(3.0), np.array(y)
 
 
 def plain_fit(
@@ -67,8 +51,7 @@ def plain_fit(
     theta, total, iterates = np.zeros(5), np.zeros(5), []
     for start in range(0, ROWS, BATCH):
         for xi, yi in zip(x[start : start + BATCH], y[start : start + BATCH], strict=True):
-            g = (xi @ theta - yi) * xi
-            total = total + g * min(1.0, settings.clip_norm / max(float(np.linalg.norm(g)), 1e-300))
+            total = total + clipped((xi @ theta - yi) * xi, settings.clip_norm)
         theta = -settings.learning_rate * (total + noise.step()) / BATCH
         iterates.append(theta)
     return theta, iterates
@@ -116,71 +99,105 @@ def test_a_seed_is_not_shown() -> None:
     assert "987654" not in repr(FitSettings(noise_seed=987654))
 
 
-Kernel = Callable[..., Any]
-
-
-def gradient_sums(
-    rows: TableReader,
-    settings: FitSettings,
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(
+    ("loss", "schema"),
+    [("squared", REGRESSION), ("huber", REGRESSION), ("epsilon_insensitive", REGRESSION),
+     ("quantile", REGRESSION), ("logistic", CLASSES), ("hinge", CLASSES), ("hinge", SEVERAL),
+     ("multinomial", SEVERAL)],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [0, 8, 49])
+def test_one_row_changes_one_sum_a_pass_by_at_most_the_clip_norm(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    thetas: list[np.ndarray[Any, Any]] | None = None,
-) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]], list[int]]:
-    """Run a fit and return each step's sum, its theta and its number of rows.
-
-    With `thetas` every step looks at these instead of its own, as the definition of the
-    sensitivity of an adaptive mechanism asks.
-    """
-    sums: list[np.ndarray[Any, Any]] = []
-    used: list[np.ndarray[Any, Any]] = []
-    sizes: list[int] = []
-    kernel: Kernel = fitting.clipped_gradient_sum_csr
-
-    def spy(
-        data: Any, indices: Any, indptr: Any, y: Any, theta: Any, *rest: Any, **named: Any
-    ) -> Any:
-        theta = theta if thetas is None else thetas[len(used)]
-        used.append(np.array(theta))
-        out = kernel(data, indices, indptr, y, theta, *rest, **named)
-        sums.append(np.array(out))
-        sizes.append(len(y))
-        return out
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "clipped_gradient_sum_csr", spy)
-        fit(rows, settings)
-    return sums, used, sizes
-
-
-GARBAGE = [
-    "0,u,0,no", "1e300,u,-1e300,yes", "nan,u,nan,nan", ",,,", "", "1", '"', '",', "1,2,3,4,5,6",
-    "inf,v,2,yes", "-7,w,-7,no", "é,ü,,", "\x00",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("loss", ["squared", "huber", "logistic", "hinge"])
-@pytest.mark.parametrize("at", [0, 7, 8, 30, 49])
-def test_one_row_changes_one_sum_by_at_most_the_clip_norm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Any, at: int
+    loss: str,
+    schema: dict[str, Any],
+    at: int,
+    epochs: int,
 ) -> None:
-    schema = REGRESSION if loss in ("squared", "huber") else CLASSES
     settings = FitSettings(
-        batch_size=BATCH, clip_norm=0.2, loss=loss, noise_multiplier=1.0, epsilon=None, noise_seed=1
-    )
+        batch_size=BATCH, clip_norm=0.2, loss=loss, noise_multiplier=1.0, epsilon=None,
+        noise_seed=1, epochs=epochs,
+    )  # fmt: skip
     zeroed = lines()
-    zeroed[at] = ",,,"  # the neighbour: the row's slot is empty
+    zeroed[at] = ",,,,,"  # the neighbour: the row's slot is empty
     path = tmp_path / "t.csv"
     base, thetas, sizes = gradient_sums(table(path, zeroed, schema), settings, monkeypatch)
-    assert sizes == [8] * 6 + [2]
-    for garbage in [lines()[at], *GARBAGE]:
+    assert sizes == ([8] * 6 + [2]) * epochs
+    for garbage in [lines()[at], *GARBAGE] if epochs == 1 else [lines()[at], '"']:
         rows = lines()
         rows[at] = garbage
         sums, _, other = gradient_sums(table(path, rows, schema), settings, monkeypatch, thetas)
         assert other == sizes
         for step, (mine, theirs) in enumerate(zip(sums, base, strict=True)):
-            if step == at // BATCH:
+            if step % 7 == at // BATCH:
                 assert np.linalg.norm(mine - theirs) <= 0.2
             else:
                 np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("loss", ["multinomial", "hinge"])
+def test_the_sums_of_several_classes_are_those_of_a_plain_computation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    settings = FitSettings(batch_size=BATCH, clip_norm=0.7, loss=loss, noise_seed=1, epsilon=9.0)
+    sums, thetas, _ = gradient_sums(
+        table(tmp_path / "t.csv", lines(), SEVERAL), settings, monkeypatch
+    )
+    x, _ = features(lines())
+    label = [LABELS.index(row.split(",")[4]) for row in lines()]
+    assert thetas[1].shape == (3, 5)
+    for t, (found, theta) in enumerate(zip(sums, thetas, strict=True)):
+        wanted = np.zeros((3, 5))
+        for i in range(t * BATCH, min((t + 1) * BATCH, ROWS)):
+            z, own = theta @ x[i], np.arange(3) == label[i]
+            if loss == "multinomial":
+                slope = np.exp(z) / np.exp(z).sum() - own
+            else:
+                sign = np.where(own, 1.0, -1.0)
+                slope = np.where(sign * z < 1, -sign, 0.0)
+            wanted += clipped(np.outer(slope, x[i]), 0.7)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_two_labels_may_have_coefficients_each(tmp_path: Path) -> None:
+    schema = {**CLASSES, "task": "multinomial"}
+    result = fit(table(tmp_path / "t.csv", lines(), schema), SETTINGS, curve_points=2)
+    assert result.last.shape == result.tail.shape == (2, 5) and result.curve.last.shape == (2, 2, 5)
+    assert result.schema.outputs == 2
+
+
+def test_several_passes_are_those_of_the_estimator(tmp_path: Path) -> None:
+    settings = FitSettings(
+        batch_size=BATCH, clip_norm=0.5, epochs=3, momentum=0.5, l1=1e-3, radius=2.0, noise_seed=3
+    )
+    result = fit(table(tmp_path / "t.csv", lines()), settings, curve_points=100)
+    estimator = DPFTRLRegressor(
+        batch_size=BATCH, clip_norm=0.5, epochs=3, momentum=0.5, l1=1e-3, radius=2.0, noise_seed=3,
+        learning_rate=1.0, fit_intercept=False,
+    ).fit(*features(lines()))  # fmt: skip
+    assert result.plan == estimator.plan_ and result.plan.bound == "released"
+    assert result.steps == 21 and result.epsilon <= 1.0
+    np.testing.assert_allclose(result.last, estimator.coef_, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.tail, estimator.coef_tail_, rtol=1e-4, atol=1e-5)
+    assert result.curve.steps.tolist() == list(range(1, 22))
+
+
+def test_a_file_that_changes_between_passes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+
+    def run(when: int, epochs: int) -> FitResult:
+        def append(step: int, steps: int) -> None:
+            if step == when:
+                path.write_text(path.read_text("utf-8") + "0,u,0,no,low,p1\n", encoding="utf-8")
+
+        settings = FitSettings(batch_size=BATCH, epochs=epochs)
+        return fit(table(path, lines()[:40]), settings, progress=append)
+
+    for when in (3, 7, 9, 14):  # in the first pass, after it, in the second, after it
+        with pytest.raises(TableError, match="the same rows in every pass"):
+            run(when, 2)
+    assert run(3, 1).steps == 7
 
 
 def test_missing_rows_are_empty_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +240,9 @@ def test_progress_and_the_steps_of_the_curve(tmp_path: Path) -> None:
         ({"delta": math.nan}, "delta must lie strictly between 0 and 1"),
         ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
         ({"batch_size": 0}, "batch_size must be >= 1"),
+        ({"epochs": 0}, "epochs must be an integer >= 1"),
+        ({"radius": math.nan}, "radius must be a finite number > 0"),
+        ({"noise_seed": -1}, "seed must be an integer >= 0"),
     ],
 )
 def test_settings_that_are_refused(change: dict[str, Any], words: str) -> None:
@@ -257,23 +277,42 @@ def test_a_batch_may_be_larger_than_the_table(tmp_path: Path) -> None:
 
 
 def test_a_loss_must_fit_the_task(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="one of squared, huber for a regression"):
+    with pytest.raises(ValueError, match=r"one of squared, huber, .* for a regression"):
         fit(table(tmp_path / "t.csv", lines()), FitSettings(loss="hinge"))
     with pytest.raises(ValueError, match="one of logistic, hinge for a classification"):
         fit(table(tmp_path / "t.csv", lines(), CLASSES), FitSettings(loss="squared"))
+    with pytest.raises(ValueError, match="one of multinomial, hinge for a multinomial"):
+        fit(table(tmp_path / "t.csv", lines(), SEVERAL), FitSettings(loss="logistic"))
+
+
+def test_the_parameter_of_a_loss() -> None:
+    schema = Schema.from_dict(REGRESSION)
+    found = [FitSettings(loss=loss).loss_param_for(schema) for loss in LOSSES["regression"]]
+    assert found == [None, 1.0, 0.1, 0.5]
+    with pytest.raises(ValueError, match=r"the loss squared has none, got 2\.0"):
+        make_plan(schema, FitSettings(loss_param=2.0))
+    for loss, param in (("quantile", 1.0), ("huber", 0.0), ("epsilon_insensitive", math.nan)):
+        settings = FitSettings(loss=loss, loss_param=param)
+        with pytest.raises(ValueError, match="loss_param"):
+            make_engine(schema, settings, make_plan(schema, settings))
 
 
 def test_scores_are_those_of_a_plain_computation(tmp_path: Path) -> None:
-    rows = [*lines(), "nan,u,1,yes"]  # an invalid row is left out
+    rows = [*lines(), "nan,u,1,yes,mid,p"]  # an invalid row is left out
     x, y = features(lines())
     theta = np.array([0.5, -0.1, 1.0, 0.2, 0.1])
     value = scores(table(tmp_path / "t.csv", rows), [theta, 0 * theta])
     for k, t in enumerate((theta, 0 * theta)):
         wanted = 1 - np.sum((x @ t - y) ** 2) / np.sum((y - y.mean()) ** 2)
         assert value[k] == pytest.approx(wanted, rel=1e-6)
-    label = np.array([row.endswith("yes") for row in lines()])
+    label = np.array([row.split(",")[3] == "yes" for row in lines()])
     right = scores(table(tmp_path / "t.csv", rows, CLASSES), [theta])
     assert right[0] == pytest.approx(np.mean((x @ theta > 0) == label))
+    models = np.random.default_rng(2).normal(size=(4, 3, 5))
+    several = [LABELS.index(row.split(",")[4]) for row in lines()]
+    right = scores(table(tmp_path / "t.csv", rows, SEVERAL), models)
+    for value, model in zip(right, models, strict=True):
+        assert value == pytest.approx(np.mean((x @ model.T).argmax(axis=1) == several))
     assert metric_name(Schema.from_dict(CLASSES)) == "accuracy"
 
 
@@ -290,9 +329,9 @@ def test_the_ridge_reference_is_the_solution_of_the_normal_equations(tmp_path: P
 
 def test_a_test_table_without_a_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="expected valid rows"):
-        scores(table(tmp_path / "t.csv", ["nan,u,1,yes"]), [np.zeros(5)])
+        scores(table(tmp_path / "t.csv", ["nan,u,1,yes,mid,p"]), [np.zeros(5)])
     with pytest.raises(TableError, match="targets that differ"):
-        scores(table(tmp_path / "t.csv", ["0,u,1,yes"] * 2), [np.zeros(5)])
+        scores(table(tmp_path / "t.csv", ["0,u,1,yes,mid,p"] * 2), [np.zeros(5)])
 
 
 def test_little_noise_recovers_the_model(tmp_path: Path) -> None:

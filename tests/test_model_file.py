@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from dpftrl_fast import files
+from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
 from dpftrl_fast.files import write_files
-from dpftrl_fast.fitting import FitResult, FitSettings, fit
-from dpftrl_fast.model_file import check_target, load_model, save_model
+from dpftrl_fast.fitting import FitResult, FitSettings, LeastSquaresSettings, fit
+from dpftrl_fast.model_file import check_target, load_model, model_facts, save_model
 from dpftrl_fast.plots import learning_curve_png
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader
@@ -78,6 +79,73 @@ def test_predictions_are_in_the_targets_units(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, np.array(wanted) * 5 + 2, rtol=1e-5)
     with pytest.raises(ValueError, match="kind must be one of"):
         load_model(tmp_path / "m").predict(tmp_path / "new.csv", kind="best")  # type: ignore[arg-type]
+
+
+def labelled(tmp_path: Path, labels: list[str], **change: Any) -> FitResult:
+    target = {"target": {"name": "k", "categories": labels}}
+    schema = Schema.from_dict({**SCHEMA.to_dict(), **target, **change})
+    text = "a,c,k\n" + "".join(f"0.{i},u,{labels[i % len(labels)]}\n" for i in range(6))
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    return fit(TableReader(tmp_path / "t.csv", schema), FitSettings(batch_size=2, noise_seed=SEED))
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], ["low", "mid", "high"]])
+def test_labels_are_predicted(tmp_path: Path, labels: list[str]) -> None:
+    several = {"task": "multinomial"} if len(labels) > 2 else {"task": "classification"}
+    result = labelled(tmp_path, labels, **several)
+    save_model(tmp_path / "m", result)
+    model = load_model(tmp_path / "m")
+    assert model.schema.task == several["task"]
+    (tmp_path / "new.csv").write_text("c,a\nv,2\nu,x\nother,0.5\n", encoding="utf-8")
+    x = np.array([[1, 0, 1, 1], [np.nan] * 4, [0.5, 0, 0, 1]]) / np.sqrt(3.0)
+    for kind in ("last", "tail"):
+        wanted = x @ getattr(result, kind).T
+        found = model.predict(tmp_path / "new.csv", kind=kind)  # type: ignore[arg-type]
+        assert found.shape == ((3,) if len(labels) == 2 else (3, 3))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-12)
+        best = (wanted > 0).astype(int) if len(labels) == 2 else wanted.argmax(axis=1)
+        words = model.predict_labels(tmp_path / "new.csv", kind=kind)  # type: ignore[arg-type]
+        assert words == [labels[best[0]], None, labels[best[2]]]
+
+
+def test_numbers_have_no_labels(tmp_path: Path) -> None:
+    save_model(tmp_path / "m", fitted(tmp_path))
+    with pytest.raises(ValueError, match="by a classification"):
+        load_model(tmp_path / "m").predict_labels(tmp_path / "t.csv")
+
+
+def test_a_model_of_least_squares_reads_back(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8")
+    settings = LeastSquaresSettings(batch_size=2, noise_seed=SEED)
+    result = fit(TableReader(tmp_path / "t.csv", SCHEMA), settings)
+    facts = save_model(tmp_path / "m", result)
+    model = load_model(tmp_path / "m")
+    assert isinstance(model.plan, LeastSquaresPlan) and model.plan == result.plan
+    assert model.facts == facts and facts["plan"]["format"] == "dpftrl_fast.LeastSquaresPlan"
+    assert list(model.coefficients) == ["last"] and facts["solve"]["half_ridge"] > 0
+    assert facts["solve"]["case"] in ("definite", "projected")
+    (tmp_path / "new.csv").write_text("c,a\nv,2\n", encoding="utf-8")
+    wanted = result.last @ [1, 0, 1, 1] / np.sqrt(3.0) * 5 + 2
+    np.testing.assert_allclose(model.predict(tmp_path / "new.csv"), wanted, rtol=1e-5)
+    with pytest.raises(ValueError, match="kind must be one of last, got 'tail'"):
+        model.predict(tmp_path / "new.csv", kind="tail")
+
+
+@pytest.mark.parametrize("kinds", [("last",), ("tail", "average", "last")])
+def test_coefficients_that_do_not_fit_their_plan(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    result = fitted(tmp_path)
+    if len(kinds) > 1:
+        result = fit(TableReader(tmp_path / "t.csv", SCHEMA), LeastSquaresSettings(batch_size=2))
+    text = json.dumps(model_facts(result))
+    arrays = dict.fromkeys(kinds, result.last)
+    np.savez(tmp_path / "model.npz", facts=np.array(text), **arrays)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected other coefficients"):
+        load_model(tmp_path)
+    if len(kinds) == 1:
+        arrays = dict.fromkeys(("tail", "average", "last"), result.last[None])
+        np.savez(tmp_path / "model.npz", facts=np.array(text), **arrays)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="must have shape"):
+            load_model(tmp_path)
 
 
 def test_a_model_is_overwritten_by_force_only(tmp_path: Path) -> None:
@@ -189,3 +257,4 @@ def test_the_learning_curve_is_a_png() -> None:
     )
     assert png.startswith(b"\x89PNG\r\n")
     assert learning_curve_png([1], [0.1], [0.1], metric="accuracy") != png
+    assert learning_curve_png([1, 2], [0.1, 0.2]).startswith(b"\x89PNG\r\n")  # without an average

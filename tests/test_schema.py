@@ -107,6 +107,12 @@ def test_files_read_back(tmp_path: Path, suffix: str) -> None:
         (("row_norm_bound",), 1e-300, "overflows"),
         (("version",), 2, "version must be 1"),
         (("task",), "classification", "task must be 'regression'"),
+        (("task",), ["regression"], "task must be 'regression'"),
+        (("users",), 0, "users must be a declared whole number >= 1"),
+        (("users",), 2.5, "users must be a declared whole number >= 1"),
+        (("group_column",), "town", "users must be declared for the group column 'town'"),
+        (("group_column",), "y", "another column than the target"),
+        (("group_column",), 3, "must be the name of a column"),
         (("batch",), 3, "unknown entry 'batch'"),
     ],
 )
@@ -146,6 +152,47 @@ def test_another_target_leaves_the_features() -> None:
     assert schema.file_columns == ("year", "town", "age")
     with pytest.raises(SchemaError, match="declared in the schema with its bounds"):
         schema.with_target("town")
+
+
+def test_a_task_follows_from_the_target_or_is_one_that_it_can_ask_for() -> None:
+    def target(labels: list[str], **more: Any) -> Schema:
+        return Schema.from_dict({**GOOD, "target": {"name": "y", "categories": labels}, **more})
+
+    two, three = target(["a", "b"]), target(["a", "b", "c"])
+    assert (two.task, two.outputs, three.task, three.outputs) == (
+        "classification", 1, "multinomial", 3
+    )  # fmt: skip
+    each = target(["a", "b"], task="multinomial")
+    assert (each.task, each.outputs) == ("multinomial", 2) and each == two.with_task("multinomial")
+    assert Schema.from_dict(each.to_dict()) == each and each.with_task("classification") == two
+    assert each.with_target("age").task == "regression"
+    with pytest.raises(SchemaError, match="'multinomial' for a target with 3 categories"):
+        three.with_task("classification")
+    with pytest.raises(SchemaError, match="'classification' or 'multinomial' for a target with 2"):
+        two.with_task("regression")
+
+
+def test_users_are_declared_with_their_column() -> None:
+    schema = Schema.from_dict({**GOOD, "users": 20})
+    assert (schema.units, schema.unit) == (100, "record")
+    grouped = schema.with_groups("person")
+    assert (grouped.units, grouped.unit) == (20, "user")
+    assert Schema.from_dict(grouped.to_dict()) == grouped
+    assert grouped == Schema.from_dict({**GOOD, "users": 20, "group_column": "person"})
+    assert grouped.with_groups("town", 7).units == 7
+    assert grouped.without_groups() == schema
+    with pytest.raises(SchemaError, match="users must be declared"):
+        Schema.from_dict(GOOD).with_groups("person")
+    with pytest.raises(SchemaError, match="cannot be the target"):
+        schema.with_groups("age").with_target("age")
+
+
+def test_another_row_norm_bound() -> None:
+    schema = Schema.from_dict(GOOD).with_row_norm_bound(2.0)
+    assert schema.row_scale == 2.0
+    for bound, words in ((0, "must be > 0"), (math.nan, "finite"), (1e-300, "overflows")):
+        with pytest.raises(SchemaError, match=words):
+            schema.with_row_norm_bound(bound)
 
 
 def write(tmp_path: Path) -> Path:

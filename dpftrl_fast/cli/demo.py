@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpftrl_fast.cli.fit import Files, run
+from dpftrl_fast.cli.fit_run import Files, run
 from dpftrl_fast.cli.output import Json, friendly, show
 from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
 from dpftrl_fast.fitting import FitSettings

@@ -1,40 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast fit``: a private linear model in one pass over a table."""
+"""``dpftrl-fast fit``: a private linear model of a table."""
 
 from __future__ import annotations
 
 import enum
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
-from dpftrl_fast.cli.output import (
-    Json,
-    facts_table,
-    friendly,
-    guarantee_facts,
-    note,
-    print_json,
-    progress_bar,
-    show,
-    warn_of_large_delta,
-)
-from dpftrl_fast.cli.patterns import Variant, VariantOption
-from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
-from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
-from dpftrl_fast.model_file import check_target, save_model
-from dpftrl_fast.plots import learning_curve_png
+from dpftrl_fast.cli.fit_run import Files, run, show_validation
+from dpftrl_fast.cli.output import Json, friendly
+from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
+from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings
 from dpftrl_fast.schema import Schema
-from dpftrl_fast.tables import TableReader, validate
+from dpftrl_fast.tables import TableReader
 
-__all__ = ["Files", "Loss", "command", "run"]
+__all__ = ["Loss", "Method", "Task", "command"]
 
-_CURVE_POINTS = 120
-_REPRODUCIBLE = "reproducible, not private: a noise seed was given"
+
+class Method(str, enum.Enum):
+    """How a model is fitted."""
+
+    ftrl = "ftrl"
+    least_squares = "least-squares"
+
+
+class Task(str, enum.Enum):
+    """What is predicted."""
+
+    regression = "regression"
+    classification = "classification"
+    multinomial = "multinomial"
 
 
 class Loss(str, enum.Enum):
@@ -42,21 +39,25 @@ class Loss(str, enum.Enum):
 
     squared = "squared"
     huber = "huber"
+    epsilon_insensitive = "epsilon_insensitive"
+    quantile = "quantile"
     logistic = "logistic"
     hinge = "hinge"
+    multinomial = "multinomial"
 
 
-@dataclass(frozen=True)
-class Files:
-    """What a run reads and writes."""
-
-    data: Path
-    schema: Schema
-    out: Path
-    test_public: Path | None = None
-    delimiter: str | None = None
-    force: bool = False
-    these_rows_are_public: bool = False
+# Why least squares does not take what belongs to ftrl.
+_SOLVED = "its models are solved for, there is no step along a gradient"
+_NOT_OF_LEAST_SQUARES = {
+    "epochs": "its sums hold all there is in the rows after one pass; another only adds noise",
+    "learning_rate": _SOLVED,
+    "momentum": _SOLVED,
+    "l1": "its models are solved for with a ridge; ftrl has an L1 penalty",
+    "clip_norm": "it clips rows and targets, not gradients: see --x-norm-bound and the schema",
+    "loss": "its loss is the squared error",
+    "loss_param": "its loss is the squared error",
+    "bound": "its plan covers the running sums, which are all that it uses",
+}
 
 
 @friendly
@@ -66,6 +67,10 @@ def command(
     ],
     schema: Annotated[Path, typer.Option(help="Declared facts, .yaml or .json.")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
+    method: Annotated[
+        Method, typer.Option(help="DP-FTRL, or least squares by two trees (regression).")
+    ] = Method.ftrl,
+    task: Annotated[Task | None, typer.Option(help="Default: what the target asks for.")] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Budget; 1 unless --noise-multiplier is given.")
     ] = None,
@@ -73,22 +78,49 @@ def command(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="The noise itself, instead of --epsilon.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows a step.")] = 256,
-    learning_rate: Annotated[float, typer.Option(help="1/lambda.")] = 1.0,
-    clip_norm: Annotated[float, typer.Option(help="Bound on every row's gradient.")] = 1.0,
-    loss: Annotated[
-        Loss | None, typer.Option(help="Default: squared, or logistic for categories.")
+    batch_size: Annotated[int, typer.Option(help="Rows a step; users with --group-column.")] = 256,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the rows, in the same order; default 1.")
     ] = None,
-    huber_threshold: Annotated[float, typer.Option(help="Where the Huber loss is linear.")] = 1.0,
-    momentum: Annotated[float, typer.Option(help="Momentum, 0 <= m < 1.")] = 0.0,
-    l1: Annotated[float, typer.Option(help="Weight of the L1 penalty.")] = 0.0,
+    learning_rate: Annotated[float | None, typer.Option(help="1/lambda; default 1.")] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Bound on every row's (user's) gradient; default 1.")
+    ] = None,
+    loss: Annotated[
+        Loss | None, typer.Option(help="Default: squared, logistic or multinomial, by the task.")
+    ] = None,
+    loss_param: Annotated[
+        float | None,
+        typer.Option(help="Where huber turns linear (1), the epsilon (0.1), the quantile (0.5)."),
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum, 0 <= m < 1; default 0.")] = None,
+    l1: Annotated[float | None, typer.Option(help="Weight of the L1 penalty; default 0.")] = None,
     radius: Annotated[float | None, typer.Option(help="Radius of an L2 ball.")] = None,
+    x_norm_bound: Annotated[
+        float | None, typer.Option(help="Instead of the schema's row_norm_bound; public.")
+    ] = None,
+    split: Annotated[
+        float | None, typer.Option(help="Least squares: share of mu^2 for y x; default 0.35.")
+    ] = None,
+    ridge_factor: Annotated[
+        float | None, typer.Option(help="Least squares: ridge in units of the noise; default 2.")
+    ] = None,
     variant: VariantOption = Variant.honaker,
+    bound: Annotated[
+        Bound | None,
+        typer.Option(help="What zeta covers; default exact, for several epochs released."),
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="Predict this declared numeric column instead.")
     ] = None,
     rows: Annotated[
         int | None, typer.Option(help="Row slots, instead of the schema's; public.")
+    ] = None,
+    group_column: Annotated[
+        str | None, typer.Option(help="Whose row it is: the guarantee is then for users.")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help="Most users, instead of the schema's; public.")
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="For CSV.")] = None,
     test_public: Annotated[
@@ -115,166 +147,95 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a model.")] = False,
     json_: Json = False,
 ) -> None:
-    """Fit a differentially private linear model in one pass over DATA.
+    """Fit a differentially private linear model of DATA.
 
-    The guarantee is for one record replaced by zero. Nothing is released before the last step.
+    The guarantee is for one record (with --group-column: one user) replaced by zero. Nothing is
+    released before the last step.
     """
-    declared = Schema.load(schema)
-    if rows is not None:
-        declared = declared.with_rows(rows)
-    if target is not None:
-        declared = declared.with_target(target)
+    declared = _declared(
+        Schema.load(schema),
+        rows=rows,
+        target=target,
+        task=None if task is None else task.value,
+        x_norm_bound=x_norm_bound,
+        group_column=group_column,
+        users=users,
+    )
     if validate_only:
-        _show_validation(TableReader(data, declared, delimiter=delimiter), json_)
+        show_validation(TableReader(data, declared, delimiter=delimiter), json_=json_)
         return
-    settings = FitSettings(
-        epsilon=1.0 if epsilon is None and noise_multiplier is None else epsilon,
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        clip_norm=clip_norm,
-        loss=None if loss is None else loss.value,
-        loss_param=huber_threshold,
-        momentum=momentum,
-        l1=l1,
-        radius=radius,
-        variant=variant.value,
-        noise_seed=noise_seed,
+    settings = _settings(
+        method,
+        {
+            "epsilon": 1.0 if epsilon is None and noise_multiplier is None else epsilon,
+            "delta": delta,
+            "noise_multiplier": noise_multiplier,
+            "batch_size": batch_size,
+            "radius": radius,
+            "variant": variant.value,
+            "noise_seed": noise_seed,
+        },
+        {
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "clip_norm": clip_norm,
+            "loss": None if loss is None else loss.value,
+            "loss_param": loss_param,
+            "momentum": momentum,
+            "l1": l1,
+            "bound": None if bound is None else bound.value,
+        },
+        {"split": split, "ridge_factor": ridge_factor},
     )
     files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public)
     run(files, settings, json_=json_)
 
 
-def run(files: Files, settings: FitSettings, *, json_: bool) -> dict[str, Any]:
-    """Fit, score, save and print; shared with the demo."""
-    check_target(files.out, force=files.force)
-    schema = files.schema
-    settings.loss_for(schema)
-    if files.these_rows_are_public and (files.test_public is None or schema.task != "regression"):
-        raise ValueError(
-            "--these-rows-are-public compares with a ridge regression on the test rows: "
-            "it needs --test-public and a numeric target"
-        )
-    table = TableReader(files.data, schema, delimiter=files.delimiter)
-    test = None
-    if files.test_public is not None:
-        _check_test(files)
-        test = TableReader(files.test_public, schema, delimiter=files.delimiter)
-    plan = make_plan(schema, settings)
-    promised = guarantee_facts(plan, settings.delta)
-    if not json_:
-        show(facts_table(promised))
-    warn_of_large_delta(settings.delta, schema.rows)
-    began = time.perf_counter()
-    with progress_bar("steps", quiet=json_) as progress:
-        result = fit(
-            table,
-            settings,
-            curve_points=0 if test is None else _CURVE_POINTS,
-            progress=progress,
-        )
-    seconds = time.perf_counter() - began
-    reference = None
-    if files.these_rows_are_public:
-        reference = ridge_reference(TableReader(files.data, schema, delimiter=files.delimiter))
-    measured: dict[str, float] | None = None
-    plot: dict[str, bytes] = {}
-    if test is not None:
-        measured, plot = _measure(result, test, reference, str(promised["epsilon"]))
-    private_scores = None if measured is None else _without_reference(measured)
-    facts = save_model(files.out, result, scores=private_scores, extra=plot, force=files.force)
-    if json_:
-        metric = metric_name(schema)
-        print_json(
-            {**facts, "metric": metric, "scores": measured, "out": str(files.out),
-             "seconds": round(seconds, 3)}
-        )  # fmt: skip
-    else:
-        _show_result(result, schema, measured, files.out, plot, seconds)
-    return facts
-
-
-def _check_test(files: Files) -> None:
-    """Fail before the private rows are touched, not after, if the test rows give no metric."""
-    learning_curve_png([0, 1], [0, 1], [0, 1])  # matplotlib is there and works
-    assert files.test_public is not None
-    test = TableReader(files.test_public, files.schema, delimiter=files.delimiter)
-    scores(test, np.zeros((1, files.schema.n_features)))
-
-
-def _measure(
-    result: FitResult, test: TableReader, reference: np.ndarray[Any, Any] | None, promised: str
-) -> tuple[dict[str, float], dict[str, bytes]]:
-    """Score the released iterates on public rows and draw the learning curve."""
-    curve = result.curve
-    models = [result.tail[None], result.average[None], result.last[None]]
-    if reference is not None:
-        models.append(reference[None])
-    fixed = sum(len(model) for model in models)
-    value = scores(test, np.concatenate([*models, curve.last, curve.average]))
-    measured = {
-        "tail average": float(value[0]),
-        "average": float(value[1]),
-        "last": float(value[2]),
-    }
-    if reference is not None:
-        measured["non-private ridge"] = float(value[3])
-    points = len(curve.steps)
-    png = learning_curve_png(
-        curve.steps,
-        value[fixed : fixed + points],
-        value[fixed + points :],
-        tail=measured["tail average"],
-        reference=measured.get("non-private ridge"),
-        metric=metric_name(result.schema),
-        title=f"epsilon {promised.split()[0]}, delta {result.settings.delta:g}"
-        + (" (reproducible, not private)" if result.reproducible else ""),
-    )
-    return measured, {"learning_curve.png": png}
-
-
-def _without_reference(measured: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in measured.items() if name != "non-private ridge"}
-
-
-def _show_result(
-    result: FitResult,
+def _declared(
     schema: Schema,
-    measured: dict[str, float] | None,
-    out: Path,
-    plot: dict[str, bytes],
-    seconds: float,
-) -> None:
-    if measured is not None:
-        name = metric_name(schema)
-        lines = {f"{name}, {kind}": f"{value:.4f}" for kind, value in measured.items()}
-        if "non-private ridge" in measured:
-            lines[f"{name}, non-private ridge"] += "  (NOT private: DATA was called public)"
-        show("", facts_table(lines, "On the test rows, which were called public"))
-    if result.reproducible:
-        note(f"warning: {_REPRODUCIBLE}")
-    written = ", ".join(str(out / name) for name in ("model.npz", "model.json", *plot))
-    show("", f"{result.steps:,} steps in {seconds:.1f} s; wrote {written}")
+    *,
+    rows: int | None,
+    target: str | None,
+    task: str | None,
+    x_norm_bound: float | None,
+    group_column: str | None,
+    users: int | None,
+) -> Schema:
+    """Return the schema with what the options say instead."""
+    if rows is not None:
+        schema = schema.with_rows(rows)
+    if target is not None:
+        schema = schema.with_target(target)
+    if task is not None:
+        schema = schema.with_task(task)
+    if x_norm_bound is not None:
+        schema = schema.with_row_norm_bound(x_norm_bound)
+    group_column = schema.group_column if group_column is None else group_column
+    if group_column is not None:
+        schema = schema.with_groups(group_column, users)
+    elif users is not None:
+        raise ValueError("--users needs --group-column, the column that says whose row it is")
+    return schema
 
 
-def _show_validation(table: TableReader, json_: bool) -> None:
-    report = validate(table)
-    if json_:
-        print_json(report)
-        return
-    columns = {
-        name: ", ".join(f"{count:,} {what}" for what, count in found.items())
-        for name, found in report["columns"].items()
-    }
-    show(
-        report["label"],
-        facts_table(
-            {
-                "rows declared": report["rows_declared"],
-                "rows in the file": report["rows_in_file"],
-                "invalid rows (they count as zero)": report["rows_invalid"],
-                **columns,
-            }
-        ),
-    )
+def _settings(
+    method: Method, common: dict[str, Any], ftrl: dict[str, Any], least_squares: dict[str, Any]
+) -> Settings:
+    """Return the settings of a method from the options that were given; refuse the other's."""
+    ftrl = {name: value for name, value in ftrl.items() if value is not None}
+    least_squares = {name: value for name, value in least_squares.items() if value is not None}
+    if method is Method.ftrl:
+        for name in least_squares:
+            raise ValueError(f"{_option(name)} is for --method least-squares, got --method ftrl")
+        return FitSettings(**common, **ftrl)
+    for name, value in ftrl.items():
+        if (name, value) != ("epochs", 1):
+            raise ValueError(
+                f"{_option(name)} cannot be had with --method least-squares: "
+                f"{_NOT_OF_LEAST_SQUARES[name]}"
+            )
+    return LeastSquaresSettings(**common, **least_squares)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

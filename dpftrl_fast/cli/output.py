@@ -77,10 +77,10 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def warn_of_large_delta(delta: float, rows: int) -> None:
-    """Say so when delta is so large that it would allow some row to be published whole."""
-    if not delta * rows < 1:
-        note(f"warning: delta should be well below 1/rows = {1 / rows:.1e}")
+def warn_of_large_delta(delta: float, slots: int, unit: str = "row") -> None:
+    """Say so when delta is so large that it would allow some row (user) to be published whole."""
+    if not delta * slots < 1:
+        note(f"warning: delta should be well below 1/{unit}s = {1 / slots:.1e}")
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -133,19 +133,34 @@ def rounded_up(value: float | None, digits: int = 4) -> str:
 
 def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, Any]:
     """Return what a plan promises as lines for people; ``unit`` is what neighbours differ in."""
+    from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
     from dpftrl_fast.fitting import replace_one_epsilon
     from dpftrl_fast.plan_text import participation_words, trees_words
 
     zeta = plan.sensitivity_squared
     covers = "the running sums only" if plan.bound == "released" else "all nodes of the tree"
-    return {
+    zeta_words = f"{zeta if isinstance(zeta, int) else rounded_up(zeta)}  (squared sensitivity of"
+    promise = {
         "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",
         "epsilon, replace-one": f"{rounded_up(replace_one_epsilon(plan, delta))}  "
         f"(one {unit} replaced by another)",
         "delta": f"{delta:g}  (of which {plan.delta_floor:.1e} for the finite tail of the noise)",
+    }
+    if isinstance(plan, LeastSquaresPlan):
+        sigmas = f"{plan.bias.noise_multiplier:.6g} and {plan.covariance.noise_multiplier:.6g}"
+        completed = ", completed after the last step" if plan.complete else ""
+        return {
+            **promise,
+            "sigma": f"{sigmas}  (noise multipliers for y x and x x^T)",
+            "zeta": f"{zeta_words} {covers.removesuffix(' only')} of each)",
+            "bounds": f"norm of x {plan.x_norm_bound:g}, |y| {plan.y_bound:g}  (scaled)",
+            "steps": participation_words(plan.participation),
+            "trees": f"one for y x, one for x x^T{completed}, {plan.variant}",
+        }
+    return {
+        **promise,
         "sigma": f"{plan.noise_multiplier:.6g}  (noise multiplier)",
-        "zeta": f"{zeta if isinstance(zeta, int) else rounded_up(zeta)}  "
-        f"(squared sensitivity of {covers})",
+        "zeta": f"{zeta_words} {covers})",
         "clip norm": f"{plan.clip_norm:g}",
         "steps": participation_words(plan.participation),
         "tree": f"{trees_words(plan.trees)}, {plan.variant}",

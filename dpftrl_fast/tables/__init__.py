@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables: CSV and Parquet files streamed in file order into rows of features.
 
-`reader` opens files and cuts mini-batches, `encoding` turns columns into features, `cells` reads
-cells, `csv_slots` keeps one line one slot; `draft` and `validation` serve whoever writes a schema.
+`reader` opens files and cuts mini-batches, `users` puts rows together by user, `encoding` turns
+columns into features, `cells` reads cells, `csv_slots` keeps one line one slot; `draft` and
+`validation` serve whoever writes a schema.
 """
 
 from dpftrl_fast.tables.draft import draft_schema
 from dpftrl_fast.tables.encoding import Encoder, Rows
-from dpftrl_fast.tables.reader import TableError, TableReader, minibatches
+from dpftrl_fast.tables.reader import TableError, TableReader, minibatches, passes
+from dpftrl_fast.tables.users import UserNumbers, UserRows, rows_by_user
 from dpftrl_fast.tables.validation import NOT_PRIVATE, validate
 
 __all__ = [
@@ -16,7 +18,11 @@ __all__ = [
     "Rows",
     "TableError",
     "TableReader",
+    "UserNumbers",
+    "UserRows",
     "draft_schema",
     "minibatches",
+    "passes",
+    "rows_by_user",
     "validate",
 ]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MISSING", "UNKNOWN", "codes", "is_category", "is_number", "numbers"]
+__all__ = ["MISSING", "UNKNOWN", "codes", "is_category", "is_number", "numbers", "texts"]
 
 #: Code of a cell whose category is not declared, and of a missing cell (`codes`).
 UNKNOWN = -1
@@ -62,16 +62,29 @@ def codes(column: Any, categories: tuple[str, ...]) -> npt.NDArray[np.int32]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not pa.types.is_string(column.type):
-        column = column.cast(pa.string())
+    column = texts(column)
     found = pc.index_in(column, value_set=pa.array(categories, pa.string()))
     code = np.asarray(pc.fill_null(found, UNKNOWN)).astype(np.int32)
     code[np.asarray(pc.is_null(column), dtype=np.bool_)] = MISSING
     if "" not in categories:
         code[np.asarray(pc.fill_null(pc.equal(column, ""), True), dtype=np.bool_)] = MISSING
     return code
+
+
+def texts(column: Any) -> Any:
+    """Return a column with its cells as text.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> texts(pa.array([7, None])).to_pylist()
+    ['7', None]
+    """
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 
 def is_number(kind: pa.DataType) -> bool:

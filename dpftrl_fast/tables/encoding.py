@@ -92,6 +92,15 @@ class Encoder:
         # with the default scale nothing can exceed norm 1 (up to rounding)
         self._cuts = schema.row_scale < schema.largest_row_norm * (1 - 1e-12)
 
+    def empty(self, rows: int) -> Rows:
+        """Return so many rows that hold nothing yet."""
+        return Rows(
+            np.zeros((rows, self.width), np.float32),
+            np.zeros((rows, self.width), np.int32),
+            np.zeros(rows, np.float64),
+            np.zeros(rows, np.bool_),
+        )
+
     def encode(self, table: pa.Table | pa.RecordBatch) -> Rows:
         """Encode a block of the file."""
         n = table.num_rows

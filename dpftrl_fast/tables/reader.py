@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables on disk, streamed once in file order and cut into mini-batches.
+"""Tables on disk, streamed in file order and cut into mini-batches.
 
-Wrong columns, wrong types and too many rows are errors, the first two before the first batch.
+Wrong columns, wrong types and too many rows are errors, the first two before the first batch. A
+reader is one pass; a further pass over a file that has changed is refused, since rows would be in
+other batches than before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast.schema import NumericColumn, Schema
 from dpftrl_fast.tables.cells import is_category, is_number
@@ -20,7 +20,7 @@ from dpftrl_fast.tables.encoding import Encoder, Rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TableError", "TableReader", "file_kind", "minibatches"]
+__all__ = ["TableError", "TableReader", "file_kind", "minibatches", "passes"]
 
 _PARQUET_ROWS = 1 << 16
 _CSV_BLOCK = 1 << 21
@@ -43,7 +43,7 @@ class TableReader:
     delimiter : str or None
         For CSV; None means a comma, or a tab for ``.tsv``.
     target : bool
-        Whether the target is read too.
+        Whether the target is read too, and the group column if the schema has one.
 
     Raises
     ------
@@ -61,10 +61,15 @@ class TableReader:
     ) -> None:
         self.path = Path(path)
         self.schema = schema
-        self.columns = schema.file_columns if target else schema.file_columns[:-1]
+        self._options: dict[str, Any] = {"delimiter": delimiter, "target": target}
+        names = schema.file_columns if target else schema.file_columns[:-1]
+        if target and schema.group_column is not None:
+            names = (*names, schema.group_column)
+        self.columns = tuple(dict.fromkeys(names))
         kind, default = file_kind(self.path)
         if not self.path.is_file():
             raise TableError(f"no such file: {str(path)!r}")
+        self._state = _file_state(self.path)
         self._used = False
         self._csv: CsvLines | None = None
         #: Number of rows where the file states it (Parquet), else None.
@@ -74,15 +79,15 @@ class TableReader:
                 self._csv = CsvLines(self.path, default if delimiter is None else delimiter)
             except ValueError as error:
                 raise TableError(str(error)) from None
-            names = self._csv.names
+            header = self._csv.names
         else:
-            names = self._open_parquet()
+            header = self._open_parquet()
         for name in self.columns:
-            if names.count(name) != 1:
-                found = "no such column" if name not in names else "more than one"
+            if header.count(name) != 1:
+                found = "no such column" if name not in header else "more than one"
                 raise TableError(
                     f"expected one column {name!r} in {str(path)!r}, got {found} "
-                    f"among: {', '.join(map(repr, names))}"
+                    f"among: {', '.join(map(repr, header))}"
                 )
         if kind == "parquet":
             self._check_types()
@@ -93,13 +98,59 @@ class TableReader:
         Raises
         ------
         RuntimeError
-            When a reader is read a second time: the guarantee is for one pass.
+            When a reader is read a second time: the guarantee is for the declared passes.
         """
+        return self._read(list(self.columns))
+
+    def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table | pa.RecordBatch]:
+        """Yield the blocks of a private file, whose number of rows is declared.
+
+        Parameters
+        ----------
+        columns : sequence of str, optional
+            Some of the needed columns; default all.
+
+        Raises
+        ------
+        TableError
+            When the file holds more rows than the schema declares (a public fact).
+        """
+        seen = 0
+        if self.rows is not None and self.rows > self.schema.rows:
+            raise self._too_many()
+        for block in self._read(list(self.columns if columns is None else columns)):
+            seen += block.num_rows
+            if seen > self.schema.rows:
+                raise self._too_many()
+            yield block
+
+    def again(self) -> TableReader:
+        """Return a reader for a further pass over the same file.
+
+        Raises
+        ------
+        TableError
+            When the file is not the one that this reader opened.
+        """
+        self.refuse_change()
+        reader = TableReader(self.path, self.schema, **self._options)
+        reader._state = self._state
+        reader.refuse_change()  # what was opened is that file
+        return reader
+
+    def refuse_change(self) -> None:
+        """Raise `TableError` when size, time or identity of the file have changed."""
+        if _file_state(self.path) != self._state:
+            raise TableError(
+                f"expected the same rows in every pass, but {str(self.path)!r} changed meanwhile"
+            )
+
+    def _read(self, columns: list[str]) -> Iterator[pa.Table | pa.RecordBatch]:
         if self._used:
             raise RuntimeError(f"expected one pass over {str(self.path)!r}, got a second one")
         self._used = True
         if self._csv is None:
-            yield from self._file.iter_batches(_PARQUET_ROWS, columns=list(self.columns))
+            yield from self._file.iter_batches(_PARQUET_ROWS, columns=columns)
             return
         from pyarrow import ArrowInvalid, csv, string
 
@@ -108,8 +159,8 @@ class TableReader:
             delimiter=self._csv.delimiter, newlines_in_values=False, ignore_empty_lines=False
         )
         convert = csv.ConvertOptions(
-            include_columns=list(self.columns),
-            column_types=dict.fromkeys(self.columns, string()),
+            include_columns=columns,
+            column_types=dict.fromkeys(columns, string()),
             strings_can_be_null=False,
             check_utf8=False,
         )
@@ -141,14 +192,29 @@ class TableReader:
 
     def _check_types(self) -> None:
         arrow = self._file.schema_arrow
-        for column in (*self.schema.columns, self.schema.target):
-            if column.name not in self.columns:
+        declared = (*self.schema.columns, self.schema.target)
+        kinds = [(column.name, isinstance(column, NumericColumn)) for column in declared]
+        if self.schema.group_column is not None:
+            kinds.append((self.schema.group_column, False))
+        for name, numeric in kinds:
+            if name not in self.columns:
                 continue
-            numeric = isinstance(column, NumericColumn)
-            kind = arrow.field(column.name).type
+            kind = arrow.field(name).type
             if not (is_number(kind) if numeric else is_category(kind)):
                 wanted = "a number or boolean" if numeric else "text, a whole number or boolean"
-                raise TableError(f"column {column.name!r} must hold {wanted}, got {kind}")
+                raise TableError(f"column {name!r} must hold {wanted}, got {kind}")
+
+    def _too_many(self) -> TableError:
+        return TableError(
+            f"expected at most {self.schema.rows} rows (declared in the schema), "
+            f"got more in {str(self.path)!r}; blank lines count as rows"
+        )
+
+
+def _file_state(path: Path) -> tuple[int, ...]:
+    """Return public facts by which a changed file is told."""
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns, state.st_ino
 
 
 def minibatches(
@@ -164,22 +230,41 @@ def minibatches(
         When the file holds more rows than the schema declares (a public fact).
     """
     encoder = Encoder(table.schema) if encoder is None else encoder
-    rows = table.schema.rows
-    steps = -(-rows // batch_size)
-    if table.rows is not None and table.rows > rows:
-        raise _too_many(table)
+    steps = -(-table.schema.rows // batch_size)
     done = 0
-    for batch in recut(_encoded(table, encoder), batch_size):
+    for batch in recut((encoder.encode(block) for block in table.blocks()), batch_size):
         yield batch
         done += 1
-    empty = Rows(
-        np.zeros((0, encoder.width), np.float32),
-        np.zeros((0, encoder.width), np.int32),
-        np.zeros(0, np.float64),
-        np.zeros(0, np.bool_),
-    )
+    empty = encoder.empty(0)
     for _ in range(done, steps):
         yield empty
+
+
+def passes(
+    table: TableReader, epochs: int, batch_size: int, *, encoder: Encoder | None = None
+) -> Iterator[Rows]:
+    """Yield the mini-batches of several passes over a file: every pass has the same ones.
+
+    Raises
+    ------
+    TableError
+        As `minibatches`, and when the file changes before the last pass is over.
+    """
+    encoder = Encoder(table.schema) if encoder is None else encoder
+    first: int | None = None
+    for epoch in range(epochs):
+        reader = table if epoch == 0 else table.again()
+        rows = 0
+        for batch in minibatches(reader, batch_size, encoder=encoder):
+            rows += len(batch)
+            yield batch
+        if epochs > 1:
+            reader.refuse_change()
+        first = rows if first is None else first
+        if rows != first:
+            raise TableError(
+                f"expected {first} rows in every pass over {str(table.path)!r}, got {rows}"
+            )
 
 
 def recut(blocks: Iterator[Rows], size: int) -> Iterator[Rows]:
@@ -197,22 +282,6 @@ def recut(blocks: Iterator[Rows], size: int) -> Iterator[Rows]:
             count += len(block) - start
     if held:
         yield Rows.concatenate(held)
-
-
-def _encoded(table: TableReader, encoder: Encoder) -> Iterator[Rows]:
-    seen = 0
-    for block in table:
-        seen += block.num_rows
-        if seen > table.schema.rows:
-            raise _too_many(table)
-        yield encoder.encode(block)
-
-
-def _too_many(table: TableReader) -> TableError:
-    return TableError(
-        f"expected at most {table.schema.rows} rows (declared in the schema), "
-        f"got more in {str(table.path)!r}; blank lines count as rows"
-    )
 
 
 def file_kind(path: Path) -> tuple[str, str]:

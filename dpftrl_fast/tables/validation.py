@@ -11,6 +11,7 @@ from dpftrl_fast.schema import NumericColumn
 from dpftrl_fast.tables.cells import MISSING, UNKNOWN, codes, numbers
 from dpftrl_fast.tables.encoding import Encoder
 from dpftrl_fast.tables.reader import TableReader
+from dpftrl_fast.tables.users import UserNumbers
 
 __all__ = ["NOT_PRIVATE", "validate"]
 
@@ -30,16 +31,28 @@ def validate(table: TableReader) -> dict[str, Any]:
     dict
         "label" (these counts are not private), "rows_declared", "rows_in_file", "rows_invalid",
         and under "columns" for each column "missing" and "below" and "above" the bounds
-        (numeric), or "missing" and "unknown" (categorical).
+        (numeric), or "missing" and "unknown" (categorical). With a group column also
+        "users_declared", "users_in_file" and "rows_of_the_largest_user", and its "missing" cells,
+        whose rows are invalid.
     """
     schema = table.schema
     encoder = Encoder(schema)
     columns = (*schema.columns, schema.target)
     counts: dict[str, dict[str, int]] = {column.name: {} for column in columns}
-    rows = invalid = 0
+    users = UserNumbers()
+    rows_of_users = np.zeros(0, dtype=np.int64)
+    rows = invalid = nobodys = 0
     for block in table:
         rows += block.num_rows
-        invalid += int(np.count_nonzero(~encoder.encode(block).valid))
+        valid = encoder.encode(block).valid
+        if schema.group_column is not None:
+            owner = users.of(block[schema.group_column])
+            valid &= owner >= 0
+            nobodys += int(np.count_nonzero(owner < 0))
+            found_here = np.bincount(owner + 1, minlength=len(users) + 1)[1:]
+            found_here[: rows_of_users.size] += rows_of_users
+            rows_of_users = found_here
+        invalid += int(np.count_nonzero(~valid))
         for column in columns:
             if isinstance(column, NumericColumn):
                 value = numbers(block[column.name])
@@ -54,10 +67,16 @@ def validate(table: TableReader) -> dict[str, Any]:
             entry = counts[column.name]
             for key, where in found.items():
                 entry[key] = entry.get(key, 0) + int(np.count_nonzero(where))
-    return {
+    report: dict[str, Any] = {
         "label": NOT_PRIVATE,
         "rows_declared": schema.rows,
         "rows_in_file": rows,
         "rows_invalid": invalid,
         "columns": counts,
     }
+    if schema.group_column is not None:
+        counts.setdefault(schema.group_column, {})["missing"] = nobodys
+        report["users_declared"] = schema.users
+        report["users_in_file"] = len(users)
+        report["rows_of_the_largest_user"] = int(rows_of_users.max(initial=0))
+    return report

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of ``fit`` from its files to what is printed; shared with the demo."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpftrl_fast.cli.output import (
+    facts_table,
+    guarantee_facts,
+    note,
+    print_json,
+    progress_bar,
+    show,
+    warn_of_large_delta,
+)
+from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
+from dpftrl_fast.fitting import FitResult, Settings, fit, make_plan
+from dpftrl_fast.model_file import check_target, save_model
+from dpftrl_fast.plots import learning_curve_png
+from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables import TableReader, validate
+
+__all__ = ["Files", "run", "show_validation"]
+
+_CURVE_POINTS = 120
+_CURVE_SOLVES = 30  # of least squares, where each point is a system of equations
+_REPRODUCIBLE = "reproducible, not private: a noise seed was given"
+_NAMES = {"tail": "tail average", "average": "average", "last": "last"}
+_RIDGE = "non-private ridge"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a run reads and writes."""
+
+    data: Path
+    schema: Schema
+    out: Path
+    test_public: Path | None = None
+    delimiter: str | None = None
+    force: bool = False
+    these_rows_are_public: bool = False
+
+
+def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
+    """Fit, score, save and print."""
+    check_target(files.out, force=files.force)
+    schema = files.schema
+    settings.check(schema)
+    if files.these_rows_are_public and (files.test_public is None or schema.task != "regression"):
+        raise ValueError(
+            "--these-rows-are-public compares with a ridge regression on the test rows: "
+            "it needs --test-public and a numeric target"
+        )
+    table = TableReader(files.data, schema, delimiter=files.delimiter)
+    test = None
+    if files.test_public is not None:
+        _check_test(files)
+        test = _public(files.test_public, files)
+    plan = make_plan(schema, settings)
+    promised = guarantee_facts(plan, settings.delta, schema.unit)
+    if not json_:
+        show(facts_table(promised))
+    per_user = schema.group_column is not None
+    warn_of_large_delta(settings.delta, schema.units, "user" if per_user else "row")
+    points = _CURVE_POINTS if settings.method == "ftrl" else _CURVE_SOLVES
+    began = time.perf_counter()
+    with progress_bar("steps", quiet=json_) as progress:
+        result = fit(
+            table,
+            settings,
+            curve_points=0 if test is None else points,
+            progress=progress,
+        )
+    seconds = time.perf_counter() - began
+    reference = None
+    if files.these_rows_are_public:
+        reference = ridge_reference(_public(files.data, files))
+    measured: dict[str, float] | None = None
+    plot: dict[str, bytes] = {}
+    if test is not None:
+        measured, plot = _measure(result, test, reference, str(promised["epsilon"]))
+    private_scores = None if measured is None else _without_reference(measured)
+    facts = save_model(files.out, result, scores=private_scores, extra=plot, force=files.force)
+    if json_:
+        metric = metric_name(schema)
+        print_json(
+            {**facts, "metric": metric, "scores": measured, "out": str(files.out),
+             "seconds": round(seconds, 3)}
+        )  # fmt: skip
+    else:
+        _show_result(result, schema, measured, files.out, plot, seconds)
+    return facts
+
+
+def _check_test(files: Files) -> None:
+    """Fail before the private rows are touched, not after, if the test rows give no metric."""
+    learning_curve_png([0, 1], [0, 1], [0, 1])  # matplotlib is there and works
+    assert files.test_public is not None
+    outputs, p = files.schema.outputs, files.schema.n_features
+    scores(_public(files.test_public, files), np.zeros((1, p) if outputs == 1 else (1, outputs, p)))
+
+
+def _public(path: Path, files: Files) -> TableReader:
+    """Open a table that was called public: whose rows they are does not matter there."""
+    return TableReader(path, files.schema.without_groups(), delimiter=files.delimiter)
+
+
+def _measure(
+    result: FitResult, test: TableReader, reference: np.ndarray[Any, Any] | None, promised: str
+) -> tuple[dict[str, float], dict[str, bytes]]:
+    """Score the released iterates on public rows and draw the learning curve."""
+    curve = result.curve
+    names = [_NAMES[kind] for kind in result.coefficients]
+    models = [model[None] for model in result.coefficients.values()]
+    if reference is not None:
+        names.append(_RIDGE)
+        models.append(reference[None])
+    models += [curve.last] if curve.average is None else [curve.last, curve.average]
+    value = scores(test, np.concatenate(models))
+    measured = {name: float(value[i]) for i, name in enumerate(names)}
+    lines = value[len(names) :].reshape(-1, len(curve.steps))
+    png = learning_curve_png(
+        curve.steps,
+        *lines,
+        tail=measured.get(_NAMES["tail"]),
+        reference=measured.get(_RIDGE),
+        metric=metric_name(result.schema),
+        title=f"epsilon {promised.split()[0]}, delta {result.settings.delta:g}"
+        + (" (reproducible, not private)" if result.reproducible else ""),
+    )
+    return measured, {"learning_curve.png": png}
+
+
+def _without_reference(measured: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in measured.items() if name != _RIDGE}
+
+
+def _show_result(
+    result: FitResult,
+    schema: Schema,
+    measured: dict[str, float] | None,
+    out: Path,
+    plot: dict[str, bytes],
+    seconds: float,
+) -> None:
+    if measured is not None:
+        name = metric_name(schema)
+        lines = {f"{name}, {kind}": f"{value:.4f}" for kind, value in measured.items()}
+        if _RIDGE in measured:
+            lines[f"{name}, {_RIDGE}"] += "  (NOT private: DATA was called public)"
+        show("", "On the test rows, which were called public", facts_table(lines))
+    if result.reproducible:
+        note(f"warning: {_REPRODUCIBLE}")
+    written = ", ".join(str(out / name) for name in ("model.npz", "model.json", *plot))
+    show("", f"{result.steps:,} steps in {seconds:.1f} s; wrote {written}")
+
+
+def show_validation(table: TableReader, *, json_: bool) -> None:
+    """Print what the values of a table look like: NOT private."""
+    report = validate(table)
+    if json_:
+        print_json(report)
+        return
+    columns = {
+        name: ", ".join(f"{count:,} {what}" for what, count in found.items())
+        for name, found in report["columns"].items()
+    }
+    facts = {
+        "rows declared": report["rows_declared"],
+        "rows in the file": report["rows_in_file"],
+        "invalid rows (they count as zero)": report["rows_invalid"],
+    }
+    if "users_declared" in report:
+        facts["users declared"] = report["users_declared"]
+        facts["users in the file"] = report["users_in_file"]
+        facts["rows of the user with most"] = report["rows_of_the_largest_user"]
+    show(report["label"], facts_table({**facts, **columns}))

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows by user: a table in memory, in which the rows of a user lie side by side.
+
+The file is read twice, first the group column alone. Users are numbered as they first appear, so
+that what order they have is as public as the group column; how many there are at most is declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpftrl_fast.tables.cells import codes, texts
+from dpftrl_fast.tables.encoding import Encoder, Rows
+from dpftrl_fast.tables.reader import TableError, TableReader
+
+__all__ = ["UserNumbers", "UserRows", "rows_by_user"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class UserNumbers:
+    """Numbers users as they first appear, by the text of their cells.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> users = UserNumbers()
+    >>> users.of(pa.array(["b", "", "a", "b"])).tolist(), users.of(pa.array([None, "a"])).tolist()
+    ([0, -1, 1, 0], [-1, 1])
+    >>> len(users)
+    2
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def of(self, column: Any) -> Ints:
+        """Return the number of the user of every cell, -1 where the cell is missing."""
+        import pyarrow.compute as pc
+
+        column = texts(column)
+        labels = tuple(label for label in pc.unique(column).to_pylist() if label)
+        numbers = [self._numbers.setdefault(label, len(self._numbers)) for label in labels]
+        code = codes(column, labels)
+        return np.array([*numbers, -1], dtype=np.int64)[np.maximum(code, -1)]
+
+
+@dataclass(frozen=True)
+class UserRows:
+    """All rows of a table, user after user.
+
+    The rows of user i are those from ``bounds[i]`` to ``bounds[i + 1] - 1``.
+    """
+
+    rows: Rows
+    bounds: Ints
+
+    def batches(self, users: int, batch_size: int) -> Iterator[tuple[Rows, Ints]]:
+        """Yield ceil(users / batch_size) batches of whole users: rows, and where each user's start.
+
+        Parameters
+        ----------
+        users : int
+            Declared number of users. Those that the file does not have are absent from the last
+            batches, which may be empty.
+        batch_size : int
+            Users of a batch.
+        """
+        found = self.bounds.size - 1
+        for first in range(0, users, batch_size):
+            part = self.bounds[min(first, found) : min(first + batch_size, found) + 1]
+            yield self.rows[int(part[0]) : int(part[-1])], part - part[0]
+
+
+def rows_by_user(table: TableReader, *, encoder: Encoder | None = None) -> UserRows:
+    """Read a table in two passes and put the rows of each user side by side, in file order.
+
+    A row whose user is missing belongs to nobody and is left out: it counts as zero.
+
+    Parameters
+    ----------
+    table : TableReader
+        Its schema has a group column. It is held in memory: 8 bytes for each entry of a row (one a
+        column and one for the intercept) and 9 for each row; while it is read, 40 more for each.
+
+    Raises
+    ------
+    TableError
+        When the file holds more rows or more users than declared, or changes between the passes.
+    """
+    schema = table.schema
+    encoder = Encoder(schema) if encoder is None else encoder
+    if schema.group_column is None or schema.users is None:
+        raise TableError("expected a schema with a group column, got none")
+    users = UserNumbers()
+    parts: list[Ints] = [np.zeros(0, dtype=np.int64)]
+    for block in table.blocks((schema.group_column,)):
+        parts.append(users.of(block[schema.group_column]))
+        if len(users) > schema.users:
+            raise TableError(
+                f"expected at most {schema.users} users (declared) in column "
+                f"{schema.group_column!r}, got more in {str(table.path)!r}"
+            )
+    owner = np.concatenate(parts)
+    counts = np.bincount(owner + 1, minlength=len(users) + 1)  # first those of nobody
+    place = np.empty_like(owner)
+    place[np.argsort(owner, kind="stable")] = np.arange(owner.size) - counts[0]
+    rows = encoder.empty(owner.size - int(counts[0]))
+    second, seen = table.again(), 0
+    for block in second.blocks():
+        start, seen = seen, seen + block.num_rows
+        if seen > owner.size:
+            break
+        at = place[start:seen]
+        owned = at >= 0
+        encoded = encoder.encode(block)
+        for name in ("values", "indices", "target", "valid"):
+            getattr(rows, name)[at[owned]] = getattr(encoded, name)[owned]
+    second.refuse_change()
+    if seen != owner.size:
+        raise TableError(f"expected {owner.size} rows in every pass over {str(table.path)!r}")
+    return UserRows(rows, np.concatenate([[0], np.cumsum(counts[1:])]))
