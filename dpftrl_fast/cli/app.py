@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpftrl_fast import __version__
-from dpftrl_fast.cli import bench, demo, fit, guarantee, info, plan, schema, sums
+from dpftrl_fast.cli import bench, demo, experiment, fit, guarantee, info, plan, schema, sums
 
 __all__ = ["app"]
 
@@ -49,3 +49,4 @@ _schema = typer.Typer(no_args_is_help=True, help="Write or check a schema.", ric
 _schema.command("draft")(schema.draft)
 _schema.command("check")(schema.check)
 app.add_typer(_schema, name="schema")
+app.add_typer(experiment.group, name="experiment")

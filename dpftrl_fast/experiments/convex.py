@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The convex experiments together: ``dpftrl-fast experiment convex``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpftrl_fast.experiments import fashion, flights, insteval, theory
+from dpftrl_fast.experiments.results import Results
+from dpftrl_fast.experiments.study import Laboratory, Progress, Report
+from dpftrl_fast.files import check_folder, write_files
+
+__all__ = ["EXPERIMENTS", "Finished", "as_data", "run_experiments"]
+
+
+def _theory(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
+    return theory.study(laboratory, quick=quick)
+
+
+def _flights(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
+    return flights.study(flights.load(data), laboratory, quick=quick)
+
+
+def _insteval(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
+    return insteval.study(insteval.load(data), laboratory, quick=quick)
+
+
+def _fashion(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
+    return fashion.study(fashion.load(data), laboratory, quick=quick)
+
+
+#: Name and what runs it, in their order.
+EXPERIMENTS: Mapping[str, Callable[[Path | None, Laboratory, bool], Report]] = {
+    "theory": _theory,
+    "flights": _flights,
+    "insteval": _insteval,
+    "fashion-mnist": _fashion,
+}
+
+
+class Finished(NamedTuple):
+    """What came of an experiment.
+
+    Attributes
+    ----------
+    name : str
+    report : Report or None
+        None where its data are missing.
+    missing : str
+        What is missing.
+    done : int
+        Fits that were made; the others were there already.
+    """
+
+    name: str
+    report: Report | None
+    missing: str
+    done: int
+
+
+def run_experiments(
+    names: Sequence[str],
+    out: Path,
+    *,
+    data: Path | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[Finished]:
+    """Run experiments, one after the other, and write what comes out.
+
+    ``results.jsonl`` has a row for each fit, on disk as soon as it is made: after an interruption
+    the same call goes on. Tables are in ``<name>.md``, figures beside them.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of `EXPERIMENTS`; none for all.
+    out : Path
+        Folder for the results, made if it does not exist.
+    data : Path, optional
+        Folder that may hold data files; the others are those of installed packages.
+    quick : bool
+        Small settings, to see that everything works.
+    progress : callable, optional
+        See `dpftrl_fast.experiments.study.Progress`.
+
+    Yields
+    ------
+    Finished
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, or a file of results that is none.
+    FileNotFoundError
+        Where the data of an experiment that was named are missing. If none was named, the others
+        are run all the same.
+    """
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise ValueError(f"experiments are {', '.join(EXPERIMENTS)}; got {name!r}")
+    check_folder(out)
+    results = Results(out / "results.jsonl")
+    for name in names or EXPERIMENTS:
+        laboratory = Laboratory(name, results, progress)
+        try:
+            report = EXPERIMENTS[name](data, laboratory, quick)
+        except FileNotFoundError as error:
+            if names:
+                raise
+            yield Finished(name, None, str(error), laboratory.done)
+            continue
+        contents: dict[str, bytes] = {}
+        for figure, content in report.figures.items():
+            contents[figure] = content
+        text = "\n\n".join(table.markdown() for table in report.tables)
+        write_files(out, {**contents, f"{name}.md": f"{text}\n".encode()})
+        yield Finished(name, report, "", laboratory.done)
+
+
+def as_data(finished: Sequence[Finished]) -> dict[str, Any]:
+    """Return everything, of what JSON knows."""
+    return {
+        end.name: {"missing": end.missing}
+        if end.report is None
+        else {
+            "rows": [dict(row) for row in end.report.data],
+            "figures": [*end.report.figures],
+            "done": end.done,
+        }
+        for end in finished
+    }

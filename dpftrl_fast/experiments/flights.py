@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flights: two trees, one tree, one release at the end, DP-SGD and no privacy, by R^2."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array, vstack
+
+from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
+from dpftrl_fast.experiments.methods import AMPLIFIED, FIXED, FTRL, gradient_method, least_squares
+from dpftrl_fast.experiments.problem import Problem
+from dpftrl_fast.experiments.results import Values
+from dpftrl_fast.experiments.scoreboard import Scored, comparison, panel, settings_table
+from dpftrl_fast.experiments.study import Job, Laboratory, Report
+from dpftrl_fast.experiments.tuning import Grid, Run, tuned
+from dpftrl_fast.plots import panels_png
+from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables import Encoder, TableReader
+
+__all__ = ["load", "study"]
+
+DELTA = 1e-6
+BATCH = 256
+
+_LS = "least squares, two trees"
+_LS_PLAIN = "least squares, not completed"
+_ONCE = "both sums, one release at the end"
+_UNTUNED = "DP-FTRL, rate and clip norm untuned"
+_CLIP = 0.3  # of the untuned fits: that of the demo
+
+
+def load(data: Path | None, *, held_out: int = FLIGHTS_HELD_OUT) -> Problem:
+    """Return the flights of the demo: their constant column is an indicator's place in the rows.
+
+    Parameters
+    ----------
+    data : Path, optional
+        Folder that may hold ``flights.csv.zip``; else it is the installed package's.
+    held_out : int
+        Test rows.
+
+    Raises
+    ------
+    FileNotFoundError
+        Without the data.
+    """
+    source = None if data is None else data / "flights.csv.zip"
+    source = source if source is not None and source.exists() else None
+    parts: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder:
+        paths = flights(folder, source=source, held_out=held_out)
+        schema = Schema.load(paths["schema"])
+        encoder = Encoder(schema)
+        for name in ("train", "test"):
+            blocks = [encoder.encode(block) for block in TableReader(paths[name], schema)]
+            rows = [csr_array(b.matrix(schema.n_features)).astype(np.float32) for b in blocks]
+            parts += [csr_array(vstack(rows)), np.concatenate([b.target for b in blocks])]
+    X, y, Z, z = parts
+    return Problem(X, y, Z, z)
+
+
+def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> Report:
+    """Compare the methods at epsilon 0.3, 1 and 3 in one pass, delta 1e-6.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of `load`.
+    laboratory : Laboratory
+    quick : bool
+        One epsilon, two seeds, a grid of two: to see that it works.
+
+    Returns
+    -------
+    Report
+    """
+    epsilons = (1.0,) if quick else (0.3, 1.0, 3.0)
+    seeds = 2 if quick else 5
+    grid = Grid((0.1, _CLIP), (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
+    if quick:
+        grid = Grid((_CLIP,), (1.0, 2.0))
+    n = len(problem.y)
+    batch = min(BATCH, n // 4)
+    common = {"rows": n, "test_rows": len(problem.z), "batch_size": batch, "delta": DELTA}
+
+    bare = laboratory.run(
+        "flights: no privacy",
+        [Job({**common, "method": "ridge"}, 0,
+             lambda: {"last": problem.score(problem.without_privacy())})],
+    )[0]["last"]  # fmt: skip
+
+    def untuned(**options: Any) -> Values:
+        return gradient_method(
+            FTRL, problem, batch_size=batch, epochs=1, clip_norm=_CLIP, learning_rate="auto",
+            **options,
+        )  # fmt: skip
+
+    sums = partial(least_squares, problem)
+    methods: dict[str, Callable[..., Values]] = {
+        _LS: partial(sums, batch_size=batch, complete="auto"),
+        _LS_PLAIN: partial(sums, batch_size=batch, complete=False),
+        _UNTUNED: untuned,
+        _ONCE: partial(sums, batch_size=n, complete=False),
+    }
+    jobs, places = [], []
+    for epsilon in epsilons:
+        for method, fit in methods.items():
+            places.append((method, epsilon))
+            fit = partial(fit, epsilon=epsilon, delta=DELTA)
+            setting = {**common, "method": method, "epsilon": epsilon}
+            jobs += [Job(setting, seed, partial(fit, seed=seed)) for seed in range(seeds)]
+    found = laboratory.run("flights: fits", jobs)
+    scored = [
+        Scored(method, epsilon, tuple(
+            v["tail" if method == _UNTUNED else "last"] for v in found[i * seeds : (i + 1) * seeds]
+        ))
+        for i, (method, epsilon) in enumerate(places)
+    ]  # fmt: skip
+    runs = [
+        Run(method, "row", epsilon, DELTA, batch, 1)
+        for method in (FTRL, FIXED, AMPLIFIED)
+        for epsilon in epsilons
+    ]
+    outcomes = tuned(
+        laboratory, common, runs, grid, tune_on={"row": problem.validation(n // 6)},
+        test_on={"row": problem}, seeds=seeds, quick=quick,
+    )  # fmt: skip
+    scored += [Scored(o.run.method, o.run.epsilon, o.scores) for o in outcomes]
+    scored.sort(key=lambda s: _ORDER.index(s.method))
+    reference = ("no privacy", bare)
+    table = comparison(f"Flights, held-out R^2 (no privacy: {bare:.3f})", "epsilon", scored)
+    drawn = [s for s in scored if s.method != _UNTUNED]
+    figure = panels_png([panel("flights, one pass", "epsilon", "held-out $R^2$", drawn, reference)])
+    return Report(
+        [{"method": "no privacy", "median": bare}, *(s.to_dict("epsilon") for s in scored)],
+        [table, settings_table("Flights, settings chosen", outcomes)],
+        {"convex_flights.png": figure},
+    )
+
+
+_ORDER = (_LS, _LS_PLAIN, FTRL, _UNTUNED, FIXED, AMPLIFIED, _ONCE)
