@@ -3,7 +3,7 @@
 
 `pytest benches/bench_gradients.py` times them one after another.
 `python benches/bench_gradients.py` alternates them, which a shared machine asks for, and prints the
-ratios of docs/convex.md. Everything runs in one thread; BLAS is told so before NumPy is imported
+ratios of docs/kernels.md. Everything runs in one thread; BLAS is told so before NumPy is imported
 where this file is run as a script, and through threadpoolctl, where it is installed, under pytest.
 
 Two settings. "memory": every call has another batch of a set that no cache holds, as in a pass over

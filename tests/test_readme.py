@@ -16,11 +16,11 @@ SHELL = re.findall(r"^dpftrl-fast .*$", README, flags=re.MULTILINE)
 
 
 def test_the_readme_has_examples() -> None:
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
     assert len(SHELL) >= 4
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=["numpy", "epochs", "pytorch"])
+@pytest.mark.parametrize("block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "pytorch"])
 def test_python_block(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
