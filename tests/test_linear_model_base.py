@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -284,3 +286,10 @@ def test_a_source_of_batches_makes_the_model_of_a_fit():
     assert other.n_features_in_ == 3
     with pytest.raises(ValueError, match="compute_regret needs rows in memory"):
         DPFTRLRegressor(**options, compute_regret=True).fit(Source(X, y), None)
+
+
+def test_without_scikit_learn_the_extra_is_named():
+    code = "import sys; sys.modules['sklearn'] = None; import dpftrl_fast.linear_model"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "scikit-learn: pip install 'dpftrl-fast[sklearn]'" in done.stderr.splitlines()[-1]

@@ -5,6 +5,14 @@
 `DPFTRLLeastSquares` solves noisy normal equations on two.
 """
 
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "dpftrl_fast.linear_model needs scikit-learn: pip install 'dpftrl-fast[sklearn]'",
+        name=error.name,
+    ) from error
+
 from dpftrl_fast.linear_model.classifier import DPFTRLClassifier
 from dpftrl_fast.linear_model.least_squares import DPFTRLLeastSquares
 from dpftrl_fast.linear_model.regressor import DPFTRLRegressor
