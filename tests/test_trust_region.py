@@ -150,6 +150,16 @@ def test_no_point_of_a_fine_disc_is_better(seed: int) -> None:
     assert objective(A, b)(theta) >= values.min() - 1e-3
 
 
+@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 1e-300, 1e-170, 1e-100])
+@pytest.mark.parametrize("others", [[], [1.0], [-1.0, 2.0]])
+def test_matrices_next_to_singular(tiny: float, others: list[float]) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        for seed in range(5):
+            b = np.random.default_rng(seed).standard_normal(1 + len(others))
+            check_optimal(symmetric([tiny, *others], seed), b, 1.5)
+            check_optimal(np.diag([tiny, *others]), b, 1.5)
+
+
 @given(
     st.lists(st.floats(-5, 5), min_size=1, max_size=8),
     st.integers(0, 50),
