@@ -150,8 +150,8 @@ def test_no_point_of_a_fine_disc_is_better(seed: int) -> None:
     assert objective(A, b)(theta) >= values.min() - 1e-3
 
 
-@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 1e-300, 1e-170, 1e-100])
-@pytest.mark.parametrize("others", [[], [1.0], [-1.0, 2.0]])
+@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 1e-308, 1e-300, 1e-170, 1e-100])
+@pytest.mark.parametrize("others", [[], [1.0], [-1.0, 2.0], [5e-324], [1e-320, 1e-308]])
 def test_matrices_next_to_singular(tiny: float, others: list[float]) -> None:
     with np.errstate(all="raise", under="ignore"):
         for seed in range(5):

@@ -119,11 +119,11 @@ def minimise_on_ball(matrix: Matrix, vector: Vector, radius: float) -> BallSolut
     multiplier = 0.0
     for _ in range(_STEPS):
         norm = _norm(theta)
-        if not norm > radius * (1 + _CLOSE):
+        if not math.isfinite(norm + multiplier):  # A is next to singular: factors tell nothing
+            break
+        if norm <= radius * (1 + _CLOSE):
             case: Case = "boundary" if multiplier > 0 else "interior"
             return BallSolution(_into_ball(theta, radius), multiplier, case)
-        if not math.isfinite(norm):  # A is next to singular: its factors tell nothing of theta
-            break
         # d||theta||/dm = -||theta|| ||w||^2 with w = C^-1 theta/||theta||, C C^T = A + m I
         w = lapack.dtrtrs(factor, theta / norm, lower=1)[0]
         multiplier += (norm - radius) / radius / _norm(w) / _norm(w)
