@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from typing import Any
 
 import numpy as np
@@ -226,8 +227,8 @@ def test_an_exception_of_a_signal_handler_stops_the_program() -> None:
 def test_ctrl_c_stops_the_program() -> None:
     code = f"""
         from dpftrl_fast import _core
-        print("started", flush=True)
         try:
+            print("started", flush=True)
             {LONG}
         except KeyboardInterrupt:
             print("interrupted", flush=True)
@@ -238,6 +239,7 @@ def test_ctrl_c_stops_the_program() -> None:
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == "started\n"
+        time.sleep(0.5)  # until it is in the program
         child.send_signal(signal.SIGINT)
         try:
             rest, _ = child.communicate(timeout=60)
