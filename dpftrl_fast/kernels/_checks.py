@@ -90,7 +90,7 @@ def check_matrix_output(out: object, shape: tuple[int, ...], **inputs: Array) ->
 
 def check_clip_norm(clip_norm: float) -> float:
     """Return `clip_norm` as a float if it is within bounds."""
-    return clip_norms.check_clip_norm(_number("clip_norm", clip_norm))
+    return clip_norms.check_clip_norm(check_number("clip_norm", clip_norm))
 
 
 def check_loss(
@@ -99,7 +99,7 @@ def check_loss(
     """Return the loss's code and its parameter."""
     if not isinstance(loss, str) or loss not in codes:
         raise ValueError(f"loss must be one of {', '.join(codes)}, got {loss!r}")
-    value = _number("loss_param", loss_param)
+    value = check_number("loss_param", loss_param)
     if loss == "quantile":
         if not 0.0 < value < 1.0:
             raise ValueError(f"loss_param of quantile must lie between 0 and 1, got {value}")
@@ -115,7 +115,7 @@ def check_row_bound(row_bound: float | None) -> float:
     """Return the bound on the norm of a row, infinity for none."""
     if row_bound is None:
         return math.inf
-    value = _number("row_bound", row_bound)
+    value = check_number("row_bound", row_bound)
     if not SMALLEST <= value <= LARGEST:
         raise ValueError(f"row_bound must be a finite number in [1e-100, 1e100], got {value}")
     return value
@@ -123,7 +123,7 @@ def check_row_bound(row_bound: float | None) -> float:
 
 def check_constant(constant: float) -> float:
     """Return the entry of the constant column, 0 for none."""
-    value = _number("constant", constant)
+    value = check_number("constant", constant)
     if not (value == 0.0 or SMALLEST <= value <= LARGEST):
         raise ValueError(f"constant must be 0 or a finite number in [1e-100, 1e100], got {value}")
     return value
@@ -190,7 +190,8 @@ def check_csr(data: Array, indices: Array, indptr: Array) -> tuple[Array, Array,
     return data, indices, indptr
 
 
-def _number(name: str, value: float) -> float:
+def check_number(name: str, value: float) -> float:
+    """Return `value` as a float if it is a number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     return float(value)

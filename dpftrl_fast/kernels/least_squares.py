@@ -21,10 +21,11 @@ from dpftrl_fast.kernels import triangle_loops
 from dpftrl_fast.kernels._blas import one_blas_thread
 from dpftrl_fast.kernels._checks import (
     FLOATS,
-    INTEGERS,
     Array,
     check_array,
+    check_csr,
     check_length,
+    check_number,
 )
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
 from dpftrl_fast.kernels.packed import check_changed, packed_size
@@ -213,11 +214,8 @@ class RankUpdate:
         TypeError, ValueError
             For types, dtypes, shapes, layouts and memory, never for values.
         """
-        data = check_array("data", data, FLOATS, 1)
-        indices = check_array("indices", indices, INTEGERS, 1)
-        indptr = check_array("indptr", indptr, (indices.dtype,), 1)
+        data, indices, indptr = check_csr(data, indices, indptr)
         y = check_array("y", y, FLOATS, 1)
-        check_length("indices", indices, data.size, "the length of data")
         check_length("indptr", indptr, y.size + 1, "one more than y")
         self._check_sums(total, low, bias, data=data, indices=indices, indptr=indptr, y=y)
         bias[:] = 0.0
@@ -267,9 +265,7 @@ class RankUpdate:
 
 
 def _bound(name: str, value: float) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    result = float(value)
+    result = check_number(name, value)
     if not _SMALLEST <= result <= _LARGEST:
         raise ValueError(
             f"{name} must be a finite number in [{_SMALLEST}, {_LARGEST}], got {result}"

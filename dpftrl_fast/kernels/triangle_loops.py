@@ -26,6 +26,7 @@ import numpy as np
 
 from dpftrl_fast.kernels._jit import exact_helper, helper
 from dpftrl_fast.kernels.clipping import LARGEST_SQUARE
+from dpftrl_fast.kernels.csr_loops import is_canonical, is_in_range
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -164,19 +165,13 @@ def _load(
     p = merged.size
     if not 0 <= begin <= end <= data.size:
         return -1
-    previous = -1
-    ascending = True
-    for k in range(begin, end):
-        c = int(indices[k])
-        if not 0 <= c < p:
-            return -1
-        ascending &= c > previous
-        previous = c
-    if ascending:
+    if is_canonical(indices, begin, end, p):
         for k in range(begin, end):
             columns[k - begin] = indices[k]
             values[k - begin] = data[k]
         return end - begin
+    if not is_in_range(indices, begin, end, p):
+        return -1
     for k in range(begin, end):
         seen[indices[k]] = True
         merged[indices[k]] += np.float64(data[k])

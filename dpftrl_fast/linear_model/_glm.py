@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,9 +38,9 @@ class PrivateGLM(PrivateLinearModel):
             constant=self._constant(parameters),
         )
 
+    @abstractmethod
     def _loss(self, parameters: Mapping[str, Any], outputs: int) -> tuple[str, float]:
         """Return the kernel's loss and its parameter."""
-        raise NotImplementedError
 
     def _start(
         self,
