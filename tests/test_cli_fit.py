@@ -13,8 +13,8 @@ from command_line import run, run_json
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
 from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
-from dpftrl_fast.convex.schedule import make_plan
 from dpftrl_fast.model_file import load_model
+from dpftrl_fast.planning import plan_of
 
 SCHEMA: dict[str, Any] = {
     "rows": 40,
@@ -132,10 +132,14 @@ def test_epochs(folder: Path) -> None:
     words = arguments(folder, epochs=3, momentum=0.5, l1=0.01, radius=1)
     facts = run_json(*words, "--noise-seed", 1)
     model = load_model(folder / "m")
-    parameters = {"epsilon": 1.0, "noise_multiplier": None, "delta": 1e-3, "clip_norm": 1.0,
-                  "momentum": 0.5, "variant": "honaker", "restart_every": "auto",
-                  "complete": "auto"}  # fmt: skip
-    assert model.plan == make_plan(parameters, FixedEpochs(10, 3, reshuffle=False))
+    assert model.plan == plan_of(
+        FixedEpochs(10, 3, reshuffle=False),
+        epsilon=1.0,
+        noise_multiplier=None,
+        delta=1e-3,
+        clip_norm=1.0,
+        momentum=0.5,
+    )
     assert facts["settings"]["epochs"] == 3 and facts["epsilon"] <= 1.0
     output = run(*words, "--force").stdout
     assert "3 epochs of 10 fixed batches, in one order" in output and "30 steps" in output

@@ -24,8 +24,9 @@ from dpftrl_fast.linear_model._data import (
     stream_batch,
 )
 from dpftrl_fast.linear_model._parameters import check_parameters
-from dpftrl_fast.linear_model._schedule import BatchOrder, make_plan, participation_of
+from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
+from dpftrl_fast.planning import participation_of, plan_of
 
 FIRST = {"epsilon": 1.0, "noise_multiplier": None}
 PLAN = FIRST | {
@@ -81,7 +82,7 @@ def test_wrong_parameters_are_refused_in_words(name, value, error, message):
 
 
 def test_one_pass_has_one_tree():
-    plan = make_plan(PLAN, SinglePass(100))
+    plan = plan_of(SinglePass(100), **PLAN)
     assert plan.trees.count == 1 and plan.bound == "released" and plan.clip_norm == 0.5
     assert 0.999 < plan.epsilon(1e-6) <= 1.0
 
@@ -89,26 +90,25 @@ def test_one_pass_has_one_tree():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_several_epochs_have_the_planners_best(momentum):
     pattern = FixedEpochs(50, 6, reshuffle=False)
-    plan = make_plan(PLAN | {"momentum": momentum}, pattern)
+    plan = plan_of(pattern, **(PLAN | {"momentum": momentum}))
     best = plan_schedule(
         1.0, 1e-6, participation=pattern, momentum=momentum,
         rank_by="smoothed" if momentum else "rms",
     ).best  # fmt: skip
     assert (plan.restart_every, plan.complete) == (best.restart_every, best.complete)
     assert plan.noise_multiplier == pytest.approx(best.noise_multiplier, rel=1e-9)
-    noisy = make_plan(
-        PLAN | {"epsilon": None, "noise_multiplier": 4.0, "momentum": momentum}, pattern
-    )
+    changes = {"epsilon": None, "noise_multiplier": 4.0, "momentum": momentum}
+    noisy = plan_of(pattern, **(PLAN | changes))
     assert noisy.restart_every == plan.restart_every and noisy.noise_multiplier == 4.0
 
 
 def test_explicit_schedules_are_taken():
     pattern = FixedEpochs(50, 6)
-    plan = make_plan(PLAN | {"restart_every": 100, "complete": "all"}, pattern)
+    plan = plan_of(pattern, **(PLAN | {"restart_every": 100, "complete": "all"}))
     assert plan.restart_every == 100 and plan.complete == "all"
-    assert make_plan(PLAN | {"restart_every": None}, pattern).trees.count == 1
-    assert make_plan(PLAN | {"complete": False}, pattern).complete is False
-    assert make_plan(PLAN | {"restart_every": 20}, SinglePass(100)).trees.count == 5
+    assert plan_of(pattern, **(PLAN | {"restart_every": None})).trees.count == 1
+    assert plan_of(pattern, **(PLAN | {"complete": False})).complete is False
+    assert plan_of(SinglePass(100), **(PLAN | {"restart_every": 20})).trees.count == 5
 
 
 def test_who_takes_part_when():

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from dpftrl_fast.convex.glm_fit import GLMRun
 from dpftrl_fast.convex.glm_sums import Objective
 from dpftrl_fast.convex.least_squares import LeastSquares
 from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
-from dpftrl_fast.convex.schedule import make_plan as plan_of_trees
-from dpftrl_fast.convex.schedule import participation_of
 from dpftrl_fast.fitting.settings import LeastSquaresSettings, Settings
 from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.planning import participation_of, plan_of
 from dpftrl_fast.schema import NumericColumn, Schema
 
 __all__ = ["Engine", "Plan", "make_engine", "make_plan"]
@@ -37,11 +35,12 @@ def make_plan(schema: Schema, settings: Settings) -> Plan:
     if isinstance(settings, LeastSquaresSettings):
         return _least_squares_plan(schema, settings)
     participation = participation_of(schema.units, settings.batch_size, settings.epochs, False)
-    parameters = {**asdict(settings), "restart_every": "auto", "complete": "auto"}
     bound = settings.bound
     if bound is None:
         bound = "exact" if settings.epochs == 1 else "released"
-    return plan_of_trees(parameters, participation, bound=bound)
+    names = ("epsilon", "delta", "noise_multiplier", "clip_norm", "momentum", "variant")
+    fields = {name: getattr(settings, name) for name in names}
+    return plan_of(participation, bound=bound, **fields)
 
 
 def _least_squares_plan(schema: Schema, settings: LeastSquaresSettings) -> LeastSquaresPlan:

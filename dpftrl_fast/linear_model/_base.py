@@ -31,7 +31,7 @@ from dpftrl_fast.linear_model._data import (
 )
 from dpftrl_fast.linear_model._parameters import check_parameters
 from dpftrl_fast.linear_model._protocols import Plan, Stepper
-from dpftrl_fast.linear_model._schedule import BatchOrder, participation_of
+from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._search import announce_search
 from dpftrl_fast.linear_model._sources import open_source
 from dpftrl_fast.linear_model._stream import (
@@ -40,6 +40,7 @@ from dpftrl_fast.linear_model._stream import (
     refuse_other_classes,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+from dpftrl_fast.planning import participation_of
 
 __all__ = ["PrivateLinearModel", "Targets"]
 

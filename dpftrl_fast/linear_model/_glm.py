@@ -18,9 +18,20 @@ from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._base import PrivateLinearModel, Targets
 from dpftrl_fast.linear_model._data import MemoryRows, RowSource
 from dpftrl_fast.linear_model._protocols import Stepper
-from dpftrl_fast.linear_model._schedule import make_plan
+from dpftrl_fast.planning import plan_of
 
 __all__ = ["PrivateGLM"]
+
+_OF_PLAN = (
+    "epsilon",
+    "delta",
+    "noise_multiplier",
+    "clip_norm",
+    "momentum",
+    "restart_every",
+    "complete",
+    "variant",
+)
 
 
 class PrivateGLM(PrivateLinearModel):
@@ -50,7 +61,7 @@ class PrivateGLM(PrivateLinearModel):
         outputs: int,
     ) -> GLMRun:
         objective = self._objective(parameters, n_features, outputs)
-        plan = make_plan(parameters, participation)
+        plan = plan_of(participation, **{name: parameters[name] for name in _OF_PLAN})
         options = {name: parameters[name] for name in ("batch_size", "momentum", "radius")}
         rate = learning_rate(parameters["learning_rate"], objective, plan, **options)
         return GLMRun(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of an estimator's batches; its plan is made by `dpftrl_fast.convex.schedule`."""
+"""The order of an estimator's batches; its plan is made by `dpftrl_fast.planning`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from dpftrl_fast.accounting import Trees
-from dpftrl_fast.convex.schedule import make_plan, participation_of
 
-__all__ = ["BatchOrder", "make_plan", "participation_of"]
+__all__ = ["BatchOrder"]
 
 Ints = NDArray[np.int64]
 
