@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RunAccount`: what a run owes whose tree had to restart where the plan did not say so.
+
+A run that cannot take its last steps again as they were (see :mod:`dpftrl_fast.journal`) goes on
+with fresh noise, from a step before the last one that may have left. Let it have taken the steps
+1..t_1, gone on from step j_1 <= t_1 and come to t_2, gone on from j_2, and so on. Each stretch
+j_(i-1)..t_i is a run of its own: its participation is what the plan's steps j_(i-1)..t_i have, its
+trees are the plan's, cut off at both ends (the first one starts at leaf 1, the last one is not
+completed), its noise is fresh. Where the next stretch begins, the noisy sum of the one before is
+carried on, which is released anyway. So the run is the stretches one after the other, each of which
+may depend on what those before gave out, and their mu^2 add:
+
+    mu^2 = (zeta of 1..t_1 + zeta of j_1..t_2 + ... + zeta of j_k..T)/sigma^2
+
+Nothing is gained back for steps that are in two stretches: what the first one did with them stays
+released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.accounting._checks import positive, probability
+from dpftrl_fast.accounting.choices import Variant
+from dpftrl_fast.accounting.composition import Composition
+from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
+from dpftrl_fast.accounting.participation import (
+    FixedEpochs,
+    FixedOrder,
+    MinSeparation,
+    Participation,
+    SinglePass,
+)
+from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
+from dpftrl_fast.accounting.support import Touched, touched
+from dpftrl_fast.accounting.trees import TreeRun, Trees
+from dpftrl_fast.noise import TreeNoise
+from dpftrl_fast.noise_arguments import integer
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
+
+__all__ = ["RunAccount", "noise_so_far", "trees_between"]
+
+
+@dataclass(frozen=True)
+class RunAccount:
+    """A plan, the restarts that it has to spare, and the stretches that were abandoned.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+        What was declared for the run without accidents.
+    spare_restarts : int
+        How many restarts the stated epsilon covers from the start. Each costs the privacy of one
+        more tree (under `FixedEpochs` with ``reshuffle=True``, if the steps that are abandoned lie
+        in one tree) or of one more run (else), whether it happens or not.
+    abandoned : tuple of (first, last)
+        The stretches before the present one, as :attr:`dpftrl_fast.journal.RunJournal.abandoned`
+        has them.
+    start : int
+        First step of the present stretch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above.
+
+    Notes
+    -----
+    The stated figures, as :meth:`epsilon`, are those of the plan with its spare restarts as long as
+    they cover what happened; from an accepted restart that they do not cover on, those of what
+    happened. That a restart was needed is public here: it must come from crashes and rounding, not
+    from anybody's data.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import accounting
+    >>> plan = PrivacyPlan(1.0, 8.0, accounting.FixedEpochs(100, 10), restart_every=100)
+    >>> account = RunAccount(plan)
+    >>> round(account.epsilon(1e-5), 3) == round(plan.epsilon(1e-5), 3)
+    True
+    >>> account.restarted(last=240, step=231)
+    Traceback (most recent call last):
+    ...
+    ValueError: this restart is not covered: it puts steps 231 to 240 into a second tree, and 0 \
+spare restarts were declared. The epsilon of the run at delta D becomes account.epsilon_after(240, \
+231, D); accept_epsilon=(epsilon, delta) accepts one that is not below it
+    >>> epsilon = account.epsilon_after(240, 231, 1e-5)
+    >>> again = account.restarted(240, 231, accept_epsilon=(epsilon, 1e-5))
+    >>> again.abandoned, again.start, again.epsilon(1e-5) == epsilon > account.epsilon(1e-5)
+    (((1, 240),), 231, True)
+    """
+
+    plan: PrivacyPlan
+    spare_restarts: int = 0
+    abandoned: tuple[tuple[int, int], ...] = ()
+    start: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.plan, PrivacyPlan):
+            raise TypeError(f"plan must be a PrivacyPlan, got {type(self.plan).__name__}")
+        integer("spare_restarts", self.spare_restarts, 0, 2**20)
+        begins = 1
+        for first, last in self.abandoned:
+            integer("the first step of an abandoned stretch", first, 1, self.plan.steps)
+            integer("the last step of an abandoned stretch", last, first, self.plan.steps)
+            begins = last
+        integer("start", self.start, 1, begins)
+
+    # ---- What is stated ----
+
+    @cached_property
+    def stated(self) -> Composition:
+        """What the run states: the plan with its spare restarts, or what happened if more."""
+        declared = Composition((self.plan.guarantee, *self._spares()))
+        return declared if _covers(declared, self.happened) else self.happened
+
+    @cached_property
+    def happened(self) -> Composition:
+        """The abandoned stretches, and the present one to the end of the plan."""
+        if not self.abandoned:
+            return Composition((self.plan.guarantee,))
+        stretches = (*self.abandoned, (self.start, self.plan.steps))
+        parts = [part for stretch in stretches for part in self._guarantees(*stretch)]
+        return Composition(tuple(parts))
+
+    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
+        """Epsilon of the whole run at ``delta``, spare restarts included, never understated.
+
+        Parameters and errors as for :meth:`dpftrl_fast.PrivacyPlan.epsilon`.
+        """
+        runs = self.stated.runs
+        # One run by itself is rounded once, as the plan rounds it.
+        return (runs[0] if len(runs) == 1 else self.stated).epsilon(delta, neighbours)
+
+    def _spares(self) -> list[Guarantee]:
+        if not self.spare_restarts:
+            return []
+        plan = self.plan
+        if not (isinstance(plan.participation, FixedEpochs) and plan.participation.reshuffle):
+            return [plan.guarantee] * self.spare_restarts
+        each = [self._of(Trees((replace(run, count=1),)), 1, run.steps) for run in plan.trees.runs]
+        parts = [part for one in each for part in one]
+        worst = Guarantee(
+            plan.noise_multiplier,
+            max(part.sensitivity_squared for part in parts),
+            Touched(*(max(getattr(part.touched, name) for part in parts) for name in _TOUCHED)),
+        )
+        return [worst] * self.spare_restarts
+
+    def _guarantees(self, first: int, last: int) -> list[Guarantee]:
+        return self._of(trees_between(self.plan.trees, first, last), first, last)
+
+    def _of(self, trees: Trees, first: int, last: int) -> list[Guarantee]:
+        """Return what a stretch owes by itself; nothing if nobody takes part in it."""
+        plan, pattern = self.plan, self.plan.participation
+        how: dict[str, Any] = {"bound": plan.bound, "variant": plan.variant}
+        if isinstance(pattern, FixedEpochs):
+            # Wherever in an epoch it begins, and also if the order stays: each tree at its worst.
+            uses = -(-trees.steps // pattern.steps_per_epoch)
+            epochs = FixedEpochs(pattern.steps_per_epoch, uses)
+            zeta = sensitivity_squared_of(epochs, trees, **how)
+            return [Guarantee(plan.noise_multiplier, zeta, self._touched(trees))]
+        part = _stretch(pattern, first, last)
+        return [] if part is None else [Guarantee.of(plan.noise_multiplier, part, trees, **how)]
+
+    def _touched(self, trees: Trees) -> Touched:
+        """Of epochs that start anywhere in trees of any length: tree by tree."""
+        pattern = self.plan.participation
+        assert isinstance(pattern, FixedEpochs)
+        nodes, total, largest = 0, 0, 0
+        for run in trees.runs:
+            period = min(pattern.steps_per_epoch, run.steps)
+            spaced = MinSeparation(run.steps, -(-run.steps // period), period)
+            one = Trees((replace(run, count=1),))
+            each = touched(spaced, one, self.plan.bound, self.plan.variant)
+            nodes, total = nodes + run.count * each.nodes, total + run.count * each.total
+            largest = max(largest, each.largest)
+        return Touched(nodes, total, largest)
+
+    # ---- A restart ----
+
+    def epsilon_after(
+        self, last: int, step: int, delta: float, *, neighbours: Neighbours = "zero-out"
+    ) -> float:
+        """Epsilon that the run would state at ``delta`` after this restart.
+
+        Parameters
+        ----------
+        last, step
+            As for `restarted`.
+        delta, neighbours
+            As for `epsilon`.
+        """
+        return self._after(last, step).epsilon(delta, neighbours=neighbours)
+
+    def restarted(
+        self, last: int, step: int, *, accept_epsilon: tuple[float, float] | None = None
+    ) -> RunAccount:
+        """Return the account after a restart, or refuse it.
+
+        Parameters
+        ----------
+        last : int
+            The last step that may have left with the present noise.
+        step : int
+            The step that fresh noise begins with, at most `last`.
+        accept_epsilon : (epsilon, delta), optional
+            The larger figure that the run is then to state, for zero-out neighbours. Needed where
+            the spare restarts do not cover this one.
+
+        Raises
+        ------
+        ValueError
+            If the stated epsilon would grow and is not accepted, or is above what was accepted.
+        """
+        after = self._after(last, step)
+        if _covers(self.stated, after.stated):
+            return after
+        words = (
+            f"it puts steps {step} to {last} into a second tree, and {self.spare_restarts} spare "
+            "restarts were declared"
+        )
+        if accept_epsilon is None:
+            raise ValueError(
+                f"this restart is not covered: {words}. The epsilon of the run at delta D becomes "
+                f"account.epsilon_after({last}, {step}, D); accept_epsilon=(epsilon, delta) "
+                "accepts one that is not below it"
+            )
+        accepted, delta = positive("accepted epsilon", accept_epsilon[0]), accept_epsilon[1]
+        becomes = after.epsilon(probability("accepted delta", delta))
+        if not becomes <= accepted:
+            raise ValueError(
+                f"accept_epsilon must be at least {becomes!r} at delta {delta!r} ({words}), got "
+                f"{accepted!r}"
+            )
+        return after
+
+    def _after(self, last: int, step: int) -> RunAccount:
+        integer("last", last, self.start, self.plan.steps)
+        integer("step", step, self.start, last)
+        return replace(self, abandoned=(*self.abandoned, (self.start, last)), start=step)
+
+    # ---- The noise of the present stretch, by the names that a plan has for it ----
+
+    @property
+    def trees(self) -> Trees:
+        """How the steps from `start` on are laid out over trees."""
+        return trees_between(self.plan.trees, self.start, self.plan.steps)
+
+    @property
+    def steps(self) -> int:
+        """Steps from `start` to the end."""
+        return self.plan.steps - self.start + 1
+
+    @property
+    def clip_norm(self) -> float:
+        """The plan's (L)."""
+        return self.plan.clip_norm
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The plan's (sigma)."""
+        return self.plan.noise_multiplier
+
+    @property
+    def variant(self) -> Variant:
+        """The plan's."""
+        return self.plan.variant
+
+    def noise(self, size: int, **options: Any) -> PlannedNoise:
+        """Return the tree noise of the present stretch, as :meth:`dpftrl_fast.PrivacyPlan.noise`.
+
+        Its steps are those from `start` on, its restarts the plan's. After a restart it must have a
+        key that no earlier stretch had: leave ``key`` out, or draw one.
+        """
+        plan = self.plan
+        check_coordinates(size, options.get("offset", 0))
+        std = std_up(plan.clip_norm, plan.noise_multiplier, options.get("dtype", "float32"))
+        return PlannedNoise(size, std, trees=self.trees, variant=plan.variant, **options)
+
+
+_TOUCHED = ("nodes", "total", "largest")
+
+
+def noise_so_far(noise: TreeNoise) -> NDArray[Any]:
+    """Return what is on the running sum now, carry + b_t, again: a restart leaves it there.
+
+    Parameters
+    ----------
+    noise : TreeNoise
+        Is not changed.
+
+    Returns
+    -------
+    ndarray of shape (size,)
+        The bits that `step` last returned (or would have, where `residual` was called); zeros
+        before the first step.
+
+    Examples
+    --------
+    >>> noise = TreeNoise(2, 1.0, seed=0)
+    >>> last = [noise.step() for _ in range(3)][-1]
+    >>> bool((noise_so_far(noise) == last).all())
+    True
+    """
+    if noise.t == 0:
+        return np.zeros(noise.size, noise.dtype)
+    state = noise.state_dict()
+    again = TreeNoise(
+        noise.size,
+        noise.std,
+        variant=noise.variant,  # type: ignore[arg-type]
+        memory="regenerate",
+        dtype=noise.dtype.name,  # type: ignore[arg-type]
+        rounds=noise.rounds,
+        threads=noise.threads,
+        offset=noise.offset,
+    )
+    again.load_state_dict({**state, "t": noise.t - 1, "last_returned": None, "vectors": []})
+    found: NDArray[Any] = again.step()
+    return found
+
+
+def trees_between(trees: Trees, first: int, last: int) -> Trees:
+    """Return the trees of steps first..last of a run, as a run of its own.
+
+    The tree that `first` lies in starts at leaf 1 with it; the one that `last` lies in ends there,
+    and is completed only if it ends there anyway.
+
+    Parameters
+    ----------
+    trees : Trees
+        Of the whole run.
+    first, last : int
+        Steps of it, from 1.
+
+    Raises
+    ------
+    IndexError
+        If there are no such steps.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.accounting.trees import resolve_trees
+    >>> trees = resolve_trees(1000, restart_every=100, complete=True)
+    >>> [(run.steps, run.completed, run.count) for run in trees_between(trees, 150, 420).runs]
+    [(51, True, 1), (100, True, 2), (20, False, 1)]
+    """
+    (begin, leaf), (end, last_leaf) = trees.locate(first), trees.locate(last)
+    if last < first:
+        raise IndexError(f"expected first <= last, got {first} and {last}")
+    pieces: list[TreeRun] = []
+    before = 0  # trees of the runs gone through
+    for run in trees.runs:
+        whole = range(max(before, begin), min(before + run.count, end + 1))
+        before += run.count
+        # The trees at the ends may be cut, those between are whole.
+        cut = sorted({begin, end} & {*whole[:1], *whole[-1:]})
+        between = len(whole) - len(cut)
+        for tree in cut:
+            start = leaf if tree == begin else 1
+            stop = last_leaf if tree == end else run.steps
+            if between and tree == end:
+                pieces.append(replace(run, count=between))
+                between = 0
+            pieces.append(TreeRun(stop - start + 1, run.completed and stop == run.steps, 1))
+        if between:
+            pieces.append(replace(run, count=between))
+    alike = groupby(pieces, key=lambda piece: (piece.steps, piece.completed))
+    return Trees(tuple(TreeRun(*kind, sum(p.count for p in same)) for kind, same in alike))
+
+
+def _stretch(pattern: Participation, first: int, last: int) -> Participation | None:
+    """Return who takes part in steps first..last; None for nobody."""
+    steps = last - first + 1
+    if isinstance(pattern, SinglePass):
+        return SinglePass(steps)
+    if isinstance(pattern, MinSeparation):
+        return replace(pattern, steps=steps)
+    assert isinstance(pattern, FixedOrder)
+    offsets = pattern.offsets[first - 1 : last + 1]
+    ids = pattern.ids[offsets[0] : offsets[-1]]
+    return FixedOrder(ids.copy(), offsets - offsets[0]) if ids.size else None
+
+
+def _covers(stated: Composition, owed: Composition) -> bool:
+    """Say whether the one is, at every delta and for both neighbours, no less than the other."""
+    nodes = [sum(run.touched.nodes for run in each.runs) for each in (stated, owed)]
+    kinds: tuple[Neighbours, ...] = ("zero-out", "replace-one")
+    return (
+        stated.mu_squared >= owed.mu_squared
+        and nodes[0] >= nodes[1]
+        and all(stated.floor(kind) >= owed.floor(kind) for kind in kinds)
+    )

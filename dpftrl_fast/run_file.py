@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file that says which run a folder is of, and whether the folder is the one it began in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpftrl_fast.folder_lock import LOCK
+from dpftrl_fast.sealed_files import TEMPORARY, sync_folder, write_secret
+
+__all__ = ["RunFile", "claim_folder"]
+
+_FORMAT = "dpftrl_fast.RunJournal"
+_VERSION = 1
+_NAME = "run.json"
+_SHOWN = 60
+
+
+def claim_folder(folder: Path) -> None:
+    """Make the folder of a run, or check that it can be one: a secret, and nothing else in it.
+
+    Raises
+    ------
+    FileExistsError
+        If it is a file.
+    PermissionError
+        If others than the owner can read or enter the folder of a run.
+    ValueError
+        If it holds other files.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"expected a folder, {str(folder)!r} is a file")
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        sync_folder(folder.parent)
+        return
+    names = {path.name for path in folder.iterdir()} - {LOCK}
+    names = {name for name in names if not name.startswith(TEMPORARY)}
+    if not names:
+        folder.chmod(0o700)
+    elif _NAME not in names:
+        raise ValueError(
+            f"expected an empty folder or one of a run, {str(folder)!r} has no {_NAME}, but "
+            f"{min(names)!r}"
+        )
+    elif (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+        raise PermissionError(
+            f"a run's folder is a secret and must have mode 0700, {str(folder)!r} has {mode:04o}: "
+            "whoever could read it has the noise key"
+        )
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What ``run.json`` holds.
+
+    Attributes
+    ----------
+    secret : bytes
+        Key of all hashes in the folder.
+    inode : int
+        Number of the file in its file system. A copy has another.
+    forked : bool
+        Whether a copy was ever taken.
+    identity : str
+        JSON of what the run is.
+    """
+
+    secret: bytes
+    inode: int
+    forked: bool
+    identity: str
+
+    @classmethod
+    def open(cls, folder: Path, identity: Mapping[str, Any], *, allow_fork: bool) -> RunFile:
+        """Read the file of the folder, or make one; the caller holds the folder.
+
+        Raises
+        ------
+        ValueError
+            If it is of another format, version or run, damaged, or a copy.
+        TypeError
+            If the identity is no mapping that JSON can hold.
+        OSError
+            If it cannot be read, or made.
+        """
+        declared = _canonical(identity)
+        for left in folder.glob(f"{TEMPORARY}*"):
+            left.unlink(missing_ok=True)
+        path = folder / _NAME
+        if not path.exists():
+            run = cls(secrets.token_bytes(32), 0, False, declared)
+            return run._written(path)
+        run = _parsed(path)
+        if run.identity != declared:
+            _refuse_other(run.identity, declared)
+        if run.inode == path.stat().st_ino:
+            return run
+        if not allow_fork:
+            raise ValueError(
+                f"{str(folder)!r} was copied, or moved from where the run began: two runs that go "
+                "on from it put the same noise on different sums. allow_fork=True takes it all the "
+                "same and voids the guarantee, unless nobody ever goes on with the other copy"
+            )
+        return replace(run, forked=True)._written(path)
+
+    def _written(self, path: Path) -> RunFile:
+        """Write the file with the number that it has; return what it holds."""
+        run = self
+
+        def content(inode: int) -> bytes:
+            nonlocal run
+            run = replace(self, inode=inode)
+            return run._content()
+
+        write_secret(path, content)
+        return run
+
+    def _content(self) -> bytes:
+        fields = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "secret": self.secret.hex(),
+            "inode": self.inode,
+            "forked": self.forked,
+            "identity": json.loads(self.identity),
+        }
+        return json.dumps({**fields, "check": _check(fields)}, indent=2).encode()
+
+
+def _parsed(path: Path) -> RunFile:
+    try:
+        fields = json.loads(path.read_bytes())
+        if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+            raise ValueError(f"its format is not {_FORMAT!r}")
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} must be of a run's journal: {error}") from None
+    if fields.get("version") != _VERSION:
+        raise ValueError(f"{str(path)!r} must have version {_VERSION}, got {fields.get('version')}")
+    check = fields.pop("check", None)
+    if check != _check(fields):
+        raise ValueError(f"{str(path)!r} is damaged: its check does not fit")
+    return RunFile(
+        bytes.fromhex(fields["secret"]),
+        fields["inode"],
+        fields["forked"],
+        _canonical(fields["identity"]),
+    )
+
+
+def _check(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(fields).encode()).hexdigest()
+
+
+def _canonical(value: Mapping[str, Any]) -> str:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"identity must be a mapping, got {type(value).__name__}")
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _refuse_other(had: str, came: str) -> None:
+    old, new = json.loads(had), json.loads(came)
+    names = sorted(k for k in {*old, *new} if old.get(k) != new.get(k) or (k in old) != (k in new))
+    first = names[0]
+    shown = [
+        (text := json.dumps(of.get(first)))[:_SHOWN] + (".." if len(text) > _SHOWN else "")
+        for of in (old, new)
+    ]
+    raise ValueError(
+        f"the folder is of another run: they differ in {', '.join(names)}; its {first} is "
+        f"{shown[0]}, got {shown[1]}"
+    )

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a restart that the plan does not have costs: against lists of who took part where."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from dpftrl_fast import PrivacyPlan
+from dpftrl_fast.accounting import (
+    FixedEpochs,
+    FixedOrder,
+    MinSeparation,
+    SinglePass,
+    resolve_trees,
+    sensitivity_squared,
+    sensitivity_squared_by_id,
+)
+from dpftrl_fast.restarts import RunAccount, noise_so_far, trees_between
+
+
+def listed_trees(
+    lengths: list[int], completed: list[bool], stretches: list[tuple[int, int]]
+) -> tuple[list[int], list[bool]]:
+    """Lengths and completions of the trees that stretches of a run have, step by step."""
+    where = [(tree, leaf) for tree, n in enumerate(lengths) for leaf in range(1, n + 1)]
+    out: list[int] = []
+    whole: list[bool] = []
+    for first, last in stretches:
+        before = -1
+        for tree, leaf in where[first - 1 : last]:
+            if tree != before:
+                out.append(0)
+                whole.append(False)
+                before = tree
+            out[-1] += 1
+            whole[-1] = completed[tree] and leaf == lengths[tree]
+    return out, whole
+
+
+def test_trees_between_are_the_plans_cut_at_both_ends() -> None:
+    chance = random.Random(0)
+    for _ in range(500):
+        lengths = [chance.randint(1, 4) for _ in range(chance.randint(1, 6))]
+        completed = [chance.random() < 0.5 for _ in lengths]
+        steps = sum(lengths)
+        trees = resolve_trees(steps, tree_lengths=lengths, complete=completed)
+        first = chance.randint(1, steps)
+        last = chance.randint(first, steps)
+        cut, whole = listed_trees(lengths, completed, [(first, last)])
+        assert trees_between(trees, first, last) == resolve_trees(
+            last - first + 1, tree_lengths=cut, complete=whole
+        )
+    for first, last in ((0, 1), (2, 1), (1, steps + 1)):
+        with pytest.raises(IndexError):
+            trees_between(trees, first, last)
+
+
+@pytest.mark.parametrize("complete", [False, True, "all"])
+@pytest.mark.parametrize("epochs", [True, False])
+def test_what_happened_is_at_least_what_each_id_did(epochs: bool, complete: bool) -> None:
+    """The steps as they were really taken, in one list: its zeta, id by id, is at most ours."""
+    chance = random.Random(1)
+    tight = 0
+    for _ in range(60):
+        n, passes, every = chance.randint(2, 4), chance.randint(1, 4), chance.randint(1, 9)
+        steps = n * passes
+        ids = [(t % n) if epochs else chance.randrange(4) for t in range(steps)]
+        pattern = FixedEpochs(n, passes) if epochs else FixedOrder(ids)
+        plan = PrivacyPlan(1.0, 2.0, pattern, restart_every=every, complete=complete)
+        account = RunAccount(plan)
+        for _ in range(chance.randint(1, 3)):
+            last = chance.randint(account.start, steps)
+            step = chance.randint(account.start, last)
+            account = account.restarted(last, step, accept_epsilon=(1e9, 1e-6))
+        stretches = [*account.abandoned, (account.start, steps)]
+        trees = plan.trees
+        lengths = [trees.run_of(i).steps for i in range(trees.count)]
+        completed = [trees.run_of(i).completed for i in range(trees.count)]
+        cut, whole = listed_trees(lengths, completed, stretches)
+        really = FixedOrder([ids[t - 1] for a, b in stretches for t in range(a, b + 1)])
+        values = sensitivity_squared_by_id(really, tree_lengths=cut, complete=whole)[1]
+        owed = account.happened.mu_squared * 4
+        assert owed >= values.max()
+        tight += owed <= values.max() * 1.0001
+    assert tight > 5
+
+
+def test_two_full_runs_where_an_id_can_be_in_both() -> None:
+    plan = PrivacyPlan(1.0, 2.0, SinglePass(16))
+    account = RunAccount(plan).restarted(16, 1, accept_epsilon=(99.0, 1e-6))
+    assert account.happened.mu_squared == 2 * 5 / 4
+    plan = PrivacyPlan(1.0, 2.0, MinSeparation(16, 2, 8))
+    zeta = sensitivity_squared(plan.participation)
+    account = RunAccount(plan).restarted(16, 9, accept_epsilon=(99.0, 1e-6))
+    # The whole first run, and eight leaves of which an id has at most one.
+    assert account.happened.mu_squared == (zeta + 4) / 4
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PrivacyPlan(1.0, 2.0, SinglePass(20)),
+        PrivacyPlan(1.0, 2.0, SinglePass(20), restart_every=6, complete=True),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), restart_every=4, complete=True),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), restart_every=8, complete="all"),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), restart_every=8, bound="released"),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), bound="released", variant="vanilla"),
+        PrivacyPlan(1.0, 2.0, MinSeparation(20, 3, 5), restart_every=10),
+    ],
+    ids=str,
+)
+def test_spare_restarts_cover_a_restart_within_a_tree_wherever_it_is(plan: PrivacyPlan) -> None:
+    account = RunAccount(plan, spare_restarts=1)
+    stated = account.epsilon(1e-6)
+    assert stated > plan.epsilon(1e-6)
+    trees = plan.trees
+    for step, last in itertools.combinations_with_replacement(range(1, 21), 2):
+        if trees.locate(step)[0] == trees.locate(last)[0]:
+            after = account.restarted(last, step)
+            assert after.epsilon(1e-6) == stated >= after.happened.epsilon(1e-6)
+    with pytest.raises(ValueError, match="steps 18 to 20 into a second tree, and 1 spare"):
+        for _ in range(20):
+            account = account.restarted(20, 18)
+            assert account.happened.epsilon(1e-6) <= account.epsilon(1e-6) == stated
+
+
+def test_spare_restarts_are_cheap_where_trees_are_short() -> None:
+    plan = PrivacyPlan(1.0, 8.0, FixedEpochs(100, 20), restart_every=100)
+    one_tree = sensitivity_squared(SinglePass(100))
+    for spare in (0, 1, 3):
+        stated = RunAccount(plan, spare_restarts=spare).stated
+        assert stated.mu_squared * 64 == 20 * one_tree + spare * one_tree
+    with pytest.raises(ValueError, match="not covered"):
+        RunAccount(plan, spare_restarts=1).restarted(1999, 1)  # nearly all trees a second time
+
+
+def test_a_restart_that_is_not_covered_is_refused_below_its_epsilon() -> None:
+    plan = PrivacyPlan(1.0, 8.0, FixedEpochs(10, 4), restart_every=10)
+    account = RunAccount(plan)
+    assert account.epsilon(1e-6) == plan.epsilon(1e-6)
+    becomes = account.epsilon_after(25, 22, 1e-6)
+    assert becomes > account.epsilon(1e-6)
+    assert account.epsilon_after(25, 22, 1e-6, neighbours="replace-one") > becomes
+    with pytest.raises(ValueError, match=r"this restart is not covered: .* 22 to 25 .* 0 spare"):
+        account.restarted(25, 22)
+    for low in (np.nextafter(becomes, 0), 0.1):
+        with pytest.raises(ValueError, match="accept_epsilon must be at least"):
+            account.restarted(25, 22, accept_epsilon=(float(low), 1e-6))
+    for wrong in ((float("nan"), 1e-6), (9.0, float("nan")), (9.0, 2.0)):
+        with pytest.raises(ValueError, match="accepted"):
+            account.restarted(25, 22, accept_epsilon=wrong)
+    after = account.restarted(25, 22, accept_epsilon=(becomes, 1e-6))
+    assert after.epsilon(1e-6) == becomes
+    with pytest.raises(ValueError, match="not covered"):
+        after.restarted(23, 23)  # what was accepted was that restart, not another
+
+
+def test_the_noise_of_a_stretch_restarts_where_the_plan_does() -> None:
+    plan = PrivacyPlan(1.0, 3.0, SinglePass(11), restart_every=4, complete=True)
+    account = RunAccount(plan).restarted(7, 6, accept_epsilon=(99.0, 1e-6))
+    noise = account.noise(3, seed=1, dtype="float64")
+    assert (noise.steps, noise.std) == (6, 3.0)
+    trees = []
+    for _ in range(6):
+        noise.step()
+        trees.append((noise.tree, noise.t))
+    assert trees == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+    with pytest.raises(ValueError, match="all 6 declared steps are taken"):
+        noise.step()
+    whole, same = RunAccount(plan).noise(3, seed=1), plan.noise(3, seed=1)
+    assert all(np.array_equal(whole.step(), same.step()) for _ in range(11))
+
+
+@pytest.mark.parametrize("variant", ["honaker", "vanilla"])
+@pytest.mark.parametrize("memory", ["stored", "regenerate", 2])
+def test_noise_so_far_is_what_step_returned(variant: str, memory: str | int) -> None:
+    plan = PrivacyPlan(1.0, 3.0, SinglePass(11), restart_every=4, complete=True, variant=variant)
+    noise = plan.noise(5, memory=memory, dtype="float64")  # type: ignore[arg-type]
+    assert noise_so_far(noise).tolist() == [0.0] * 5
+    for _ in range(11):
+        last = noise.step()
+        assert np.array_equal(noise_so_far(noise), last)
+
+
+def test_nobody_in_a_stretch_owes_nothing() -> None:
+    plan = PrivacyPlan(1.0, 2.0, FixedOrder([5, 5, -1, -1]))
+    account = RunAccount(plan).restarted(4, 3, accept_epsilon=(99.0, 1e-6))
+    assert account.happened.mu_squared == plan.guarantee.sensitivity_squared / 4
+
+
+def test_wrong_arguments() -> None:
+    plan = PrivacyPlan(1.0, 2.0, SinglePass(10))
+    with pytest.raises(TypeError, match="plan must be a PrivacyPlan, got int"):
+        RunAccount(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="spare_restarts"):
+        RunAccount(plan, -1)
+    for abandoned, start in ((((1, 11),), 1), (((0, 3),), 2), (((1, 4),), 5), ((), 2)):
+        with pytest.raises(ValueError, match="must be"):
+            RunAccount(plan, 0, abandoned, start)
+    for last, step in ((11, 1), (4, 5), (4, 0)):
+        with pytest.raises(ValueError, match="must be"):
+            RunAccount(plan).restarted(last, step)
