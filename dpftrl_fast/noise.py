@@ -171,19 +171,25 @@ class TreeNoise:
         self._core = self._make_core(self._key)
 
     def _make_core(self, key: bytes) -> _Core:
-        vectors = {"stored": -1, "regenerate": 0}
         return _CORES[self._dtype](
-            size=self._size,
-            std=self._std,
-            key=key,
-            rounds=self._rounds,
-            purpose=_PURPOSES[self._purpose],
-            offset=self._offset,
-            variant=self._variant,
-            memory=vectors[self._memory] if isinstance(self._memory, str) else self._memory,
-            threads=self._threads,
-            target=None,
+            key=key, threads=self._threads, target=None, **self._core_settings()
         )
+
+    def _core_settings(self) -> dict[str, Any]:
+        vectors = {"stored": -1, "regenerate": 0}
+        return {
+            "size": self._size,
+            "std": self._std,
+            "rounds": self._rounds,
+            "purpose": _PURPOSES[self._purpose],
+            "offset": self._offset,
+            "variant": self._variant,
+            "memory": vectors[self._memory] if isinstance(self._memory, str) else self._memory,
+        }
+
+    def _view(self, out: Any) -> Any:
+        """Return what the core writes to, which shares the memory of `out`."""
+        return writable_view(out)
 
     @overload
     def step(self, out: None = None) -> NDArray[Any]: ...
@@ -211,7 +217,7 @@ class TreeNoise:
         self._refuse_after_fork()
         if out is None or type(out) is np.ndarray:
             return self._core.step(out)
-        self._core.step(writable_view(out))
+        self._core.step(self._view(out))
         return out
 
     @overload
@@ -228,7 +234,7 @@ class TreeNoise:
         self._refuse_after_fork()
         if out is None or type(out) is np.ndarray:
             return self._core.residual(out)
-        self._core.residual(writable_view(out))
+        self._core.residual(self._view(out))
         return out
 
     def _refuse_after_fork(self) -> None:
@@ -297,7 +303,7 @@ class TreeNoise:
     def _into(self, call: Any, out: Any, *args: int) -> Any:
         if out is None or type(out) is np.ndarray:
             return call(*args, out)
-        call(*args, writable_view(out))
+        call(*args, self._view(out))
         return out
 
     def advance_to(self, t: int) -> None:

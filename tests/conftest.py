@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# Kernels for a GPU run in Triton's interpreter; it reads this when it is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def another_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

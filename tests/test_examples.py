@@ -14,6 +14,7 @@ SAYS = {
     "daily_counts.py": "epsilon 1 at delta 1e-09",
     "epochs.py": "epsilon 8 at delta 1e-06",
     "out_of_core.py": "the model of the rows in memory: True",
+    "private_torch.py": "epsilon of the run: 8.000 at delta 1e-06",
     "sgd_with_residuals.py": "epsilon 2.000",
     "shards.py": "the same bits: True",
 }

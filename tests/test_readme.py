@@ -20,6 +20,8 @@ def test_the_readme_has_examples() -> None:
     assert len(SHELL) >= 4
 
 
+# torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "pytorch"])
 def test_python_block(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "README.md", "exec"), {})

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of `DPFTRL` beside Opacus's noise and step, and beside the paper's tree in torch.
+
+`pytest benches/bench_torch.py` times them one after another.
+`python benches/bench_torch.py [ROUNDS]` alternates them, which a shared machine asks for, and
+prints the ratios of docs/torch.md.
+
+What is timed comes after clipping: the sum of a batch is there, and the parameters are to be
+written. 10^7 float32 parameters, momentum 0.9, in one tensor and in a thousand; two threads. Costs
+of a tree's steps differ, so a call takes 16 of them, on a tree that goes on.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from noise_workloads import TorchHonaker, check_normal
+from torch import Tensor, nn
+
+from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.torch import DPFTRL
+
+warnings.filterwarnings("ignore", message="Secure RNG turned off", category=UserWarning)
+
+SIZE, BATCH, LR, MOMENTUM, STEPS = 10**7, 256, 0.1, 0.9, 16
+PLAN = PrivacyPlan(1.0, 1.0, accounting.SinglePass(2**16))
+Call = Callable[[], Any]
+
+
+def model(tensors: int) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """Parameters at 0, and the sums of a batch."""
+    each = SIZE // tensors
+    parameters = [nn.Parameter(torch.zeros(each)) for _ in range(tensors)]
+    return parameters, [torch.zeros(each) for _ in range(tensors)]
+
+
+def ours(tensors: int, threads: int = 2) -> Call:
+    parameters, sums = model(tensors)
+    optimizer = DPFTRL(
+        parameters, LR, plan=PLAN, batch_size=BATCH, momentum=MOMENTUM, threads=threads
+    )
+
+    def steps() -> Tensor:
+        for _ in range(STEPS):
+            for p, total in zip(parameters, sums, strict=True):
+                p.grad = total
+            optimizer.step()
+        return parameters[0]
+
+    return steps
+
+
+def opacus(tensors: int) -> Call:
+    """`add_noise`, `scale_grad` and the SGD's step of Opacus's `DPOptimizer`."""
+    from opacus.optimizers import DPOptimizer
+
+    parameters, sums = model(tensors)
+    for p in parameters:
+        p.grad_sample = torch.empty(0)  # type: ignore[attr-defined]
+    optimizer = DPOptimizer(
+        torch.optim.SGD(parameters, lr=LR, momentum=MOMENTUM),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=BATCH,
+    )
+
+    def steps() -> Tensor:
+        for _ in range(STEPS):
+            for p, total in zip(parameters, sums, strict=True):
+                p.summed_grad = total.detach()  # type: ignore[attr-defined]
+            optimizer.add_noise()
+            optimizer.scale_grad()
+            optimizer.original_optimizer.step()
+        return parameters[0]
+
+    return steps
+
+
+class StackTree:
+    """Honaker's estimator on a stack of live nodes, with a running sum of their shares.
+
+    The paper's efficient tree as one writes it down in torch: a new leaf is pushed, and while the
+    two topmost nodes are of one height, they become one with fresh noise.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.total = torch.zeros(size)
+        self.live: list[tuple[int, Tensor]] = []
+
+    def step(self) -> Tensor:
+        self._push(0, torch.normal(0.0, 1.0, self.total.shape))
+        while len(self.live) > 1 and self.live[-1][0] == self.live[-2][0]:
+            height, right = self._pop()
+            _, left = self._pop()
+            fresh = torch.normal(0.0, 1.0, self.total.shape)
+            self._push(height + 1, fresh + (left + right) / 2)
+        return self.total
+
+    def _push(self, height: int, value: Tensor) -> None:
+        self.live.append((height, value))
+        self.total += value / (2 - 2.0**-height)
+
+    def _pop(self) -> tuple[int, Tensor]:
+        height, value = self.live.pop()
+        self.total -= value / (2 - 2.0**-height)
+        return height, value
+
+
+def torch_tree(kind: Callable[[int], Any], tensors: int) -> Call:
+    """A tree a tensor, and FTRL with momentum on its noise."""
+    parameters, sums = model(tensors)
+    start = [p.detach().clone() for p in parameters]
+    running = [torch.zeros_like(p) for p in start]
+    velocity = [torch.zeros_like(p) for p in start]
+    trees = [kind(p.numel()) for p in parameters]
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def steps() -> Tensor:
+        for _ in range(STEPS):
+            for i, p in enumerate(parameters):
+                running[i].add_(sums[i])
+                noisy = (running[i] + trees[i].step()).div_(BATCH)
+                velocity[i].mul_(MOMENTUM).add_(noisy)
+                torch.add(start[i], velocity[i], alpha=-LR, out=p.data)
+        return parameters[0]
+
+    return steps
+
+
+def noise_alone(make: Callable[[], Callable[[], Any]]) -> Call:
+    step = make()
+
+    def steps() -> None:
+        for _ in range(STEPS):
+            step()
+
+    return steps
+
+
+def our_noise(threads: int = 2) -> Callable[[], Any]:
+    noise, out = PLAN.noise(SIZE, threads=threads), torch.empty(SIZE)
+    return lambda: noise.step(out)
+
+
+CALLS: dict[str, Callable[[], Call]] = {
+    "DPFTRL, 1 tensor": lambda: ours(1),
+    "DPFTRL, 1000 tensors": lambda: ours(1000),
+    "Opacus, 1 tensor": lambda: opacus(1),
+    "Opacus, 1000 tensors": lambda: opacus(1000),
+    "torch tree on a stack, 1 tensor": lambda: torch_tree(StackTree, 1),
+    "torch tree in place, 1 tensor": lambda: torch_tree(TorchHonaker, 1),
+    "our noise alone": lambda: noise_alone(our_noise),
+    "torch noise on a stack alone": lambda: noise_alone(lambda: StackTree(SIZE).step),
+    "torch noise in place alone": lambda: noise_alone(lambda: TorchHonaker(SIZE).step),
+}
+RATIOS = [
+    ("DPFTRL, 1 tensor", "Opacus, 1 tensor"),
+    ("DPFTRL, 1000 tensors", "Opacus, 1000 tensors"),
+    ("torch tree on a stack, 1 tensor", "DPFTRL, 1 tensor"),
+    ("torch tree in place, 1 tensor", "DPFTRL, 1 tensor"),
+    ("torch noise on a stack alone", "our noise alone"),
+    ("torch noise in place alone", "our noise alone"),
+    ("DPFTRL, 1000 tensors", "DPFTRL, 1 tensor"),
+]
+
+
+def check() -> None:
+    """All of them move the parameters by noise of one size: the tree's after 1 step, SGD's too."""
+    global STEPS, SIZE
+    kept = STEPS, SIZE
+    STEPS, SIZE = 1, 10**5
+    try:
+        for name, make in CALLS.items():
+            if "alone" not in name:
+                check_normal(make()().detach(), LR / BATCH)
+    finally:
+        STEPS, SIZE = kept
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
+def test_torch_step(benchmark: Any, name: str) -> None:
+    benchmark.group = f"{STEPS} steps, {SIZE} float32 parameters"
+    check()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        benchmark(CALLS[name]())
+    finally:
+        torch.set_num_threads(threads)
+
+
+def main(rounds: int) -> None:
+    torch.set_num_threads(2)
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 2 threads")
+    check()
+    # Not all at once: the trees of all calls would need gigabytes.
+    times: dict[str, list[float]] = {name: [] for name in CALLS}
+    ratios: dict[tuple[str, str], list[float]] = {pair: [] for pair in RATIOS}
+    for pair in RATIOS:
+        calls = {name: CALLS[name]() for name in pair}
+        for call in calls.values():
+            call()
+        for _ in range(rounds):
+            spent = {}
+            for name, call in calls.items():
+                start = time.perf_counter()
+                call()
+                spent[name] = time.perf_counter() - start
+                times[name].append(spent[name] / STEPS * 1e3)
+            ratios[pair].append(spent[pair[0]] / spent[pair[1]])
+    for name, found in times.items():
+        print(f"{name:34} median {np.median(found):7.1f} ms, least {min(found):7.1f} ms a step")
+    for (above, below), found in ratios.items():
+        print(f"{above} / {below}: median {np.median(found):.2f}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

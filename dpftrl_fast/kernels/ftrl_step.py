@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass of the FTRL update over a long vector whose gradients and results lie in many tensors.
+
+The update reads and writes ten vectors and computes little, so it costs what its memory traffic
+costs; written as array operations, each of them is one more trip. Gradients are read and results
+written where they are, by address: a call for each of a thousand tensors would cost as much as the
+work. The loops are compiled without the licence to reorder or contract, in the vectors' own dtype:
+the same bits on every machine and for every cut of the vectors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from numba import carray, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+
+from dpftrl_fast.kernels._checks import Array
+from dpftrl_fast.kernels._jit import compiled, exact_helper, read_only, writable
+
+__all__ = ["ftrl_loop"]
+
+
+def _pointer_type(typing_context: Any, address: Any, like: Any) -> Any:
+    """Type the address of numbers of the dtype of `like`."""
+    pointer = types.CPointer(like.dtype)  # type: ignore[no-untyped-call]
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(pointer))
+
+    return pointer(address, like), generate
+
+
+_pointer: Any = intrinsic(_pointer_type)
+
+
+@exact_helper
+def _summed(s: float, low: float, g: float) -> tuple[float, float]:
+    # Kahan: the new sum, and what its rounding lost.
+    y = low + g
+    total = s + y
+    return total, y - (total - s)
+
+
+@exact_helper
+def _soft(q: float, c: float) -> float:
+    return q - min(max(q, -c), c)
+
+
+@exact_helper
+def _plain_piece(
+    g: Array, s: Array, low: Array, theta_0: Array, noise: Array, out: Array, a: float, c: float
+) -> None:
+    for i in range(s.size):
+        s[i], low[i] = _summed(s[i], low[i], g[i])
+        x = (s[i] + noise[i]) + low[i]
+        out[i] = _soft(theta_0[i] - a * x, c)
+
+
+@exact_helper
+def _momentum_piece(
+    g: Array, s: Array, low: Array, v: Array, theta_0: Array, noise: Array, out: Array,
+    gamma: float, share: float, a: float, b: float, c: float,
+) -> None:  # fmt: skip
+    for i in range(s.size):
+        s[i], low[i] = _summed(s[i], low[i], g[i])
+        x = (s[i] + noise[i]) + low[i]
+        v[i] = gamma * v[i] + share * x
+        out[i] = _soft(theta_0[i] - (a * x + b * v[i]), c)
+
+
+def _plain(
+    pieces: Array, g_at: Array, out_at: Array, numbers: Array,
+    s: Array, low: Array, theta_0: Array, noise: Array,
+) -> None:  # fmt: skip
+    for k in range(pieces.shape[0]):
+        start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+        g = carray(_pointer(g_at[k], s), (stop - start,))
+        out = carray(_pointer(out_at[k], s), (stop - start,))
+        _plain_piece(
+            g, s[start:stop], low[start:stop], theta_0[start:stop], noise[start:stop], out,
+            numbers[group, 2], numbers[group, 4],
+        )  # fmt: skip
+
+
+def _with_momentum(
+    pieces: Array, g_at: Array, out_at: Array, numbers: Array,
+    s: Array, low: Array, v: Array, theta_0: Array, noise: Array,
+) -> None:  # fmt: skip
+    for k in range(pieces.shape[0]):
+        start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+        g = carray(_pointer(g_at[k], s), (stop - start,))
+        out = carray(_pointer(out_at[k], s), (stop - start,))
+        _momentum_piece(
+            g, s[start:stop], low[start:stop], v[start:stop], theta_0[start:stop],
+            noise[start:stop], out, numbers[group, 0], numbers[group, 1], numbers[group, 2],
+            numbers[group, 3], numbers[group, 4],
+        )  # fmt: skip
+
+
+@functools.cache
+def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
+    """Return the compiled update for vectors of a dtype, with or without momentum.
+
+    With s + low the running sum, x = s + low + noise, soft the soft threshold and (gamma, share, a,
+    b, c) the numbers of a piece's group, for each element
+
+        s + low += g,    out = soft(theta_0 - a x, c)
+        s + low += g,    v = gamma v + share x,    out = soft(theta_0 - (a x + b v), c)
+
+    Parameters
+    ----------
+    dtype : {"float32", "float64"}
+        Of all vectors; other dtypes and layouts are refused when the loop is called.
+    momentum : bool
+        The second form.
+
+    Returns
+    -------
+    callable
+        ``loop(pieces, g_at, out_at, numbers, s, low, theta_0, noise)``, with v before theta_0 in
+        the second form. `pieces` (k, 3) of int64 has a start, a stop and a group each; `g_at` and
+        `out_at` (k,) of int64 have the **addresses** of a piece's gradients and results, contiguous
+        numbers of the dtype; `numbers` is (groups, 5), the vectors are of one size. **Nothing of
+        this is checked but the types.** s, low, v and what is at `out_at` are written and share
+        no memory with others. The loop holds no lock.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> s, low, out, g = np.zeros(2), np.zeros(2), np.zeros(2), np.array([2.0, 4.0])
+    >>> loop = ftrl_loop("float64", False)
+    >>> pieces, numbers = np.array([[0, 2, 0]]), np.array([[0.0, 0.0, 0.5, 0.0, 0.25]])
+    >>> at = [np.array([x.ctypes.data]) for x in (g, out)]
+    >>> loop(pieces, *at, numbers, s, low, np.ones(2), np.zeros(2))
+    >>> s.tolist(), out.tolist()
+    ([2.0, 4.0], [0.0, -0.75])
+    """
+    given, changed = read_only(dtype, 1), writable(dtype, 1)
+    places = (read_only("int64", 2), read_only("int64", 1), read_only("int64", 1))
+    head = (*places, read_only(dtype, 2), changed, changed)
+    if momentum:
+        return compiled(_with_momentum, *head, changed, given, given)
+    return compiled(_plain, *head, given, given)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DP-FTRL for PyTorch; torch and Opacus are the extra ``torch``.
+
+`make_private` wraps a model, an optimiser and a loader. Below it stand `DPFTRL`, an optimiser on
+sums of clipped gradients, and `ResidualNoise`, which makes any other optimiser private.
+`TrainingRun` keeps a run in a folder from which it can go on.
+"""
+
+from dpftrl_fast.torch.checkpoint import TrainingRun
+from dpftrl_fast.torch.make_private import make_private
+from dpftrl_fast.torch.model_state import model_state_dict
+from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.residual import ResidualNoise
+
+__all__ = ["DPFTRL", "ResidualNoise", "TrainingRun", "make_private", "model_state_dict"]

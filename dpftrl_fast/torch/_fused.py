@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FTRL update on the CPU: one compiled pass that reads ``p.grad`` and writes the parameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpftrl_fast.kernels.ftrl_step import ftrl_loop
+from dpftrl_fast.torch._flat import FlatViews
+
+__all__ = ["FusedUpdate"]
+
+_SHARE = 2**20  # coordinates that are worth a thread
+
+
+class FusedUpdate:
+    """Runs the compiled update over the pieces of a vector.
+
+    Parameters
+    ----------
+    flat : FlatViews
+        The pieces.
+    vectors : sequence of Tensor
+        Sum, low, perhaps velocity, and theta_0: CPU vectors of one dtype.
+    threads : int
+        At most so many.
+    """
+
+    def __init__(self, flat: FlatViews, vectors: Sequence[Tensor], threads: int) -> None:
+        self._flat, self._dtype = flat, vectors[0].dtype
+        self._arrays = [vector.numpy() for vector in vectors]
+        kind = self._arrays[0].dtype
+        self._loop = ftrl_loop(str(kind), len(vectors) == 4)
+        places, start = [], 0
+        for block in flat.blocks:
+            for piece in block.pieces:
+                stop = start + piece.stop - piece.first
+                places.append((start, stop, block.group, piece.index, piece.first))
+                start = stop
+        table = np.array(places, np.int64).reshape(-1, 5)
+        self._pieces = np.ascontiguousarray(table[:, :3])
+        self._tensor = table[:, 3]
+        self._bytes = kind.itemsize
+        self._inside = table[:, 4] * self._bytes  # offset of a piece in its tensor
+        workers = min(threads, max(1, flat.size // _SHARE))
+        shares = np.arange(1, workers) * (flat.size / workers)
+        cuts = [0, *np.searchsorted(table[:, 0], shares).tolist(), len(places)]
+        self._runs = [slice(*bounds) for bounds in itertools.pairwise(cuts)]
+        self._zeros: Tensor | None = None
+
+    def step(
+        self,
+        gradients: Sequence[Tensor | None] | Tensor,
+        noise: Tensor,
+        numbers: Sequence[tuple[float, ...]],
+        parameters: Sequence[Tensor],
+        out: Tensor | None,
+    ) -> None:
+        """Take a step.
+
+        Parameters
+        ----------
+        gradients : sequence of Tensor or None, or Tensor
+            Contiguous, one for each parameter and of its size; or a whole vector.
+        noise : Tensor
+            Of the running sum.
+        numbers : sequence of tuple
+            Of the loop, for each parameter group.
+        parameters : sequence of Tensor
+            Where to write, if there is no `out`: contiguous, of the vectors' dtype.
+        out : Tensor or None
+            A vector to write instead.
+        """
+        # `held` and the arguments keep alive what the loop gets as addresses.
+        held = gradients if isinstance(gradients, Tensor) else self._readable(gradients)
+        g_at, out_at = self._addresses(held), self._addresses(parameters if out is None else out)
+        table = np.array(numbers, self._arrays[0].dtype)
+        *vectors, theta_0 = self._arrays
+        noisy = noise.numpy()
+
+        def run(part: slice) -> None:
+            self._loop(
+                self._pieces[part], g_at[part], out_at[part], table, *vectors, theta_0, noisy
+            )
+
+        if len(self._runs) == 1:
+            run(self._runs[0])
+        else:
+            with ThreadPoolExecutor(len(self._runs)) as pool:
+                for done in [pool.submit(run, part) for part in self._runs]:
+                    done.result()
+        if out is None:
+            for p in parameters:
+                torch.autograd.graph.increment_version(p)  # written to behind torch's back
+
+    def _addresses(self, tensors: Sequence[Tensor] | Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if isinstance(tensors, Tensor):
+            return tensors.data_ptr() + self._bytes * self._pieces[:, 0]
+        at = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+        return at[self._tensor] + self._inside
+
+    def _readable(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return gradients of the vectors' dtype; zeros, shared by all, for those that are None."""
+        found = []
+        for shape, gradient in zip(self._flat.shapes, gradients, strict=True):
+            if gradient is None:
+                gradient = self._zeros_of(shape.numel())
+            elif gradient.dtype != self._dtype:
+                gradient = gradient.to(self._dtype)
+            if gradient.numel() != shape.numel() or not gradient.is_contiguous():
+                raise ValueError(
+                    f"a gradient must be contiguous and of shape {tuple(shape)}, got "
+                    f"{tuple(gradient.shape)}"
+                )
+            found.append(gradient)
+        return found
+
+    def _zeros_of(self, size: int) -> Tensor:
+        if self._zeros is None or self._zeros.numel() < size:
+            self._zeros = torch.zeros(size, dtype=self._dtype)
+        return self._zeros[:size]

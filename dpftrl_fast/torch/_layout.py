@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ParameterLayout`: which coordinates of the one noise vector belong to which parameter.
+
+Parameters follow one another in the order of the groups, and each takes the next range of global
+coordinates, in row-major order. So no two tensors share noise, whatever their shapes. A layout is
+made once, at the first step; afterwards it only says whether parameters are still those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpftrl_fast.torch._tensors import is_sharded, local_range, local_tensor, placements_of
+from dpftrl_fast.torch.clipped_sums import sum_dtype
+
+__all__ = ["Entry", "ParameterLayout"]
+
+_HALVES = (torch.bfloat16, torch.float16)
+_READABLE = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter: the public facts, and the part of it on this rank."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    """Global coordinate of its element 0."""
+    first: int
+    """Where this rank's part begins, counted in the parameter."""
+    count: int
+    """Coordinates of this rank's part."""
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """All trainable parameters of an optimiser as one vector.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+        In the order of the groups.
+    group_ends : tuple of int
+        Where each group ends in `entries`.
+    device : torch.device
+        Of all parameters.
+    sharded : bool
+        Whether they are DTensors.
+    """
+
+    entries: tuple[Entry, ...]
+    group_ends: tuple[int, ...]
+    device: torch.device
+    sharded: bool
+
+    @classmethod
+    def of(cls, groups: Sequence[Mapping[str, Any]]) -> ParameterLayout:
+        """Lay out the parameters that require a gradient; others are left as they are.
+
+        Parameters
+        ----------
+        groups : sequence of mapping
+            `param_groups` of a torch optimiser.
+
+        Raises
+        ------
+        ValueError
+            If there is none, one comes twice, one is no dense real floating-point tensor, or they
+            lie on several devices.
+
+        Examples
+        --------
+        >>> w, b = torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(3))
+        >>> layout = ParameterLayout.of([{"params": [w, b]}])
+        >>> [(entry.start, entry.count) for entry in layout.entries], layout.size
+        ([(0, 6), (6, 3)], 9)
+        """
+        entries: list[Entry] = []
+        ends = []
+        start = 0
+        devices, sharded = set(), set()
+        seen: set[int] = set()
+        for g, group in enumerate(groups):
+            names = group.get("param_names") or [f"{g}.{i}" for i in range(len(group["params"]))]
+            for name, p in zip(names, group["params"], strict=True):
+                if not p.requires_grad:
+                    continue
+                _check_kind(name, p)
+                if id(p) in seen:
+                    raise ValueError(f"every parameter must come once, got {name} twice")
+                seen.add(id(p))
+                first, count = local_range(name, p)
+                entries.append(Entry(name, tuple(p.shape), p.dtype, start, first, count))
+                start += p.numel()
+                devices.add(p.device)
+                sharded.add(is_sharded(p))
+            ends.append(len(entries))
+        if start == 0:
+            raise ValueError("expected parameters that require a gradient, got none")
+        if len(sharded) > 1:
+            raise ValueError("parameters must be all DTensors or all plain tensors, got both")
+        if len(devices) > 1:
+            raise ValueError(
+                f"all parameters must lie on one device, got {', '.join(sorted(map(str, devices)))}"
+            )
+        return cls(tuple(entries), tuple(ends), devices.pop(), sharded.pop())
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the whole vector, over all ranks."""
+        last = self.entries[-1]
+        return last.start + _numel(last.shape)
+
+    @property
+    def local_size(self) -> int:
+        """Coordinates on this rank."""
+        return sum(entry.count for entry in self.entries)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Coordinates on this rank as (first, count), adjoining ones as one."""
+        found: list[tuple[int, int]] = []
+        for entry in self.entries:
+            first = entry.start + entry.first
+            if entry.count and found and sum(found[-1]) == first:
+                found[-1] = (found[-1][0], found[-1][1] + entry.count)
+            elif entry.count:
+                found.append((first, entry.count))
+        return found
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """How many entries each group has."""
+        return [
+            stop - start
+            for start, stop in zip((0, *self.group_ends), self.group_ends, strict=False)
+        ]
+
+    def fingerprint(self) -> str:
+        """Return a hash of names, shapes, dtypes and groups, the same on all ranks.
+
+        Examples
+        --------
+        >>> w, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
+        >>> one, other = [{"params": [w, b]}], [{"params": [b, w]}]
+        >>> ParameterLayout.of(one).fingerprint() == ParameterLayout.of(other).fingerprint()
+        False
+        """
+        facts = [[entry.name, entry.shape, str(entry.dtype)] for entry in self.entries]
+        text = json.dumps([facts, self.group_ends])
+        return hashlib.sha256(b"dpftrl_fast.torch/layout/v1\0" + text.encode()).hexdigest()
+
+    def parameters(self, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+        """Return the parameters laid out, in order, if they still are what they were.
+
+        Raises
+        ------
+        ValueError
+            If a parameter was added, taken away, frozen or unfrozen, or changed its shape, dtype or
+            device.
+        """
+        now = [[p for p in group["params"] if p.requires_grad] for group in groups]
+        if [len(group) for group in now] != self.group_sizes:
+            raise ValueError(
+                f"parameter groups must have {self.group_sizes} parameters that require a "
+                f"gradient, as at the first step, got {[len(group) for group in now]}"
+            )
+        found = [p for group in now for p in group]
+        for entry, p in zip(self.entries, found, strict=True):
+            if p.shape != entry.shape or p.dtype != entry.dtype or p.device != self.device:
+                raise ValueError(
+                    f"{entry.name} must be of shape {entry.shape}, {entry.dtype}, on "
+                    f"{self.device}, as at the first step, got {tuple(p.shape)}, {p.dtype}, on "
+                    f"{p.device}"
+                )
+        return found
+
+    def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return this rank's parts of tensors laid out as the parameters, without graphs."""
+        if self.sharded:
+            return [local_tensor(tensor) for tensor in tensors]
+        return [tensor.detach() for tensor in tensors]
+
+    def gradients(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return this rank's parts of the sums in ``p.grad``; None where there is none.
+
+        Raises
+        ------
+        ValueError
+            If one is sparse, laid out over ranks otherwise than its parameter, or in half
+            precision.
+        """
+        found: list[Tensor | None] = []
+        for entry, p in zip(self.entries, parameters, strict=True):
+            gradient = p.grad
+            if gradient is not None and (gradient.layout, gradient.dtype) not in _READABLE:
+                raise ValueError(_unreadable(entry.name, p, gradient))
+            found.append(gradient)
+        if not self.sharded:
+            return [None if gradient is None else gradient.detach() for gradient in found]
+        for entry, p, gradient in zip(self.entries, parameters, found, strict=True):
+            if gradient is not None and placements_of(gradient) != placements_of(p):
+                raise ValueError(
+                    f"the gradient of {entry.name} must be laid out over ranks as {entry.name} "
+                    f"is, {placements_of(p)}, got {placements_of(gradient)}"
+                )
+        return [None if gradient is None else local_tensor(gradient) for gradient in found]
+
+
+def _check_kind(name: str, p: Tensor) -> None:
+    known = (torch.float32, torch.float64, *_HALVES)
+    if p.dtype not in known or p.layout != torch.strided:
+        raise ValueError(
+            f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, got "
+            f"{p.dtype}, {p.layout}"
+        )
+
+
+def _unreadable(name: str, p: Tensor, gradient: Tensor) -> str:
+    if gradient.layout != torch.strided:
+        return (
+            f"the gradient of {name} must be dense, got {gradient.layout}: noise goes on every "
+            "coordinate (an Embedding takes sparse=False)"
+        )
+    return (
+        f"the gradient sum of {name} must be {sum_dtype(p.dtype)}, got {gradient.dtype}: a sum "
+        "rounded to half precision does not keep to the clip norm. Set p.grad_dtype = "
+        "torch.float32 and sum in that"
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

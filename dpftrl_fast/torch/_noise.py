@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FlatNoise`: the noise of a plan on this rank's coordinates of one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dpftrl_fast.keys import Seed, key_of_seed
+from dpftrl_fast.noise_arguments import Memory
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.restarts import RunAccount, noise_so_far
+
+__all__ = ["FlatNoise"]
+
+_OWN = ("size", "offset", "vectors")  # of a piece; the rest of a state is that of all pieces
+
+
+class FlatNoise:
+    """One noise vector over several ranges of coordinates, all under one key.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan or RunAccount
+        Whose noise it is; of an account, that of its present stretch.
+    ranges : sequence of (int, int)
+        First coordinate and number of each; a rank may have none.
+    dtype : {"float32", "float64"}
+        Of the noise.
+    device : torch.device
+        Where it is made.
+    memory, threads
+        As for :meth:`dpftrl_fast.PrivacyPlan.noise`.
+    seed, key
+        As for :meth:`dpftrl_fast.PrivacyPlan.noise`; at most one of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as above, or there is no noise source for the device.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan | RunAccount,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        dtype: Literal["float32", "float64"],
+        device: torch.device,
+        memory: Memory = "stored",
+        threads: int | None = None,
+        seed: Seed = None,
+        key: bytes | None = None,
+    ) -> None:
+        self._steps = plan.steps
+        self._ranges = list(ranges)
+        if seed is None and key is None:
+            key = key_of_seed(None)  # of all ranges
+        options = {"dtype": dtype, "memory": memory, "threads": threads, "seed": seed, "key": key}
+        self._pieces = [
+            _noise_on(device, plan, count, offset=first, **options) for first, count in ranges
+        ]
+        self._reproducible = seed is not None
+        self._taken = 0
+        self._torn = False
+
+    @property
+    def steps(self) -> int:
+        """Declared number of steps."""
+        return self._steps
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps taken, over all trees."""
+        return self._taken
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: not private."""
+        return self._reproducible
+
+    def step(self, out: Tensor) -> None:
+        """Take a step and write the noise of the running sum into this rank's vector.
+
+        Raises
+        ------
+        ValueError
+            If all declared steps are taken.
+        RuntimeError
+            If an earlier step was interrupted between two ranges.
+        """
+        self._advance(out, "step")
+
+    def residual(self, out: Tensor) -> None:
+        """Take a step and write its noise less that of the step before; errors as for `step`."""
+        self._advance(out, "residual")
+
+    def _advance(self, out: Tensor, call: Literal["step", "residual"]) -> None:
+        if self._torn:
+            raise RuntimeError(
+                "a step was interrupted while its noise was made, and ranges of coordinates are at "
+                "different steps: go on from a checkpoint"
+            )
+        if self._taken == self._steps:
+            raise ValueError(
+                f"all {self._steps} declared steps are taken: the epsilon is stated for no more"
+            )
+        parts = torch.split(out, [count for _, count in self._ranges])
+        for i, (piece, part) in enumerate(zip(self._pieces, parts, strict=True)):
+            self._torn = i > 0
+            getattr(piece, call)(part)
+        self._torn = False
+        self._taken += 1
+
+    def so_far(self, out: Tensor) -> None:
+        """Write what is on the running sum now: what `step` last wrote, or would have; else 0."""
+        parts = torch.split(out, [count for _, count in self._ranges])
+        for piece, part in zip(self._pieces, parts, strict=True):
+            part.copy_(torch.from_numpy(noise_so_far(piece)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, **a secret**: numbers, strings and lists, and tensors under "vectors".
+
+        Without vectors, as with memory="regenerate", it is a few hundred bytes whatever the number
+        of ranges.
+        """
+        states = [piece.state_dict() for piece in self._pieces]
+        first = states[0] if states else {}
+        return {
+            "ranges": [list(pair) for pair in self._ranges],
+            "steps_taken": self._taken,
+            "common": {name: first[name] for name in first if name not in _OWN},
+            "vectors": [
+                [[*head, torch.from_numpy(vector)] for *head, vector in state["vectors"]]
+                for state in states
+                if state["vectors"]
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
+        """Go on from a state of `state_dict`, see :meth:`dpftrl_fast.TreeNoise.load_state_dict`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the state is of other ranges or another plan, broken, or behind this object's own
+            position.
+        """
+        ranges = [list(pair) for pair in self._ranges]
+        if state["ranges"] != ranges:
+            raise ValueError(
+                f"state must be of the coordinates {ranges} of this rank, got {state['ranges']}"
+            )
+        vectors = list(state["vectors"]) or [[]] * len(self._pieces)
+        for piece, kept in zip(self._pieces, vectors, strict=True):
+            own = {"size": piece.size, "offset": piece.offset}
+            arrays = [(*head, vector.cpu().numpy()) for *head, vector in kept]
+            piece.load_state_dict(
+                {**state["common"], **own, "vectors": arrays}, allow_fork=allow_fork
+            )
+        self._taken = self._pieces[0].steps_taken if self._pieces else state["steps_taken"]
+        self._reproducible = any(piece.reproducible for piece in self._pieces)
+        self._torn = False
+
+
+def _noise_on(
+    device: torch.device, plan: PrivacyPlan | RunAccount, size: int, **options: Any
+) -> PlannedNoise:
+    if device.type == "cpu":
+        return plan.noise(size, **options)
+    if device.type != "cuda":
+        raise ValueError(f"parameters must lie on the CPU or on a CUDA device, got {device}")
+    try:
+        from dpftrl_fast.torch.device_noise import DeviceNoise
+    except ImportError as error:
+        raise ValueError(
+            f"parameters on {device} need Triton, which makes their noise there, got none ({error})"
+        ) from error
+    check_coordinates(size, options["offset"])
+    return DeviceNoise(
+        size,
+        std_up(plan.clip_norm, plan.noise_multiplier, options["dtype"]),
+        device=device,
+        variant=plan.variant,
+        trees=plan.trees,
+        **options,
+    )

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`NoiseRun`: what the optimiser and the residual noise share, a run's vector and its noise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dpftrl_fast.keys import Seed, checked_key, key_of_seed
+from dpftrl_fast.noise_arguments import (
+    MAX_THREADS,
+    Memory,
+    dtype_name,
+    integer,
+    memory_setting,
+    usable_cores,
+)
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.torch._flat import FlatViews
+from dpftrl_fast.torch._layout import ParameterLayout
+from dpftrl_fast.torch._noise import FlatNoise
+from dpftrl_fast.torch.distributed import Ranks, ranks_of
+
+__all__ = ["NoiseRun"]
+
+# Elsewhere a block costs a few launches.
+_LONG_BLOCK = 2**26
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+class NoiseRun:
+    """Parameters as one vector, its noise, and the ranks that share it.
+
+    It begins with the first step: until then parameters may be added, changed and moved.
+
+    Parameters
+    ----------
+    plan, dtype, memory, threads, noise_seed, key, process_group
+        As for `dpftrl_fast.torch.DPFTRL`.
+
+    Attributes
+    ----------
+    plan : PrivacyPlan
+    dtype : torch.dtype
+        Of sums and noise.
+    layout : ParameterLayout
+    flat : FlatViews
+        Of this rank's parts.
+    ranks : Ranks
+    noise : FlatNoise
+    vector : Tensor
+        Room for the noise of a step.
+    """
+
+    layout: ParameterLayout
+    flat: FlatViews
+    ranks: Ranks
+    noise: FlatNoise
+    vector: Tensor
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        *,
+        dtype: Literal["float32", "float64"],
+        memory: Memory,
+        threads: int | None,
+        noise_seed: Seed,
+        key: bytes | None,
+        process_group: Any,
+    ) -> None:
+        if not isinstance(plan, PrivacyPlan):
+            raise TypeError(f"plan must be a PrivacyPlan, got {type(plan).__name__}")
+        self.plan = plan
+        self._dtype_name: Literal["float32", "float64"]
+        self._dtype_name = "float32" if dtype_name(dtype) == "float32" else "float64"
+        self.dtype = getattr(torch, self._dtype_name)
+        self._memory = memory_setting(memory)
+        self._threads = None if threads is None else integer("threads", threads, 1, MAX_THREADS)
+        if noise_seed is not None and key is not None:
+            raise ValueError("expected a noise_seed or a key, got both")
+        self._seed = noise_seed
+        # The key of a seed is made here only for the errors of a wrong one.
+        secret = key_of_seed(noise_seed) if key is None else checked_key(key)
+        self._key = None if noise_seed is not None else secret
+        self._process_group = process_group
+        self._reduced: Tensor | None = None
+        self._torn = False
+        self._before = 0  # steps of the stretches before a restart
+        self.started = False
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps taken, over all trees."""
+        return self._before + self.noise.steps_taken if self.started else 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of a call, at most."""
+        return min(usable_cores(), MAX_THREADS) if self._threads is None else self._threads
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: not private."""
+        return self.noise.reproducible if self.started else self._seed is not None
+
+    def start(self, groups: Groups, facts: Mapping[str, Any]) -> None:
+        """Fix the layout and make the noise source; all ranks call it together.
+
+        Parameters
+        ----------
+        groups : sequence of mapping
+            Parameter groups.
+        facts : mapping
+            What else must be the same on all ranks.
+
+        Raises
+        ------
+        ValueError
+            If a parameter cannot be trained so, or the ranks differ.
+        """
+        layout = ParameterLayout.of(groups)
+        wide = [entry.name for entry in layout.entries if entry.dtype == torch.float64]
+        if wide and self.dtype != torch.float64:
+            raise ValueError(f"float64 parameters need dtype='float64', got 'float32': {wide[0]}")
+        parameters = layout.parameters(groups)
+        ranks = ranks_of(parameters, self._process_group)
+        local = layout.local(parameters)
+        same: dict[str, Any] = {
+            "parameters (names, shapes, dtypes, groups)": layout.fingerprint(),
+            "plan": self.plan.to_dict(),
+            "dtype": self._dtype_name,
+            **facts,
+        }
+        if ranks.reduces:
+            same["initial values (a hash)"] = _digest(local)
+        ranks.check_same(same)
+        seed, key = ranks.share((self._seed, self._key))
+        self.noise = FlatNoise(
+            self.plan,
+            layout.ranges,
+            dtype=self._dtype_name,
+            device=layout.device,
+            memory=self._memory,
+            threads=self._threads,
+            seed=seed,
+            key=key,
+        )
+        self.layout, self.ranks = layout, ranks
+        block = {} if layout.device.type == "cpu" else {"block_size": _LONG_BLOCK}
+        self.flat = FlatViews(local, layout.group_sizes, **block)
+        self.vector = torch.empty(self.flat.size, dtype=self.dtype, device=layout.device)
+        self._seed = self._key = None
+        self.started = True
+
+    def restart(self, account: RunAccount) -> None:
+        """Go on with fresh noise, of a new key, for the present stretch of an account.
+
+        All ranks call it together. What the noise so far leaves on the running sum is the caller's
+        to add.
+        """
+        self.noise = FlatNoise(
+            account,
+            self.layout.ranges,
+            dtype=self._dtype_name,
+            device=self.layout.device,
+            memory=self._memory,
+            threads=self._threads,
+            key=self.ranks.share(key_of_seed(None)),
+        )
+        self._before = account.start - 1
+
+    def open_step(self, groups: Groups) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Check all that is public about the next step; nothing has changed if it is refused.
+
+        Returns
+        -------
+        parameters : list of Tensor
+            In the order of the layout.
+        gradients : list of Tensor or None
+            This rank's parts of ``p.grad``.
+
+        Raises
+        ------
+        ValueError
+            If parameters are not those of the start, gradients are missing, sparse or of half
+            precision, all declared steps are taken, or ranks are at different steps.
+        RuntimeError
+            If an earlier step was interrupted.
+        """
+        if self._torn:
+            raise RuntimeError("a step was interrupted half-way: go on from a checkpoint")
+        if self.steps_taken == self.plan.steps:
+            raise ValueError(
+                f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no more"
+            )
+        parameters = self.layout.parameters(groups)
+        gradients = self.layout.gradients(parameters)
+        present = any(gradient is not None for gradient in gradients)
+        if not self.ranks.open_step(self.steps_taken, present, self.layout.device):
+            raise ValueError(
+                "expected the clipped gradient sum of a batch in p.grad, got None for all "
+                "parameters: call backward first (an empty batch has zeros)"
+            )
+        return parameters, gradients
+
+    @contextmanager
+    def taking_step(self) -> Iterator[None]:
+        """Remember a step that ends in an error: tree and sums may be one step apart then."""
+        self._torn = True
+        yield
+        self._torn = False
+
+    def sums(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | Tensor:
+        """Return the sums of all ranks together: contiguous, in parts or as one vector."""
+        if self.ranks.reduces:
+            return self.reduced(gradients)
+        return _contiguous(gradients)
+
+    def reduced(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Return the sums of all ranks together as one vector."""
+        if self._reduced is None:
+            self._reduced = torch.empty_like(self.vector)
+        dense = _contiguous(gradients)
+        for block in self.flat.blocks:
+            self.flat.copy_to(self._reduced[block.part], block, dense)
+        self.ranks.reduce_(self._reduced)
+        return self._reduced
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what says which run this is, and the noise, **a secret**."""
+        return {**self._identity(), "noise": self.noise.state_dict()}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of another run.
+
+        Raises
+        ------
+        ValueError
+            If it is of another plan, of other parameters or of another dtype.
+        """
+        for name, own in self._identity().items():
+            if state[name] != own:
+                raise ValueError(
+                    f"state must have the {name} of this object (plan: the same plan; parameters: "
+                    "a hash of the same names, shapes, dtypes and groups), got another"
+                )
+
+    def load_noise(self, state: Mapping[str, Any], *, allow_fork: bool) -> None:
+        """Take up the noise of a state that was checked; all ranks call it together."""
+        noise = state["noise"]
+        facts: dict[str, Any] = {"step of the state": noise["steps_taken"]}
+        if self.ranks.reduces:
+            facts["key (a hash)"] = _hash(str(noise["common"]["key"]).encode())
+        self.ranks.check_same(facts)
+        self.noise.load_state_dict(noise, allow_fork=allow_fork)
+        self._torn = False
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan.to_dict(),
+            "parameters": self.layout.fingerprint(),
+            "dtype": self._dtype_name,
+        }
+
+
+def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _digest(tensors: Sequence[Tensor]) -> str:
+    return _hash(*(t.reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for t in tensors))
+
+
+def _hash(*parts: bytes) -> str:
+    total = hashlib.sha256(b"dpftrl_fast.torch/same/v1\0")
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()

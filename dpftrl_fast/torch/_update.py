@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FTRL update over one flat vector: running sums, momentum, parameters.
+
+With g_t the clipped sum of step t, n_t the noise of the running sum, B the batch size, gamma the
+momentum and lr_t the rate of the parameter's group at this step,
+
+    s_t = s_(t-1) + g_t
+    v_t = gamma v_(t-1) + (s_t + n_t) / B,         c_t = gamma c_(t-1) + t l1
+    q = theta_0 - lr_t v_t,                         threshold lr_t c_t
+    q = theta_0 - lr_t ((s_t + n_t) / B + gamma v_t),     lr_t (t l1 + gamma c_t)     with Nesterov
+    theta_t = P_R(soft(q, threshold)).
+
+s_t is kept with what its roundings lost (Kahan's summation), as `s + low`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpftrl_fast.torch._flat import Block, FlatViews
+from dpftrl_fast.torch._fused import FusedUpdate
+
+__all__ = ["FlatFTRL", "Rates"]
+
+Gradients = Sequence[Tensor | None] | Tensor
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a parameter group sets for one step."""
+
+    lr: float
+    momentum: float
+    nesterov: bool
+    l1: float
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """One group's step in the vectors' terms: theta = soft(theta_0 - (of_sum x + of_v v), c)."""
+
+    gamma: float
+    share: float
+    of_sum: float
+    of_v: float
+    c: float
+
+
+class FlatFTRL:
+    """The secret sums of a run, and its steps.
+
+    Parameters
+    ----------
+    flat : FlatViews
+        Where the parameters lie in the vector.
+    parameters : sequence of Tensor
+        theta_0, this rank's parts.
+    dtype : torch.dtype
+        float32 or float64, of all vectors.
+    batch_size : int
+        B.
+    radius : float or None
+        R, over the parameters of all groups and ranks together.
+    momentum : bool
+        Whether v_t is kept.
+    groups : int
+        Number of parameter groups.
+    fused : bool
+        One compiled pass, for the CPU, instead of torch's operations.
+    threads : int
+        Of the compiled pass, at most.
+    """
+
+    def __init__(
+        self,
+        flat: FlatViews,
+        parameters: Sequence[Tensor],
+        *,
+        dtype: torch.dtype,
+        batch_size: int,
+        radius: float | None,
+        momentum: bool,
+        groups: int,
+        fused: bool,
+        threads: int,
+    ) -> None:
+        self._flat, self._batch_size, self._radius = flat, batch_size, radius
+        self.theta_0 = torch.empty(flat.size, dtype=dtype, device=parameters[0].device)
+        for block in flat.blocks:
+            flat.copy_to(self.theta_0[block.part], block, parameters)
+        self.sum = torch.zeros_like(self.theta_0)
+        self.low = torch.zeros_like(self.theta_0)
+        self.velocity = torch.zeros_like(self.theta_0) if momentum else None
+        self.l1_weights = [0.0] * groups
+        self._spare: Tensor | None = None
+        vectors = [v for v in (self.sum, self.low, self.velocity) if v is not None]
+        self._fused = FusedUpdate(flat, [*vectors, self.theta_0], threads) if fused else None
+
+    def step(
+        self,
+        t: int,
+        gradients: Gradients,
+        noise: Tensor,
+        rates: Sequence[Rates],
+        parameters: Sequence[Tensor],
+        norm: Callable[[Tensor], float],
+    ) -> None:
+        """Take step t and write the parameters.
+
+        Parameters
+        ----------
+        t : int
+            Steps taken, with this one.
+        gradients : sequence of Tensor or None, or Tensor
+            g_t: this rank's parts, contiguous, None for zeros; or as one vector.
+        noise : Tensor
+            n_t; overwritten.
+        rates : sequence of Rates
+            One for each parameter group.
+        parameters : sequence of Tensor
+            Where to write, this rank's parts.
+        norm : callable
+            L2 norm over all ranks of a vector of which this rank has a part. Called if there is a
+            radius.
+        """
+        numbers = [self._numbers(t, group, rate) for group, rate in enumerate(rates)]
+        if self._fused is None:
+            for block in self._flat.blocks:
+                self._step(block, gradients, noise, numbers[block.group])
+            self._write(noise, parameters, norm)
+            return
+        straight = self._radius is None and all(
+            p.dtype == noise.dtype and p.is_contiguous() for p in parameters
+        )
+        if not straight and self._spare is None:
+            self._spare = torch.empty_like(noise)
+        out = None if straight else self._spare
+        table = [(n.gamma, n.share, n.of_sum, n.of_v, n.c) for n in numbers]
+        self._fused.step(gradients, noise, table, parameters, out)
+        if out is not None:
+            self._write(out, parameters, norm)
+
+    def _numbers(self, t: int, group: int, rate: Rates) -> _Numbers:
+        weight = rate.momentum * self.l1_weights[group] + t * rate.l1
+        self.l1_weights[group] = weight
+        if rate.nesterov:
+            weight = t * rate.l1 + rate.momentum * weight
+        share = 1.0 / self._batch_size
+        sums_only = self.velocity is None or rate.nesterov
+        return _Numbers(
+            gamma=rate.momentum,
+            share=share,
+            of_sum=rate.lr * share if sums_only else 0.0,
+            of_v=rate.lr * (rate.momentum if rate.nesterov else 1.0),
+            c=rate.lr * weight,
+        )
+
+    def _step(self, block: Block, gradients: Gradients, noise: Tensor, numbers: _Numbers) -> None:
+        """Do a block by torch's operations, writing over the noise."""
+        part = block.part
+        n, theta_0 = noise[part], self.theta_0[part]
+        if isinstance(gradients, Tensor):
+            self.low[part].add_(gradients[part])
+        else:
+            self._flat.add_to(self.low[part], block, gradients)
+        noisy = self._carry(part).add_(n).add_(self.low[part])
+        if self.velocity is None:
+            torch.add(theta_0, noisy, alpha=-numbers.of_sum, out=n)
+        else:
+            v = self.velocity[part]
+            v.mul_(numbers.gamma).add_(noisy, alpha=numbers.share)
+            torch.add(theta_0, v, alpha=-numbers.of_v, out=n)
+            if numbers.of_sum > 0.0:
+                n.add_(noisy, alpha=-numbers.of_sum)
+        if numbers.c > 0.0:
+            n.sub_(torch.clamp(n, -numbers.c, numbers.c))
+
+    def _carry(self, part: slice) -> Tensor:
+        """Move into the sum what was added to `low`; return the sum, a copy."""
+        s, low = self.sum[part], self.low[part]
+        total = s + low
+        low.add_(s.sub_(total))
+        s.copy_(total)
+        return total
+
+    def add_to_sum(self, vector: Tensor) -> None:
+        """Add a vector to the running sum for good."""
+        self.low.add_(vector)
+        self._carry(slice(None))
+
+    def _write(
+        self, theta: Tensor, parameters: Sequence[Tensor], norm: Callable[[Tensor], float]
+    ) -> None:
+        """Project on the ball, if there is one, and write the parameters."""
+        if self._radius is not None:
+            size = norm(theta)
+            if math.isfinite(size) and size > self._radius:
+                theta.mul_(self._radius / size)
+        for block in self._flat.blocks:
+            self._flat.copy_from(theta[block.part], block, parameters)
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return the vectors that a checkpoint holds, by name: themselves, no copies."""
+        found = {"theta_0": self.theta_0, "sum": self.sum, "sum_low": self.low}
+        if self.velocity is not None:
+            found["velocity"] = self.velocity
+        return found

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Accumulator`: from the pieces of a logical batch to the clipped sums of one step.
+
+The order of calls is the loader's and the user's; here each is checked against the one before:
+
+    begin(ids) -> expect(rows) -> gradients of these rows -> [expect -> gradients ..] -> step
+
+Nothing that is checked is a value of the data. What is refused leaves the run where it was, and the
+batch can be begun again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dpftrl_fast.accounting import Guard
+from dpftrl_fast.accounting._checks import integer_array, positive_int
+from dpftrl_fast.torch.clipped_sums import (
+    add_clipped_,
+    contribution_limit,
+    row_norms,
+    sum_dtype,
+)
+from dpftrl_fast.torch.clipping import Clipping
+from dpftrl_fast.torch.parameters import check_parameters, let_grad_be_a_sum
+
+__all__ = ["Accumulator", "Source"]
+
+Ints = NDArray[np.int64]
+
+
+class Source(Protocol):
+    """What per-example gradients wait in after a backward pass."""
+
+    def collect(self) -> list[Tensor | None] | None:
+        """Hand over the gradients that are complete, a tensor for each parameter.
+
+        None if there are none; an entry is None where a parameter had no part in the pass.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Drop what an unfinished pass left behind."""
+        ...
+
+
+class Noise(Protocol):
+    """What makes the noise of a run: `DPFTRL` or `ResidualNoise`."""
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps whose noise was made."""
+        ...
+
+
+class Accumulator:
+    """Clips the per-example gradients of one logical batch and adds them up.
+
+    :meth:`attach` ties it to an optimiser: each ``optimizer.step()`` then first checks that all
+    rows of the batch that was begun have come, once each, admits their ids, and writes the sum of
+    clipped gradients into ``p.grad``. What stood there (the gradient of the whole batch, not
+    clipped) is never used. A row whose gradient is not finite counts as zero.
+
+    Parameters
+    ----------
+    parameters : sequence of Tensor
+        Those of the optimiser, in its order. Clipping is over all of them together.
+    clipping : Clipping
+        `FlatClipping`, `PerLayerClipping` or `AutomaticClipping`.
+    batch_size : int
+        Most examples of a logical batch (B), public.
+    guard : Guard or Ledger
+        Of the plan.
+    roundings : int
+        As for `contribution_limit`.
+
+    Attributes
+    ----------
+    source : Source or None
+        Where gradients are fetched from; None where they are handed to :meth:`add`.
+    noise : DPFTRL, ResidualNoise or None
+        What makes the noise of the run. If given, a step is refused unless it has taken as many
+        steps as the guard.
+    before_step : callable or None
+        Called with (step, ids, list of sums) when the sums are written and before the optimiser
+        sees them: the place to write ahead what the step will use. The sums are a secret.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `parameters` are none, not all distinct, not real floating-point numbers, or the other
+        arguments are not what is described above.
+
+    Notes
+    -----
+    A sum is kept in float64 while its batch is open, 8 bytes a coordinate.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.torch.clipping import FlatClipping
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
+    >>> sums = Accumulator([w], FlatClipping(1.0), 2, plan.guard())
+    >>> sums.begin([7, 8])
+    >>> sums.expect(2)
+    >>> sums.add([torch.tensor([[0.5, 0.0], [float("nan"), 1.0]])])
+    >>> sums.finish()
+    >>> w.grad
+    tensor([0.5000, 0.0000])
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        clipping: Clipping,
+        batch_size: int,
+        guard: Guard,
+        *,
+        roundings: int = 1,
+    ) -> None:
+        self.parameters = check_parameters(parameters)
+        self.clipping = clipping
+        self.batch_size = positive_int("batch_size", batch_size)
+        self.guard = guard
+        self.source: Source | None = None
+        self.noise: Noise | None = None
+        self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None
+        dtypes = {sum_dtype(p.dtype) for p in self.parameters}
+        limit = min(
+            contribution_limit(clipping.clip_norm, self.batch_size, dtype, roundings=roundings)
+            for dtype in dtypes
+        )
+        self._shrink = limit / clipping.clip_norm
+        self._ids: Ints | None = None
+        self._due = self._expected = self._rows = 0
+        self._sums: list[Tensor | None] = [None] * len(self.parameters)
+        self._in_step = False
+        for p in self.parameters:
+            let_grad_be_a_sum(p)
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps that were admitted."""
+        return self.guard.steps_taken
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a batch was begun whose step has not come."""
+        return self._ids is not None
+
+    def attach(self, optimizer: Optimizer, after_sum: Callable[[], None] | None = None) -> None:
+        """Do :meth:`finish` before and :meth:`done` after each ``optimizer.step()``.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            Of exactly the parameters given.
+        after_sum : callable, optional
+            Called when the sums are in ``p.grad``, before the optimiser's own step.
+        """
+        self._check_same(optimizer)
+
+        def before(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # torch hands over the optimiser itself as the first argument.
+            given = [a for a in (*args, *kwargs.values()) if a is not stepping and a is not None]
+            if given:
+                raise ValueError(
+                    "step() takes no closure: a batch is for one backward pass, got one"
+                )
+            self._check_same(stepping)
+            self.finish()
+            if after_sum is not None:
+                after_sum()
+
+        def after(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.done()
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+
+    def begin(self, ids: ArrayLike, rows: int | None = None) -> None:
+        """Open the logical batch of the next step.
+
+        Parameters
+        ----------
+        ids : array_like of int, one-dimensional
+            Its examples; row i of the gradients that come is of example i.
+        rows : int, optional
+            How many of them come to this process, where several share a batch; all by default.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If they are more than the declared batch size, the batch before has not had its step, or
+            an earlier step failed half-way.
+        """
+        self._check_whole()
+        if self._ids is not None:
+            raise ValueError(
+                "expected optimizer.step() after each batch, got another batch: take the step, or "
+                "iterate the loader anew to begin this batch again"
+            )
+        given = integer_array("ids", ids)
+        if given.size > self.batch_size:
+            raise ValueError(
+                f"a batch must have at most the declared {self.batch_size} examples, got "
+                f"{given.size}"
+            )
+        due = given.size if rows is None else rows
+        if not 0 <= due <= given.size:
+            raise ValueError(f"rows must be in 0 .. {given.size}, got {due}")
+        self._ids, self._due = given, due
+
+    def expect(self, rows: int) -> None:
+        """Announce the next piece of the batch; the one before must be complete.
+
+        Raises
+        ------
+        ValueError
+            If no batch is open, the piece before is not complete, or the batch has fewer rows.
+        """
+        if self._ids is None:
+            raise ValueError("expected begin(ids) before the rows of a batch, got none")
+        self._check_rows("the next piece")
+        if self._expected + rows > self._due:
+            raise ValueError(
+                f"the pieces of a batch must have its {self._due} rows, got {self._expected + rows}"
+            )
+        self._expected += rows
+
+    def take(self) -> None:
+        """Clip and add the gradients that wait in the source, if any do."""
+        if self.source is None:
+            return
+        samples = self.source.collect()
+        if samples is not None:
+            self.add(samples)
+
+    def add(self, samples: Sequence[Tensor | None]) -> None:
+        """Clip per-example gradients and add them to the sums of the open batch.
+
+        Parameters
+        ----------
+        samples : sequence of Tensor or None
+            One for each parameter, shape (rows, *shape of the parameter); None for zeros.
+
+        Raises
+        ------
+        ValueError
+            If shapes are others, no batch is open, or more rows come than were announced. Nothing
+            is added then.
+        """
+        rows = self._check_samples(samples)
+        self.check_room(rows)
+        present = [(i, sample) for i, sample in enumerate(samples) if sample is not None]
+        device = self.parameters[0].device
+        norms = torch.zeros(len(samples), rows, dtype=torch.float64, device=device)
+        for i, sample in present:
+            norms[i] = row_norms(sample).to(device)
+        factors = self.clipping.factors(norms, self._shrink)
+        for i, sample in present:
+            total = self._sums[i]
+            if total is None:
+                total = torch.zeros(sample.shape[1:], dtype=torch.float64, device=sample.device)
+                self._sums[i] = total
+            add_clipped_(total, sample, factors[i].to(sample.device))
+        self._rows += rows
+
+    def check_room(self, rows: int) -> None:
+        """Raise ValueError if gradients of so many rows are more than were announced."""
+        if self._rows + rows > self._expected:
+            raise ValueError(
+                f"expected per-example gradients of the {self._expected - self._rows} examples "
+                f"that the loader handed out and that had none yet, got {rows}: each batch of the "
+                "loader is for one backward pass in training mode"
+            )
+
+    def finish(self) -> None:
+        """Admit the step and write the sums of the batch into ``p.grad``.
+
+        Raises
+        ------
+        ValueError
+            If no batch is open, not all of its rows came, the plan does not declare its ids, or the
+            noise is at another step.
+        """
+        self._check_whole()
+        if self._ids is None:
+            raise ValueError(
+                "expected a batch of the loader before optimizer.step(), got a step without one"
+            )
+        self._check_rows("optimizer.step()")
+        if self._rows != self._due:
+            raise ValueError(
+                f"expected optimizer.step() after all {self._due} examples of the batch, got "
+                f"it after {self._rows}"
+            )
+        if self.noise is not None and self.noise.steps_taken != self.steps_taken:
+            raise ValueError(
+                f"the noise must be at step {self.steps_taken}, as the guard of participation, got "
+                f"{self.noise.steps_taken}: load the states of both"
+            )
+        self.guard.admit(self._ids)
+        self._in_step = True  # until done(): what fails in between leaves tree and guard apart
+        for i, p in enumerate(self.parameters):
+            total, dtype = self._sums[i], sum_dtype(p.dtype)
+            let_grad_be_a_sum(p)
+            p.grad = torch.zeros_like(p, dtype=dtype) if total is None else total.to(dtype)
+            self._sums[i] = None
+        if self.before_step is not None:
+            sums = [p.grad for p in self.parameters if p.grad is not None]
+            self.before_step(self.steps_taken, self._ids, sums)
+
+    def done(self) -> None:
+        """Close the batch after its step."""
+        self._in_step = False
+        self._clear()
+
+    def abandon(self) -> None:
+        """Forget the open batch, of which nothing has left: it may be begun again."""
+        self._check_whole()
+        if self.source is not None:
+            self.source.settle()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._ids = None
+        self._due = self._expected = self._rows = 0
+        self._sums = [None] * len(self.parameters)
+        for p in self.parameters:
+            p.grad = None
+
+    def _check_rows(self, what: str) -> None:
+        """Fetch what waits; refuse if the rows announced so far have not come."""
+        self.take()
+        if self.source is not None:
+            self.source.settle()
+        if self._rows != self._expected:
+            raise ValueError(
+                f"expected per-example gradients of {self._expected} examples before {what}, got "
+                f"{self._rows}: missing grad_sample. Call loss.backward() once for every piece of "
+                "a batch, with the model in training mode and rows as the loader gave them"
+            )
+
+    def _check_whole(self) -> None:
+        if self._in_step:
+            raise RuntimeError(
+                "the last step failed half-way, so that the noise and the ids admitted may be one "
+                "step apart: go on from a checkpoint"
+            )
+
+    def _check_same(self, optimizer: Optimizer) -> None:
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        if [id(p) for p in given] != [id(p) for p in self.parameters]:
+            raise ValueError(
+                f"the optimizer must have the {len(self.parameters)} parameters it had at the "
+                f"start, in their order, got {len(given)} or others"
+            )
+
+    def _check_samples(self, samples: Sequence[Tensor | None]) -> int:
+        if len(samples) != len(self.parameters):
+            raise ValueError(
+                f"expected gradients for {len(self.parameters)} parameters, got {len(samples)}"
+            )
+        counts = {
+            sample.shape[0] if sample.dim() else 0 for sample in samples if sample is not None
+        }
+        if len(counts) != 1:
+            raise ValueError(
+                "per-example gradients must have the same number of rows for every parameter, got "
+                f"{sorted(counts)}"
+            )
+        for i, (sample, p) in enumerate(zip(samples, self.parameters, strict=True)):
+            if sample is not None and sample.shape[1:] != p.shape:
+                raise ValueError(
+                    f"per-example gradients of parameter {i} must have shape (rows, "
+                    f"{', '.join(map(str, p.shape))}), got {tuple(sample.shape)}"
+                )
+        return counts.pop()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TrainingRun`: a training that can be killed at any step and goes on, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dpftrl_fast.accounting._checks import positive_int
+from dpftrl_fast.accounting.guarantee import Neighbours
+from dpftrl_fast.journal import RunJournal
+from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.torch.loader import FixedOrderLoader
+from dpftrl_fast.torch.plain_states import (
+    from_plain,
+    random_state,
+    restore_random_state,
+    to_plain,
+)
+
+__all__ = ["Stateful", "TrainingRun"]
+
+
+class Stateful(Protocol):
+    """Anything that is saved and restored by these two, a scheduler for instance."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Go on from a state."""
+        ...
+
+
+class TrainingRun:
+    """Ties what a private training consists of to a folder from which it can go on.
+
+    One process at a time has the folder. Before each ``optimizer.step()`` the keyed hash of the
+    step's sums and ids is written ahead; after a crash the steps since the last checkpoint are
+    taken again, only with the same sums (see :mod:`dpftrl_fast.journal` and docs/resume.md). The
+    parameters are then those of a run without a crash, bit for bit, and so is epsilon.
+
+    **The folder is a secret**: it holds the noise key and sums without noise.
+
+    Parameters
+    ----------
+    folder : str or Path
+        New or empty, or that of the same run: same plan, data counts, batch size, parameters and
+        spare restarts.
+    model : nn.Module
+        Its parameters and buffers are saved.
+    optimizer : torch.optim.Optimizer
+        `DPFTRL`, or any optimiser with `noise`.
+    loader : FixedOrderLoader
+        With the accumulator of the optimiser attached, as `make_private` returns it. Nothing of the
+        run may have happened yet.
+    noise : ResidualNoise, optional
+        Where the noise is not the optimiser's own.
+    extra : mapping of str to objects, optional
+        More that is saved by ``state_dict`` and restored by ``load_state_dict``: schedulers.
+    checkpoint_every : int
+        Steps between checkpoints while iterating over the run.
+    keep_sums : bool
+        Keep each step's sums until the next checkpoint: then no replay can differ, whatever the
+        device does. Costs the bytes of one sum a step.
+    spare_restarts : int
+        How many restarts with fresh noise the stated epsilon covers from the start.
+    restart : bool
+        What to do about steps that were written ahead after the last checkpoint: False takes them
+        again, True abandons them and goes on with fresh noise. That costs privacy: refused unless
+        the spare restarts cover it, or `accept_epsilon` accepts it.
+    accept_epsilon : (epsilon, delta), optional
+        The larger figure that the run is to state after a restart.
+    allow_fork : bool
+        Take a folder that was copied; voids the guarantee, see :class:`RunJournal`.
+
+    Raises
+    ------
+    RuntimeError
+        If the folder is in use.
+    ValueError, TypeError
+        If it is of another run or damaged; if the run here is not at its beginning; if a restart is
+        refused. Nothing of the run has then happened.
+    OSError
+        If the folder cannot be read and written.
+
+    Notes
+    -----
+    The states of torch's, NumPy's and Python's global random numbers are saved with each
+    checkpoint.
+
+    Examples
+    --------
+    The loop of a run that may be killed at any point, and started again::
+
+        with TrainingRun("run", model, optimizer, loader, extra={"lr": scheduler}) as run:
+            for epoch in range(loader.epoch, epochs):
+                for ids, (x, y) in run:
+                    criterion(model(x), y).backward()
+                    optimizer.step()
+                scheduler.step()
+            print(run.epsilon(1e-5))
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: FixedOrderLoader,
+        *,
+        noise: Any = None,
+        extra: Mapping[str, Stateful] | None = None,
+        checkpoint_every: int = 100,
+        keep_sums: bool = False,
+        spare_restarts: int = 0,
+        restart: bool = False,
+        accept_epsilon: tuple[float, float] | None = None,
+        allow_fork: bool = False,
+    ) -> None:
+        accumulator = loader.accumulator
+        if accumulator is None:
+            raise ValueError("loader must have an accumulator attached, got none")
+        if loader.shard[1] != 1:
+            raise ValueError(f"expected a run of one process, got one of {loader.shard[1]}")
+        if loader.position != 0 or accumulator.before_step is not None:
+            raise ValueError(
+                "expected a run at its beginning and in no other folder, got one at step "
+                f"{loader.position}"
+            )
+        self._model, self._optimizer, self._loader = model, optimizer, loader
+        self._guard, self._sums = accumulator.guard, accumulator
+        self._noise: Any = optimizer if noise is None else noise
+        self._extra = dict(extra or {})
+        self._every = positive_int("checkpoint_every", checkpoint_every)
+        self._keep_sums, self._kept_at = keep_sums, 0
+        account = RunAccount(loader.plan, spare_restarts)
+        self._journal = RunJournal(folder, self._identity(account), allow_fork=allow_fork)
+        try:
+            self._account = self._begin(account, restart, accept_epsilon)
+        except BaseException:
+            self._journal.close()
+            raise
+        accumulator.before_step = self._write_ahead
+
+    def _begin(
+        self, account: RunAccount, restart: bool, accept_epsilon: tuple[float, float] | None
+    ) -> RunAccount:
+        journal = self._journal
+        state = journal.resume()
+        if state is None:
+            journal.checkpoint(self._state())
+            return account
+        if journal.abandoned:
+            account = RunAccount(
+                account.plan, account.spare_restarts, journal.abandoned, journal.start
+            )
+            self._noise.restart(account)
+        after = account
+        if restart and journal.replaying:
+            after = account.restarted(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
+        self._load(state)
+        if after is not account:
+            self._noise.restart(after)
+            journal.restart(self._state())
+        return after
+
+    # ---- The run ----
+
+    def __iter__(self) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield (ids, batch) for the rest of the present epoch, with checkpoints when they are due.
+
+        One is made before the next batch is drawn, and after an epoch when the next one begins: so
+        what a loop does after ``optimizer.step()``, a scheduler's step for instance, is in it.
+        """
+        return self._with_checkpoints(iter(self._loader))
+
+    def in_pieces(self, rows: int) -> Iterator[Iterator[tuple[NDArray[np.int64], Any]]]:
+        """Yield batches as iterators over pieces, as `FixedOrderLoader.in_pieces` does."""
+        return self._with_checkpoints(self._loader.in_pieces(rows))
+
+    def _with_checkpoints(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._checkpoint_if_due()
+        for batch in batches:
+            yield batch
+            if self._loader.position % len(self._loader):
+                self._checkpoint_if_due()
+
+    def _checkpoint_if_due(self) -> None:
+        if self._journal.step >= self._kept_at + self._every:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Keep the present state. To be called between steps.
+
+        Raises
+        ------
+        ValueError
+            If a batch was begun whose step has not come.
+        OSError
+            If it cannot be written; the checkpoint before is then still there.
+        """
+        if self._sums.is_open or self._guard.steps_taken != self._journal.step:
+            raise ValueError("expected optimizer.step() before a checkpoint, got an open batch")
+        self._journal.checkpoint(self._state())
+        self._kept_at = self._journal.step
+
+    def _write_ahead(self, step: int, ids: NDArray[np.int64], sums: list[Tensor]) -> None:
+        journal = self._journal
+        kept = journal.kept() if self._keep_sums else None
+        if kept is not None:
+            past = from_plain(kept)
+            for present, of_then in zip(sums, past["sums"], strict=True):
+                present.copy_(of_then)
+            restore_random_state(past["random"])
+        arrays = [part.detach().cpu().numpy() for part in sums]
+        keep = None
+        if self._keep_sums and not journal.replaying:
+            keep = to_plain({"sums": sums, "random": random_state()})
+        journal.write_ahead(step, journal.digest(ids, *arrays), keep)
+
+    @property
+    def step(self) -> int:
+        """Steps taken, or begun and written ahead."""
+        return self._journal.step
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next step was written ahead before a crash."""
+        return self._journal.replaying
+
+    @property
+    def account(self) -> RunAccount:
+        """What the run states, spare restarts and restarts included."""
+        return self._account
+
+    @property
+    def forked(self) -> bool:
+        """Whether the folder is a copy that was taken with ``allow_fork``: no guarantee holds."""
+        return self._journal.forked
+
+    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
+        """Return epsilon of the whole run at `delta`, spare restarts and restarts included.
+
+        Without either it is the plan's.
+
+        Raises
+        ------
+        ValueError
+            If the folder was forked, or as :meth:`dpftrl_fast.PrivacyPlan.epsilon`.
+        """
+        if self.forked:
+            raise ValueError(
+                "no epsilon can be stated: this folder is a copy taken with allow_fork, and another"
+                " run may have put the same noise on other sums"
+            )
+        return self._account.epsilon(delta, neighbours=neighbours)
+
+    # ---- The state ----
+
+    def _identity(self, account: RunAccount) -> dict[str, Any]:
+        clipping = self._sums.clipping
+        facts = [[n, list(p.shape), str(p.dtype)] for n, p in self._model.named_parameters()]
+        return {
+            "plan": account.plan.to_dict(),
+            "spare_restarts": account.spare_restarts,
+            "batch_size": self._loader.batch_size,
+            "examples": len(self._loader.dataset),
+            "clipping": [type(clipping).__name__, clipping.clip_norm],
+            "optimizer": type(self._optimizer).__name__,
+            "parameters": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+            "extra": sorted(self._extra),
+        }
+
+    def _state(self) -> dict[str, Any]:
+        state = {
+            "optimizer": self._optimizer.state_dict(),
+            "noise": None if self._noise is self._optimizer else self._noise.state_dict(),
+            "parameters": dict(self._model.named_parameters()),
+            "buffers": dict(self._model.named_buffers()),
+            "ledger": self._guard.state_dict(),
+            "loader": self._loader.state_dict(),
+            "random": random_state(),
+            "extra": {name: held.state_dict() for name, held in self._extra.items()},
+        }
+        plain: dict[str, Any] = to_plain(state)
+        return plain
+
+    def _load(self, kept: Mapping[str, Any]) -> None:
+        """Load a state; the loader refuses one of another order before parameters change."""
+        state = from_plain(kept)
+        self._guard.load_state_dict(state["ledger"])
+        self._loader.load_state_dict(state["loader"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._noise is not self._optimizer:
+            self._noise.load_state_dict(state["noise"])
+        with torch.no_grad():
+            for name, p in self._model.named_parameters():
+                p.copy_(state["parameters"][name])
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(state["buffers"][name])
+        for name, held in self._extra.items():
+            held.load_state_dict(state["extra"][name])
+        restore_random_state(state["random"])
+        self._kept_at = self._journal.step
+
+    def close(self) -> None:
+        """Let the folder go, without a checkpoint."""
+        self._sums.before_step = None
+        self._journal.close()
+
+    def __enter__(self) -> TrainingRun:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            if kind is None and not self._sums.is_open:
+                self.checkpoint()
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({self._journal!r}, plan={self._account.plan!r})"

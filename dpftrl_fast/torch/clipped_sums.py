@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of clipped per-example gradients, and the room that rounding needs.
+
+What is guaranteed is the change of the *written* sum: with one example's gradient replaced by zero,
+the sums in ``p.grad``, taken as exact numbers and over all parameters together, change by at most
+the clip norm L. Clipping each gradient to L is not enough for that, since the sum is rounded, and
+two sums that differ in one term are rounded differently. A float32 number next to B L carries an
+error of B L 2^-24: with B = 250 that is 15 times the usual margin of 2^-20 L. So
+
+- norms, factors and sums are computed in float64, and a sum is rounded to the dtype of ``p.grad``
+  once, when it is written;
+- gradients are clipped to the somewhat smaller norm of :func:`contribution_limit`, so that their
+  own norm and both roundings together stay below L. At B = 250 it is L (1 - 3.1e-5), at B = 65536
+  it is L (1 - 0.8%).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dpftrl_fast.accounting._checks import positive, positive_int
+from dpftrl_fast.clip_norms import check_clip_norm, clip_limit
+
+__all__ = ["add_clipped_", "contribution_limit", "joint_norms", "row_norms", "sum_dtype"]
+
+_UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+# Inside, neither sums nor what underflows in up to 2^36 coordinates matter in float32.
+_SMALLEST_F32, _LARGEST_F32 = 1e-20, 1e20
+_CHUNK = 1 << 18  # numbers that are in float64 at a time
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which the sum for a parameter is written: float64 or float32.
+
+    Examples
+    --------
+    >>> sum_dtype(torch.bfloat16), sum_dtype(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+def contribution_limit(
+    clip_norm: float,
+    batch_size: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    roundings: int = 1,
+) -> float:
+    """Return the norm to clip to, so that one example changes the written sum by at most L.
+
+    Let each of B gradients have a norm of at most m. A sum of them in float64 is off by at most
+    B^2 m 2^-53, and each rounding to a dtype of unit u adds u B m (1 + u B 2^-50). Two sums that
+    differ in one term differ by m and by the errors of both.
+
+    Parameters
+    ----------
+    clip_norm : float
+        L. For sums in float32 within [1e-20, 1e20], so that nothing overflows or underflows.
+    batch_size : int
+        Most examples in a sum (B), public.
+    dtype : torch.dtype
+        Of the sums: float32 or float64.
+    roundings : int
+        How often a sum is rounded to that dtype on its way to where the noise is added: once, and
+        once more for each addition of a reduction over processes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above.
+
+    Examples
+    --------
+    >>> f"{1 - contribution_limit(1.0, 250):.1e}"
+    '3.1e-05'
+    """
+    total = check_clip_norm(positive("clip_norm", clip_norm))
+    examples = positive_int("batch_size", batch_size)
+    if dtype not in _UNIT:
+        raise ValueError(f"dtype of the sums must be float32 or float64, got {dtype}")
+    if dtype == torch.float32 and not _SMALLEST_F32 <= total <= _LARGEST_F32:
+        raise ValueError(
+            f"clip_norm must be in [{_SMALLEST_F32}, {_LARGEST_F32}] for sums in float32, got "
+            f"{total}"
+        )
+    rounding = 1.01 * (positive_int("roundings", roundings) * _UNIT[dtype])
+    summing = 1.01 * (examples + 2) * 2.0**-53
+    return clip_limit(total) / (1.0 + 2.0 * examples * (rounding + summing))
+
+
+def row_norms(sample: Tensor) -> Tensor:
+    """Return the L2 norm of each example's gradient of one parameter, in float64.
+
+    Parameters
+    ----------
+    sample : Tensor, shape (examples, ...)
+        Per-example gradients, of any floating dtype.
+
+    Returns
+    -------
+    Tensor of float64, shape (examples,)
+        inf or NaN where a gradient is not finite, or its norm no float64.
+
+    Examples
+    --------
+    >>> row_norms(torch.tensor([[3.0, 4.0], [1e30, 0.0], [float("nan"), 0.0]]))
+    tensor([5.0000e+00, 1.0000e+30,        nan], dtype=torch.float64)
+    """
+    rows = sample.detach().reshape(sample.shape[0], -1) if sample.numel() else None
+    squares = torch.zeros(sample.shape[0], dtype=torch.float64, device=sample.device)
+    if rows is None:
+        return squares
+    scale = None
+    if rows.dtype == torch.float64:  # squares of other dtypes neither overflow nor vanish
+        largest = torch.linalg.vector_norm(rows, ord=math.inf, dim=1)
+        scale = torch.where(_usable(largest), largest, 1.0)[:, None]
+    for _, part in _parts(rows):
+        if scale is not None:
+            part.div_(scale)
+        squares += torch.linalg.vector_norm(part, dim=1).square_()
+    norms = squares.sqrt_()
+    return norms if scale is None else norms * scale[:, 0]
+
+
+def add_clipped_(total: Tensor, sample: Tensor, factors: Tensor) -> None:
+    """Add the sum over examples of factor times gradient to a total in float64.
+
+    Parameters
+    ----------
+    total : Tensor of float64, contiguous
+        Changed in place; shape of one gradient.
+    sample : Tensor, shape (examples, ...)
+        Per-example gradients. Those with a factor of 0 are left out, whatever is in them.
+    factors : Tensor of float64, shape (examples,)
+
+    Examples
+    --------
+    >>> total = torch.zeros(2, dtype=torch.float64)
+    >>> gradients = torch.tensor([[1.0, 2.0], [float("inf"), 1.0]])
+    >>> add_clipped_(total, gradients, torch.tensor([0.5, 0.0], dtype=torch.float64))
+    >>> total
+    tensor([0.5000, 1.0000], dtype=torch.float64)
+    """
+    keep = factors > 0
+    if not bool(keep.all()):  # 0 times NaN is no 0
+        sample, factors = sample[keep], factors[keep]
+    if sample.numel() == 0:
+        return
+    flat = total.view(-1)
+    for start, part in _parts(sample.detach().reshape(sample.shape[0], -1)):
+        flat[start : start + part.shape[1]].addmv_(part.t(), factors)
+
+
+def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (first column, the columns from there in float64), so many that they fit the cache.
+
+    They lie in one buffer, which is written over for the next.
+    """
+    examples, width = rows.shape[0], max(1, _CHUNK // rows.shape[0])
+    buffer = rows.new_empty(examples * min(width, rows.shape[1]), dtype=torch.float64)
+    for start in range(0, rows.shape[1], width):
+        columns = rows[:, start : start + width]
+        yield start, buffer[: columns.numel()].view(columns.shape).copy_(columns)
+
+
+def joint_norms(norms: Tensor) -> Tensor:
+    """Return the norm of each column, without overflow on the way.
+
+    Parameters
+    ----------
+    norms : Tensor of float64, shape (parameters, examples)
+
+    Returns
+    -------
+    Tensor of float64, shape (examples,)
+        Not finite where one of the norms is not.
+
+    Examples
+    --------
+    >>> joint_norms(torch.tensor([[3e300], [4e300]], dtype=torch.float64))
+    tensor([5.0000e+300], dtype=torch.float64)
+    """
+    largest = norms.amax(dim=0)
+    scale = torch.where(_usable(largest), largest, 1.0)
+    joint: Tensor = torch.linalg.vector_norm(norms / scale, dim=0) * scale
+    return joint
+
+
+def _usable(scale: Tensor) -> Tensor:
+    return torch.isfinite(scale) & (scale > 0)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of clipping per-example gradients, each with the norm L that it guarantees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dpftrl_fast.accounting._checks import positive, positive_int
+from dpftrl_fast.clip_norms import check_clip_norm
+from dpftrl_fast.torch.clipped_sums import joint_norms
+
+__all__ = ["AutomaticClipping", "Clipping", "FlatClipping", "PerLayerClipping", "clipping_of"]
+
+
+class Clipping(Protocol):
+    """What turns the norms of per-example gradients into factors for them."""
+
+    @property
+    def clip_norm(self) -> float:
+        """Norm L that no example's part of the sum exceeds, over all parameters together."""
+        ...
+
+    def factors(self, norms: Tensor, shrink: float) -> Tensor:
+        """Return the factor of each example in each parameter tensor.
+
+        Parameters
+        ----------
+        norms : Tensor of float64, shape (parameters, examples)
+            Norms of the per-example gradients of each parameter tensor; not finite where the
+            gradient is not.
+        shrink : float
+            At most 1; L times this is the norm to clip to.
+
+        Returns
+        -------
+        Tensor of float64, shape (parameters, examples)
+            0 in all parameters for an example with a norm that is not finite.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FlatClipping:
+    """Scale each example's gradient, over all parameters together, to a norm of at most L.
+
+    Parameters
+    ----------
+    clip_norm : float
+        L, in [1e-100, 1e100].
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `clip_norm` is not such a number.
+
+    Examples
+    --------
+    >>> norms = torch.tensor([[3.0, 0.3], [4.0, 0.4]], dtype=torch.float64)
+    >>> FlatClipping(1.0).factors(norms, 1.0)
+    tensor([[0.2000, 1.0000],
+            [0.2000, 1.0000]], dtype=torch.float64)
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        _set_clip_norm(self)
+
+    def factors(self, norms: Tensor, shrink: float) -> Tensor:
+        """Return min(1, L / norm), as `Clipping.factors` says."""
+        joint = joint_norms(norms)
+        factors = (self.clip_norm * shrink / joint).clamp(max=1.0)
+        return _zero_where_not_finite(factors, joint).expand_as(norms)
+
+
+@dataclass(frozen=True)
+class PerLayerClipping:
+    """Scale each example's gradient of each parameter tensor k to a norm of at most L_k.
+
+    Parameters
+    ----------
+    clip_norms : sequence of float
+        L_k, one for each parameter tensor in the order of the optimiser.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `clip_norms` is empty or holds anything else than numbers in [1e-100, 1e100].
+
+    Examples
+    --------
+    >>> PerLayerClipping((3.0, 4.0)).clip_norm
+    5.0
+    """
+
+    clip_norms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        norms = tuple(
+            check_clip_norm(positive("each of clip_norms", norm)) for norm in self.clip_norms
+        )
+        if not norms:
+            raise ValueError("clip_norms must hold a number for each parameter tensor, got none")
+        object.__setattr__(self, "clip_norms", norms)
+
+    @classmethod
+    def equal(cls, clip_norm: float, count: int) -> PerLayerClipping:
+        """Return L_k = L / sqrt(count) for so many parameter tensors, whose L is at most L.
+
+        Examples
+        --------
+        >>> PerLayerClipping.equal(1.0, 4)
+        PerLayerClipping(clip_norms=(0.5, 0.5, 0.5, 0.5))
+        """
+        total = check_clip_norm(positive("clip_norm", clip_norm))
+        each = total / math.sqrt(positive_int("count", count))
+        while count * Fraction(each) ** 2 > Fraction(total) ** 2:
+            each = math.nextafter(each, 0.0)
+        return cls((each,) * count)
+
+    @property
+    def clip_norm(self) -> float:
+        """L = sqrt(sum of L_k^2), rounded up."""
+        exact = sum(Fraction(norm) ** 2 for norm in self.clip_norms)
+        largest = max(self.clip_norms)
+        total = largest * math.sqrt(math.fsum((norm / largest) ** 2 for norm in self.clip_norms))
+        while Fraction(below := math.nextafter(total, 0.0)) ** 2 >= exact:
+            total = below
+        while Fraction(total) ** 2 < exact:
+            total = math.nextafter(total, math.inf)
+        return total
+
+    def factors(self, norms: Tensor, shrink: float) -> Tensor:
+        """Return min(1, L_k / norm_k), as `Clipping.factors` says."""
+        if norms.shape[0] != len(self.clip_norms):
+            raise ValueError(
+                f"clip_norms must hold one number for each of the {norms.shape[0]} parameter "
+                f"tensors, got {len(self.clip_norms)}"
+            )
+        limits = torch.tensor(self.clip_norms, dtype=torch.float64, device=norms.device) * shrink
+        factors = (limits[:, None] / norms).clamp(max=1.0)
+        return _zero_where_not_finite(factors, joint_norms(norms))
+
+
+@dataclass(frozen=True)
+class AutomaticClipping:
+    """Make each example's gradient g to g L / (|g| + gamma), over all parameters together.
+
+    Every gradient is scaled, the small ones up, and none gets a norm of L (Bu et al. 2022,
+    "Automatic Clipping").
+
+    Parameters
+    ----------
+    clip_norm : float
+        L, in [1e-100, 1e100].
+    gamma : float
+        Stability constant, finite and > 0, in units of the gradients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a number is not what is described above.
+
+    Examples
+    --------
+    >>> norms = torch.tensor([[3.0], [4.0]], dtype=torch.float64)
+    >>> AutomaticClipping(1.0, gamma=5.0).factors(norms, 1.0)[:, 0].tolist()
+    [0.1, 0.1]
+    """
+
+    clip_norm: float
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        _set_clip_norm(self)
+        object.__setattr__(self, "gamma", positive("gamma", self.gamma))
+
+    def factors(self, norms: Tensor, shrink: float) -> Tensor:
+        """Return L / (norm + gamma), as `Clipping.factors` says."""
+        joint = joint_norms(norms)
+        factors = self.clip_norm * shrink / (joint + self.gamma)
+        factors = factors.clamp(max=torch.finfo(torch.float64).max)  # infinity times 0 is NaN
+        return _zero_where_not_finite(factors, joint).expand_as(norms)
+
+
+def _zero_where_not_finite(factors: Tensor, joint: Tensor) -> Tensor:
+    return factors.masked_fill(~torch.isfinite(joint), 0.0)
+
+
+def _set_clip_norm(clipping: Any) -> None:
+    clip_norm = check_clip_norm(positive("clip_norm", clipping.clip_norm))
+    object.__setattr__(clipping, "clip_norm", clip_norm)
+
+
+def clipping_of(
+    kind: str, clip_norm: float | Sequence[float], count: int, gamma: float | None = None
+) -> Clipping:
+    """Return the clipping that is asked for by name, for so many parameter tensors.
+
+    Parameters
+    ----------
+    kind : {"flat", "per-layer", "automatic"}
+    clip_norm : float or sequence of float
+        L, or for "per-layer" the L_k.
+    count : int
+        Parameter tensors.
+    gamma : float, optional
+        Of "automatic", 0.01 by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above.
+
+    Examples
+    --------
+    >>> clipping_of("per-layer", 1.0, 4).clip_norms
+    (0.5, 0.5, 0.5, 0.5)
+    """
+    if kind not in ("flat", "per-layer", "automatic"):
+        raise ValueError(f"clipping must be 'flat', 'per-layer' or 'automatic', got {kind!r}")
+    if gamma is not None and kind != "automatic":
+        raise ValueError(f"gamma belongs to clipping='automatic', got it with {kind!r}")
+    if isinstance(clip_norm, Sequence):
+        if kind != "per-layer":
+            raise ValueError(f"a list of clip norms needs clipping='per-layer', got {kind!r}")
+        if len(clip_norm) != count:
+            raise ValueError(
+                f"clip_norm must hold one number for each of the {count} parameter tensors, got "
+                f"{len(clip_norm)}"
+            )
+        return PerLayerClipping(tuple(clip_norm))
+    if kind == "flat":
+        return FlatClipping(clip_norm)
+    if kind == "automatic":
+        return AutomaticClipping(clip_norm, 0.01 if gamma is None else gamma)
+    return PerLayerClipping.equal(clip_norm, count)

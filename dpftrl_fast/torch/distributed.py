@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many processes under one tree of noise.
+
+Replicas (DDP, or models that every process holds whole): each has the sum of its own examples. The
+sums are added up over the processes, and every process adds the same noise, made from one key: it
+goes on once, and the replicas stay in lockstep.
+
+Shards (FSDP2, DTensors cut by rows): each process has its rows of the finished sum, and makes the
+noise of their coordinates only. The slices of all processes are the vector of one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dpftrl_fast.torch._tensors import is_sharded, mesh_of, shard_dimension
+
+__all__ = ["Ranks", "Replicas", "Shards", "ranks_of"]
+
+_T = TypeVar("_T")
+
+
+class Ranks:
+    """The processes of a run; this class is one process on its own."""
+
+    reduces = False
+    """Whether sums are still to be added up over the processes."""
+
+    def share(self, value: _T) -> _T:
+        """Return the value of rank 0."""
+        return value
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Refuse, on all ranks, facts that are not the same on all."""
+
+    def open_step(self, step: int, has_gradients: bool, device: torch.device) -> bool:
+        """Refuse ranks at different steps; return whether any has gradients."""
+        return has_gradients
+
+    def reduce_(self, sums: Tensor) -> None:
+        """Add up this rank's sums with those of the others, in place."""
+
+    def norm(self, part: Tensor) -> float:
+        """Return the L2 norm of the vector of which `part` lies on this rank, in float64."""
+        return math.sqrt(_squares(part).item())
+
+
+class _Group(Ranks):
+    """What is the same for replicas and shards."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def share(self, value: _T) -> _T:
+        shared = [value]
+        dist.broadcast_object_list(shared, src=self._source, group=self._group)
+        return shared[0]
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        everywhere: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everywhere, dict(facts), group=self._group)
+        for name in facts:
+            for rank, other in enumerate(everywhere):
+                if other[name] != everywhere[0][name]:
+                    raise ValueError(
+                        f"all ranks must have the same {name}: rank 0 has "
+                        f"{everywhere[0][name]!r}, rank {rank} {other[name]!r}"
+                    )
+
+    def open_step(self, step: int, has_gradients: bool, device: torch.device) -> bool:
+        highest = torch.tensor([step, -step, int(has_gradients)], device=device)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=self._group)
+        last, first, any_gradients = highest.tolist()
+        if last != -first:
+            raise ValueError(f"all ranks must be at the same step, got steps {-first} to {last}")
+        return bool(any_gradients)
+
+    @property
+    def _source(self) -> int:
+        return dist.get_global_rank(self._group, 0)
+
+
+class Replicas(_Group):
+    """Processes that each hold all parameters and the sums of their own examples."""
+
+    reduces = True
+
+    def reduce_(self, sums: Tensor) -> None:
+        """Add up over the group."""
+        dist.all_reduce(sums, group=self._group)
+
+    def norm(self, part: Tensor) -> float:
+        """Return rank 0's norm: every rank has the whole vector."""
+        # The order of summation may depend on a rank's threads: one rank's word goes for all.
+        squares = _squares(part)
+        dist.broadcast(squares, src=self._source, group=self._group)
+        return math.sqrt(squares.item())
+
+
+class Shards(_Group):
+    """Processes that each hold some rows of every parameter.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        All of them.
+    cut : ProcessGroup or None
+        Those that together hold every row once; None if each holds all.
+    """
+
+    def __init__(self, group: Any, cut: Any) -> None:
+        super().__init__(group)
+        self._cut = cut
+
+    def norm(self, part: Tensor) -> float:
+        """Return the norm of all parts together."""
+        squares = _squares(part)
+        if self._cut is not None:
+            dist.all_reduce(squares, group=self._cut)
+        return math.sqrt(squares.item())
+
+
+def ranks_of(parameters: Iterable[Tensor], process_group: Any = None) -> Ranks:
+    """Return how the processes of a group share these parameters.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+        One or more, all plain tensors or all DTensors on one mesh.
+    process_group : ProcessGroup, optional
+        Default all processes, where torch.distributed is initialised.
+
+    Raises
+    ------
+    ValueError
+        If this process is not of the group, or DTensors are not cut by rows over one dimension of
+        one mesh of the whole group.
+
+    Examples
+    --------
+    >>> type(ranks_of([torch.zeros(3)])).__name__
+    'Ranks'
+    """
+    parameters = list(parameters)
+    if not (dist.is_available() and dist.is_initialized()):
+        if process_group is not None:
+            raise ValueError("expected an initialised torch.distributed with a process_group")
+        return Ranks()
+    group = dist.group.WORLD if process_group is None else process_group
+    size = dist.get_world_size(group)
+    if size < 1:
+        raise ValueError("process_group must be one that this process belongs to")
+    if is_sharded(parameters[0]):
+        return _shards(parameters, group, size)
+    return Ranks() if size == 1 else Replicas(group)
+
+
+def _shards(parameters: list[Tensor], group: Any, size: int) -> Shards:
+    meshes = {mesh_of(p) for p in parameters}
+    if len(meshes) > 1:
+        raise ValueError(f"all DTensors must lie on one mesh, got {len(meshes)} meshes")
+    mesh = meshes.pop()
+    if mesh.size() != size:
+        raise ValueError(
+            f"the mesh must have the {size} processes of the process_group, got {mesh.size()}"
+        )
+    cut = {shard_dimension(f"parameter {i}", p) for i, p in enumerate(parameters)}
+    if len(cut) > 1:
+        raise ValueError(
+            "all parameters must be sharded over the same dimension of the mesh, got "
+            f"{sorted(map(str, cut))}"
+        )
+    dimension = cut.pop()
+    return Shards(group, None if dimension is None else mesh.get_group(dimension))
+
+
+def _squares(part: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(part, dtype=torch.float64)
+    return norm.square()

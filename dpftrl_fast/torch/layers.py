@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers cannot be trained with per-example gradients, by name and with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+__all__ = ["GradSampleMode", "check_examples_apart", "check_layers", "incompatible_layers"]
+
+GradSampleMode = Literal["hooks", "functorch", "vmap"]
+
+_MIXES = (
+    "its output for an example depends on the other examples of the batch, so that no clipping "
+    "bounds what one example does; use GroupNorm or LayerNorm (opacus.validators.ModuleValidator"
+    ".fix replaces it), or fold a frozen one into the layer before it"
+)
+_KEEPS = "it keeps statistics of the data in buffers, outside of the noise: track_running_stats"
+_SPARSE = "its gradients are sparse: sparse=False"
+_LAZY = "its shape is not known yet: run the model once on an input of zeros"
+_BUFFERS = "it has both parameters and buffers, which Opacus refuses: grad_sample_mode='vmap'"
+_GHOST = (
+    "grad_sample_mode='ghost' is not offered: ghost clipping gets an example's norm in one pass "
+    "and its part of the sum in another, with roundings of their own, so that nothing bounds its "
+    "part by clip_norm for certain, and an example that is not finite spoils the whole sum "
+    "(docs/torch.md); hand out the batch in pieces instead (loader.in_pieces)"
+)
+
+
+def check_mode(mode: Any) -> GradSampleMode:
+    """Return the way of per-example gradients if there is such a one, else raise ValueError.
+
+    Examples
+    --------
+    >>> check_mode("hooks")
+    'hooks'
+    """
+    if mode == "ghost":
+        raise ValueError(_GHOST)
+    for known in get_args(GradSampleMode):
+        if mode == known:
+            return known  # type: ignore[no-any-return]
+    raise ValueError(f"grad_sample_mode must be one of {get_args(GradSampleMode)}, got {mode!r}")
+
+
+def incompatible_layers(model: nn.Module, mode: GradSampleMode = "hooks") -> list[str]:
+    """Name the layers of a model that cannot be trained privately.
+
+    Parameters
+    ----------
+    model : nn.Module
+    mode : {"hooks", "functorch", "vmap"}
+        How per-example gradients are made. With the first two, what Opacus refuses is named too.
+
+    Returns
+    -------
+    list of str
+        One sentence a layer; empty if there are none. That a layer of the user's own mixes the
+        examples of a batch cannot be seen from its type: see :func:`check_examples_apart`.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    >>> incompatible_layers(model)[0][:17]
+    '1 (BatchNorm1d): '
+    """
+    check_mode(mode)
+    return [
+        f"{name or 'the model'} ({type(layer).__name__}): {reason}"
+        for name, layer in model.named_modules()
+        for reason in _reasons(layer, mode)
+    ]
+
+
+def check_layers(model: nn.Module, mode: GradSampleMode = "hooks") -> None:
+    """Raise ValueError that names the layers which `incompatible_layers` finds.
+
+    Examples
+    --------
+    >>> check_layers(nn.Linear(2, 2))
+    """
+    found = incompatible_layers(model, mode)
+    if found:
+        listed = "\n- ".join(found)
+        raise ValueError(f"the model must have layers that treat examples apart, got\n- {listed}")
+
+
+def check_examples_apart(model: nn.Module, *inputs: Tensor) -> None:
+    """Raise if the model's output for the first example depends on the others.
+
+    The model runs twice, on the batch given and on copies of its first example, with the same
+    random numbers. One batch proves nothing in general, but layers that mix, do so at once.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Returns one tensor, with the examples along its first dimension.
+    *inputs : Tensor
+        A batch of two or more different examples, public or made up.
+
+    Raises
+    ------
+    ValueError
+        If the outputs differ by more than rounding, or there is no second example.
+
+    Examples
+    --------
+    >>> check_examples_apart(nn.Linear(2, 2), torch.eye(2))
+    >>> check_examples_apart(nn.Softmax(dim=0), torch.eye(2))
+    Traceback (most recent call last):
+    ...
+    ValueError: the model must treat each example apart, got an output for the first that depends \
+on the others
+    """
+    rows = {x.shape[0] if x.dim() else 0 for x in inputs}
+    if len(rows) != 1 or max(rows) < 2:
+        raise ValueError(f"inputs must be batches of two or more examples, got {sorted(rows)}")
+    with torch.no_grad(), torch.random.fork_rng():
+        state = torch.random.get_rng_state()
+        mixed = model(*inputs)[0]
+        torch.random.set_rng_state(state)
+        alone = model(*(x[:1].expand_as(x).contiguous() for x in inputs))[0]
+    if not torch.allclose(mixed, alone, rtol=1e-4, atol=1e-5):
+        raise ValueError(
+            "the model must treat each example apart, got an output for the first that depends on "
+            "the others"
+        )
+
+
+def _reasons(layer: nn.Module, mode: str) -> Iterator[str]:
+    if isinstance(layer, _BatchNorm):
+        yield _MIXES
+        return
+    if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
+        yield _KEEPS
+        return
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:
+        yield _SPARSE
+    own = list(layer.parameters(recurse=False))
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in own):
+        yield _LAZY
+    if mode == "vmap" or not any(p.requires_grad for p in own):
+        return
+    from opacus.validators import ModuleValidator
+
+    validate = ModuleValidator.VALIDATORS.get(type(layer))
+    if validate is not None:
+        yield from (f"{error} Or grad_sample_mode='vmap'." for error in validate(layer))
+    elif next(layer.buffers(), None) is not None:
+        yield _BUFFERS

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make_private`: one call makes a model, an optimiser and a loader private, without sampling."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass
+from dpftrl_fast.accounting._checks import positive_int
+from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.planning import plan_of
+from dpftrl_fast.torch.accumulate import Accumulator
+from dpftrl_fast.torch.clipped_sums import sum_dtype
+from dpftrl_fast.torch.clipping import Clipping, clipping_of
+from dpftrl_fast.torch.grad_sample import HookGradients, VmapModule, check_criterion
+from dpftrl_fast.torch.layers import GradSampleMode, check_layers, check_mode
+from dpftrl_fast.torch.ledger import TrainingLedger
+from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
+from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.order import steps_per_epoch
+from dpftrl_fast.torch.residual import ResidualNoise
+
+__all__ = ["PrivateTraining", "make_private"]
+
+
+class PrivateTraining(NamedTuple):
+    """What `make_private` returns: four things to train with, and what joins them.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The wrapped model: Opacus's ``GradSampleModule``, or a `VmapModule`.
+    optimizer : torch.optim.Optimizer
+        `DPFTRL`, or the optimiser that was given, on noisy sums.
+    data_loader : FixedOrderLoader
+        Yields (ids, batch).
+    ledger : TrainingLedger
+        ``epsilon_spent()``.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    data_loader: FixedOrderLoader
+    ledger: TrainingLedger
+
+    @property
+    def noise(self) -> DPFTRL | ResidualNoise:
+        """What makes the noise and has its state: the optimiser itself, or what it stands on."""
+        accumulator = self.data_loader.accumulator
+        assert accumulator is not None
+        assert isinstance(accumulator.noise, (DPFTRL, ResidualNoise))
+        return accumulator.noise
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data_loader: DataLoader[Any],
+    *,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float,
+    epochs: int,
+    clip_norm: float | Sequence[float],
+    clipping: str = "flat",
+    gamma: float | None = None,
+    plan: PrivacyPlan | None = None,
+    restart_every: int | Literal["auto"] | None = "auto",
+    complete: Completion | Literal["auto"] = "auto",
+    variant: Variant = "honaker",
+    bound: PlanBound = "released",
+    shuffle: bool = True,
+    order_seed: int | None = None,
+    grad_sample_mode: GradSampleMode = "hooks",
+    criterion: Callable[[Any, Any], torch.Tensor] | None = None,
+    loss_reduction: str = "mean",
+    batch_first: bool = True,
+    chunk_size: int | None = None,
+    keep_optimizer: bool = False,
+    **noise: Any,
+) -> PrivateTraining:
+    """Make a model, an optimiser and a loader private, in the manner of Opacus.
+
+    The loop stays as it was, but that batches come with the ids of their examples::
+
+        for epoch in range(epochs):
+            for ids, (x, y) in data_loader:
+                loss = criterion(model(x), y)
+                loss.backward()
+                optimizer.step()
+
+    Parameters
+    ----------
+    model : nn.Module
+        Layers that cannot be trained privately (BatchNorm) are refused by name.
+    optimizer : torch.optim.Optimizer
+        An SGD becomes a `DPFTRL` with its rates, momentum and Nesterov; any other stays and gets
+        noisy mean gradients (`ResidualNoise`). Learning-rate schedulers belong to the optimiser
+        that is returned.
+    data_loader : DataLoader
+        Without shuffling of its own. Its data set's length n and batch size B are public.
+    epsilon, noise_multiplier : float
+        Exactly one of them, unless there is a `plan`: the budget at `delta`, for neighbours that
+        differ in one example's gradients replaced by zero, or the noise in clip norms (sigma).
+    delta : float
+        At which epsilon is stated.
+    epochs : int
+        Passes over the data.
+    clip_norm : float or sequence of float
+        L, or for per-layer clipping one L_k a parameter tensor (L = sqrt(sum L_k^2)).
+    clipping : {"flat", "per-layer", "automatic"}
+        See `FlatClipping`, `PerLayerClipping`, `AutomaticClipping`.
+    gamma : float, optional
+        Of automatic clipping.
+    plan : PrivacyPlan, optional
+        Instead of a schedule that is picked here: of the same epochs, with the clip norm L.
+    restart_every, complete, variant, bound
+        As for :func:`dpftrl_fast.planning.plan_of`.
+    shuffle, order_seed
+        As for `FixedOrderLoader`: the fixed order is dealt at random, and afresh at restarts that
+        begin an epoch.
+    grad_sample_mode : {"hooks", "functorch", "vmap"}
+        Opacus's formulas and hooks, Opacus's hooks with ``torch.func`` for all layers, or
+        ``torch.func`` over the whole model, for those that Opacus refuses. With "vmap" the loop
+        calls ``model.backward(x, y)``, see `VmapModule`.
+    criterion : callable, optional
+        The loss. "vmap" needs it; with the others it is only checked, see `check_criterion`.
+    loss_reduction : {"mean", "sum"}
+        How the loss is reduced over the examples of a batch, for the hooks.
+    batch_first : bool
+        Whether examples are along the first dimension of every layer's input, for the hooks.
+    chunk_size : int, optional
+        Of "vmap": examples whose gradients exist at a time.
+    keep_optimizer : bool
+        Leave an SGD as it is, with `ResidualNoise`.
+    **noise
+        Of `DPFTRL` or `ResidualNoise`, such as ``memory``, ``threads``.
+
+    Returns
+    -------
+    PrivateTraining
+        (model, optimizer, data_loader, ledger).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not described above; nothing is changed then, but that a model may have
+        been wrapped.
+
+    Notes
+    -----
+    Sums of clipped gradients get noise and are divided by B, the last batch of an epoch too if it
+    has fewer examples. The loss that is printed while training is not private.
+
+    Examples
+    --------
+    >>> model = nn.Linear(4, 2)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long))
+    >>> model, optimizer, data_loader, ledger = make_private(
+    ...     model,
+    ...     torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     DataLoader(data, batch_size=16),
+    ...     epsilon=8.0,
+    ...     delta=1e-5,
+    ...     epochs=1,
+    ...     clip_norm=1.0,
+    ... )
+    >>> for ids, (x, y) in data_loader:
+    ...     nn.functional.cross_entropy(model(x), y).backward()
+    ...     optimizer.step()
+    >>> ledger.epsilon_spent() <= 8.0
+    True
+    """
+    mode = check_mode(grad_sample_mode)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+    check_loader(data_loader)
+    check_layers(model, mode)
+    if mode != "vmap":
+        check_criterion(criterion, loss_reduction)
+    elif criterion is None:
+        raise ValueError("grad_sample_mode='vmap' needs the criterion, got None")
+    _check_optimizer(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
+    batch_size = positive_int("the loader's batch_size", data_loader.batch_size)
+    participation = _participation(data_loader, batch_size, epochs, shuffle)
+    to_ftrl = type(optimizer) is torch.optim.SGD and not keep_optimizer
+    if plan is None:
+        plan = plan_of(
+            participation,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            clip_norm=clip.clip_norm,
+            momentum=_sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
+            restart_every=restart_every,
+            complete=complete,
+            variant=variant,
+            bound=bound,
+        )
+    else:
+        _check_plan(plan, participation, clip, epsilon, noise_multiplier)
+    shard, order_seed = _shard(order_seed)
+    loader = FixedOrderLoader.from_loader(
+        data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
+    )
+    ledger = TrainingLedger(plan, delta)
+    sums = Accumulator(parameters, clip, batch_size, ledger, roundings=shard[1])
+    if to_ftrl:
+        groups = [
+            {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
+        ]
+        lr = optimizer.param_groups[0]["lr"]
+        options = _sgd_options(optimizer)
+        optimizer = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
+        sums.noise = optimizer
+        sums.attach(optimizer)
+    else:
+        sums.noise = residual = ResidualNoise(parameters, plan=plan, **noise)
+        sums.attach(optimizer, after_sum=lambda: _noisy_means(parameters, residual, batch_size))
+    module: nn.Module
+    if mode == "vmap":
+        assert criterion is not None
+        module = VmapModule(model, criterion, sums, chunk_size=chunk_size)
+    else:
+        module = HookGradients(
+            model,
+            sums,
+            functorch=mode == "functorch",
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+        ).module
+    loader.attach(sums)
+    return PrivateTraining(module, optimizer, loader, ledger)
+
+
+def _noisy_means(parameters: list[torch.Tensor], residual: ResidualNoise, batch_size: int) -> None:
+    """Turn the sums in ``p.grad`` to what any optimiser expects there."""
+    residual.add_()
+    for p in parameters:
+        assert p.grad is not None
+        mean = p.grad.div_(batch_size)
+        if p.dtype != sum_dtype(p.dtype):
+            p.grad = None
+            p.grad_dtype = p.dtype
+            p.grad = mean.to(p.dtype)
+
+
+def _participation(
+    loader: DataLoader[Any], batch_size: int, epochs: int, shuffle: bool
+) -> Participation:
+    examples = len(loader.dataset)  # type: ignore[arg-type]
+    steps = steps_per_epoch(examples, batch_size, loader.drop_last)
+    if positive_int("epochs", epochs) == 1:
+        return SinglePass(steps)
+    return FixedEpochs(steps, epochs, reshuffle=shuffle)
+
+
+def _check_plan(
+    plan: PrivacyPlan,
+    participation: Participation,
+    clip: Clipping,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+) -> None:
+    if epsilon is not None or noise_multiplier is not None:
+        raise ValueError("expected a plan, or epsilon or noise_multiplier, got both")
+    if plan.steps != participation.steps:
+        raise ValueError(
+            f"the plan must be for the {participation.steps} steps of {participation!r}, got "
+            f"{plan.steps}"
+        )
+    if not clip.clip_norm <= plan.clip_norm:
+        raise ValueError(
+            f"clip_norm must be at most the plan's, {plan.clip_norm}, got {clip.clip_norm}"
+        )
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("optimizer must take one gradient a step, got LBFGS with its closure")
+    if isinstance(optimizer, (torch.optim.SparseAdam,)):
+        raise ValueError("optimizer must take dense gradients, got SparseAdam")
+    if isinstance(optimizer, DPFTRL):
+        raise ValueError("optimizer must be an optimiser without noise, got DPFTRL: give an SGD")
+
+
+def _sgd_options(optimizer: Optimizer) -> dict[str, Any]:
+    """Return what DPFTRL takes over from an SGD; refuse what it has not."""
+    for group in optimizer.param_groups:
+        for name in ("weight_decay", "dampening", "maximize"):
+            if group[name]:
+                raise ValueError(
+                    f"an SGD that becomes DPFTRL must have {name} 0 or False, got {group[name]!r}: "
+                    "keep_optimizer=True leaves it an SGD with noise"
+                )
+    found = {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups}
+    if len(found) != 1:
+        raise ValueError(
+            f"all parameter groups must have the same momentum and nesterov, got {sorted(found)}"
+        )
+    momentum, nesterov = found.pop()
+    return {"momentum": momentum, "nesterov": nesterov}
+
+
+def _shard(order_seed: int | None) -> tuple[tuple[int, int], int | None]:
+    """Return (rank, processes), and one order for all of them."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return (0, 1), order_seed
+    shared = [order_seed if order_seed is not None else secrets.randbits(64)]
+    distributed.broadcast_object_list(shared, src=0)
+    return (distributed.get_rank(), distributed.get_world_size()), shared[0]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`model_state_dict`: what may leave of a model that was trained privately."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from dpftrl_fast.torch._tensors import is_sharded
+
+__all__ = ["model_state_dict"]
+
+
+def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a model's parameters and buffers, on the CPU: what may leave.
+
+    An optimiser's own state is a secret, this is not, if the parameters were trained under the plan
+    only. Names are those of the model itself, without the prefixes of wrappers; DTensors are put
+    together, for which all ranks call this.
+
+    Parameters
+    ----------
+    model : Module
+        Also one wrapped by Opacus or DistributedDataParallel, or sharded by FSDP2.
+
+    Returns
+    -------
+    dict of str to Tensor
+
+    Raises
+    ------
+    TypeError
+        If `model` is no Module.
+    ValueError
+        If a layer keeps running statistics of the data it saw: they have no noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from dpftrl_fast.torch import model_state_dict
+    >>> sorted(model_state_dict(torch.nn.Linear(2, 1)))
+    ['bias', 'weight']
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a Module, got {type(model).__name__}")
+    model = _unwrapped(model)
+    tracking = [
+        name
+        for name, layer in model.named_modules()
+        if getattr(layer, "running_mean", None) is not None
+    ]
+    if tracking:
+        raise ValueError(
+            "a model that leaves must keep no running statistics of private data, got them in "
+            f"{', '.join(tracking)}"
+        )
+    state = model.state_dict()
+    return {name: _whole(value) for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while True:
+        inner = getattr(model, "_module", None)  # Opacus
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    if is_sharded(tensor):
+        tensor = cast(Any, tensor).full_tensor()
+    return tensor.detach().to("cpu", copy=True)

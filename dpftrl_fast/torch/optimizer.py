@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DPFTRL`: the regularised leader on noisy sums of clipped gradients, as a torch optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from dpftrl_fast.ftrl_arguments import number, positive_integer
+from dpftrl_fast.keys import Seed
+from dpftrl_fast.noise_arguments import Memory
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.torch._run import NoiseRun
+from dpftrl_fast.torch._update import FlatFTRL, Rates
+
+__all__ = ["DPFTRL"]
+
+_HEADER = {"format": "dpftrl_fast.torch.DPFTRL", "version": 1}
+_REST = ("plan", "parameters", "dtype", "noise", "param_groups", "l1_weights", "vectors")
+
+
+class DPFTRL(Optimizer):
+    """DP-FTRL (Kairouz et al. 2021): running sums of clipped gradients under tree noise.
+
+    Before each :meth:`step`, ``p.grad`` holds the **sum** of the clipped per-example gradients of
+    one logical batch: the L2 norm of one example's part, over all parameters together, is at most
+    ``plan.clip_norm``. `make_private` sees to that, and so does whoever writes it by hand. The step
+    takes the sums: ``p.grad`` is None afterwards, so that none is used twice.
+
+    With s_t the sum over all steps so far, n_t its noise, B the batch size and gamma the momentum,
+
+        v_t = gamma v_(t-1) + (s_t + n_t) / B
+        theta_t = P_R(soft(theta_0 - lr_t v_t, lr_t c_t)),     c_t = gamma c_(t-1) + t l1.
+
+    theta_0 are the parameters at the first step. With a constant `lr` and without noise this is
+    ``torch.optim.SGD`` with the same `lr`, `momentum` and `nesterov`. With a learning-rate
+    scheduler it is not: **lr_t scales the whole way from theta_0**, so that a rate that goes to 0
+    leads back to theta_0. `ResidualNoise` with an SGD gives schedules their usual meaning.
+
+    Parameters
+    ----------
+    params : iterable of Tensor, of (name, Tensor), or of dict
+        Parameters, or groups with their own `lr`, `momentum`, `nesterov` and `l1`. float32, or
+        bfloat16 and float16, whose ``p.grad`` is to be float32 (``p.grad_dtype``); float64 with
+        ``dtype="float64"``. Those that require no gradient at the first step are left as they are.
+    lr : float
+        1/lambda, greater than 0.
+    plan : PrivacyPlan
+        Makes the noise and states the epsilon; restarts and completes the tree.
+    batch_size : int
+        B, fixed and public: what a smaller batch is divided by, too.
+    momentum : float, default 0
+        gamma, in [0, 1). It can be changed later where it was greater than 0 at the first step.
+    nesterov : bool, default False
+        Nesterov's form, q = theta_0 - lr_t ((s_t + n_t) / B + gamma v_t), threshold likewise.
+    l1 : float, default 0
+        Weight of ||theta||_1 a step, at least 0.
+    radius : float, optional
+        R, of the ball about 0 for the parameters of all groups together. Parameters that begin
+        outside are moved into it by the first step.
+    dtype : {"float32", "float64"}
+        Of sums and noise. Sums carry along what their roundings lost.
+    memory
+        As for :class:`dpftrl_fast.TreeNoise`, of the noise.
+    threads : int, optional
+        Of noise and update on the CPU; default all cores that this process may use.
+    noise_seed : int or bytes, optional
+        For tests: the run is then `reproducible`, not private.
+    key : bytes, optional
+        32 secret bytes, used for no other run; default from the operating system.
+    process_group : ProcessGroup, optional
+        The processes of the run; default all, where torch.distributed is initialised. See
+        `dpftrl_fast.torch.distributed`. Seed and key are those of rank 0.
+
+    Attributes
+    ----------
+    plan : PrivacyPlan
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as above.
+
+    Notes
+    -----
+    An optimiser holds the sums without noise, and the key: it is not pickled or copied, and
+    :meth:`state_dict` is a secret. What may leave is `dpftrl_fast.torch.model_state_dict`. On many
+    processes the first of :meth:`step`, :meth:`state_dict` and :meth:`load_state_dict` is a
+    collective call.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.torch import DPFTRL
+    >>> w = torch.nn.Parameter(torch.zeros(3))
+    >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
+    >>> optimizer = DPFTRL([w], lr=0.5, plan=plan, batch_size=256)
+    >>> w.grad = torch.tensor([10.0, -3.0, 0.0])  # sum of clipped gradients
+    >>> optimizer.step()
+    >>> w.grad is None, optimizer.steps_taken, optimizer.steps
+    (True, 1, 1600)
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        plan: PrivacyPlan,
+        batch_size: int,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        l1: float = 0.0,
+        radius: float | None = None,
+        dtype: Literal["float32", "float64"] = "float32",
+        memory: Memory = "stored",
+        threads: int | None = None,
+        noise_seed: Seed = None,
+        key: bytes | None = None,
+        process_group: Any = None,
+    ) -> None:
+        self._batch_size = positive_integer("batch_size", batch_size)
+        self._radius = None if radius is None else number("radius", radius, above=0.0)
+        self._run = NoiseRun(
+            plan,
+            dtype=dtype,
+            memory=memory,
+            threads=threads,
+            noise_seed=noise_seed,
+            key=key,
+            process_group=process_group,
+        )
+        self.plan = plan
+        super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "l1": l1})
+
+    @property
+    def steps(self) -> int:
+        """Declared number of steps."""
+        return self.plan.steps
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps taken, over all trees."""
+        return self._run.steps_taken
+
+    @property
+    def batch_size(self) -> int:
+        """What sums are divided by (B)."""
+        return self._batch_size
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: whoever guesses it can take the noise away."""
+        return self._run.reproducible
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, before the first step.
+
+        Raises
+        ------
+        ValueError
+            If the run has begun, or a rate of the group is out of its range.
+        """
+        if self._run.started:
+            raise ValueError(
+                "parameters must be added before the first step, which fixes what noise goes on, "
+                f"got a group at step {self.steps_taken}"
+            )
+        super().add_param_group(param_group)
+        try:
+            _rates(self.param_groups[-1])
+        except (TypeError, ValueError):
+            del self.param_groups[-1]
+            raise
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step of the plan with the sums in ``p.grad``.
+
+        A parameter without ``p.grad`` has had no part in the batch: its sum is zero, and it gets
+        its noise. Values are not looked at: a refusal would tell of them.
+
+        Parameters
+        ----------
+        closure : None
+            Not taken: it would read the batch again.
+
+        Raises
+        ------
+        ValueError
+            For a closure; if all declared steps are taken; if parameters were added or changed
+            shape, dtype or device; if all gradients are missing, or one is sparse or in half
+            precision; if a rate is out of its range. Nothing has changed then.
+        RuntimeError
+            If an earlier step was interrupted half-way.
+        """
+        if closure is not None:
+            raise ValueError("step() takes no closure: a batch may be used once only, got one")
+        rates = [_rates(group) for group in self.param_groups]
+        update = self._started()
+        if update.velocity is None and any(rate.momentum > 0.0 for rate in rates):
+            raise ValueError(
+                "momentum must be greater than 0 from the first step on, or stay 0, got a change"
+            )
+        run = self._run
+        parameters, gradients = run.open_step(self.param_groups)
+        with torch.no_grad(), run.taking_step():
+            sums = run.sums(gradients)
+            run.noise.step(run.vector)
+            update.step(
+                run.steps_taken,
+                sums,
+                run.vector,
+                rates,
+                run.layout.local(parameters),
+                run.ranks.norm,
+            )
+            for p in parameters:
+                p.grad = None
+
+    def _started(self) -> FlatFTRL:
+        if not self._run.started:
+            rates = [_rates(group) for group in self.param_groups]
+            facts = {
+                "batch_size": self._batch_size,
+                "radius": self._radius,
+                "rates of the groups": [vars(rate) for rate in rates],
+            }
+            run = self._run
+            run.start(self.param_groups, facts)
+            parameters = run.layout.parameters(self.param_groups)
+            self._update = FlatFTRL(
+                run.flat,
+                run.layout.local(parameters),
+                dtype=run.dtype,
+                batch_size=self._batch_size,
+                radius=self._radius,
+                momentum=any(rate.momentum > 0.0 for rate in rates),
+                groups=len(rates),
+                fused=run.layout.device.type == "cpu",
+                threads=run.threads,
+            )
+        return self._update
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on, **a secret**: key, and sums without noise.
+
+        A file with it belongs where the private data may be, with mode 0600. Parameters are not in
+        it: save the model's own state too. It has one rank's part, where there are many.
+
+        Returns
+        -------
+        dict
+            Numbers, strings, lists and tensors, which ``torch.load(weights_only=True)`` reads.
+        """
+        update = self._started()
+        return {
+            **_HEADER,
+            **self._run.state_dict(),
+            **self._settings(),
+            "param_groups": [
+                {name: _plain(value) for name, value in group.items() if name not in _TENSORS}
+                for group in self.param_groups
+            ],
+            "l1_weights": list(update.l1_weights),
+            "vectors": {name: vector.clone() for name, vector in update.vectors().items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, allow_fork: bool = False) -> None:
+        """Go on from a state of :meth:`state_dict`, with the same steps to the bit.
+
+        Load the model's own state as well. Two runs that go on from one state make the same noise:
+        added to two different sums that both leave, it protects neither.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            Of an optimiser of the same plan, parameters, batch size, radius and dtype; on many
+            processes of the same rank of as many. Rates of the groups are taken from it.
+        allow_fork : bool, optional
+            True lets an optimiser go back to an earlier step of its own run. What the steps in
+            between gave must not have left: else the guarantee is void.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the state is of another run, incomplete, or behind this optimiser's own position;
+            nothing has changed then.
+        """
+        update = self._started()
+        own = {**_HEADER, **self._settings()}
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state must be a mapping, got {type(state_dict).__name__}")
+        if missing := [name for name in (*own, *_REST) if name not in state_dict]:
+            raise ValueError(f"state lacks {', '.join(missing)}")
+        for name, value in own.items():
+            if state_dict[name] != value:
+                raise ValueError(f"state must have {name} {value!r}, got {state_dict[name]!r}")
+        self._run.check_state(state_dict)
+        _check_vectors(state_dict["vectors"], update.vectors())
+        saved = state_dict["param_groups"]
+        if len(saved) != len(self.param_groups) or len(state_dict["l1_weights"]) != len(saved):
+            raise ValueError(
+                f"state must have {len(self.param_groups)} parameter groups, got {len(saved)}"
+            )
+        for group in saved:
+            _rates(group)
+        self._run.load_noise(state_dict, allow_fork=allow_fork)
+        for name, vector in update.vectors().items():
+            vector.copy_(state_dict["vectors"][name])
+        update.l1_weights = [float(weight) for weight in state_dict["l1_weights"]]
+        for group, values in zip(self.param_groups, saved, strict=True):
+            group.update(values)
+
+    def restart(self, account: RunAccount) -> None:
+        """Go on with fresh noise, where steps that may have left cannot be taken again.
+
+        The noise so far stays in the running sums for good. On a new optimiser it only sets up the
+        noise of the account's present stretch, whose state can then be loaded. `TrainingRun` calls
+        it; see docs/resume.md.
+
+        Parameters
+        ----------
+        account : RunAccount
+            Of this plan; it has taken the restart in.
+        """
+        update = self._started()
+        self._run.noise.so_far(self._run.vector)
+        update.add_to_sum(self._run.vector)
+        self._run.restart(account)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"batch_size": self._batch_size, "radius": self._radius}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be pickled or copied: the running sums are secret."""
+        raise TypeError("DPFTRL holds secret sums and a key and is not pickled; use state_dict()")
+
+
+_TENSORS = ("params", "param_names")
+
+
+def _rates(group: Mapping[str, Any]) -> Rates:
+    momentum = number("momentum", _plain(group["momentum"]), least=0.0, below=1.0)
+    if not isinstance(group["nesterov"], bool):
+        raise TypeError(f"nesterov must be a bool, got {type(group['nesterov']).__name__}")
+    if group["nesterov"] and not momentum > 0.0:
+        raise ValueError("nesterov must come with a momentum greater than 0, got momentum 0")
+    return Rates(
+        lr=number("lr", _plain(group["lr"]), above=0.0),
+        momentum=momentum,
+        nesterov=group["nesterov"],
+        l1=number("l1", _plain(group["l1"]), least=0.0),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor of one element, which torch takes for a rate, as a number."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _check_vectors(saved: Any, own: Mapping[str, Tensor]) -> None:
+    if set(saved) != set(own):
+        raise ValueError(f"state must have vectors {sorted(own)}, got {sorted(saved)}")
+    for name, vector in own.items():
+        given = saved[name]
+        if not isinstance(given, Tensor):
+            raise TypeError(f"state's {name} must be a tensor, got {type(given).__name__}")
+        if given.dtype != vector.dtype or given.shape != vector.shape:
+            raise ValueError(
+                f"state's {name} must be of {vector.dtype} and shape {tuple(vector.shape)}, got "
+                f"{given.dtype} and {tuple(given.shape)}"
+            )

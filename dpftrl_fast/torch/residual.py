@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ResidualNoise`: tree noise for any optimiser, as the noise of one step's sum."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from dpftrl_fast.ftrl_arguments import positive_integer
+from dpftrl_fast.keys import Seed
+from dpftrl_fast.noise_arguments import Memory
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.torch._run import NoiseRun
+from dpftrl_fast.torch.clipped_sums import sum_dtype
+
+__all__ = ["ResidualNoise"]
+
+_HEADER = {"format": "dpftrl_fast.torch.ResidualNoise", "version": 1}
+_REST = ("plan", "parameters", "dtype", "noise")
+
+
+class ResidualNoise:
+    """Adds a_t = n_t - n_(t-1) to the clipped gradient sum of step t.
+
+    n_t is the tree noise of the running sum, so the noisy sums of all steps add up to s_t + n_t:
+    SGD on them is DP-FTRL (Kairouz et al. 2021, theorem 5.1), and whatever else an optimiser makes
+    of them (Adam, weight decay, a schedule of rates) is as private.
+
+    Before each :meth:`add_`, ``p.grad`` holds the sum of the clipped per-example gradients of one
+    logical batch, as for `DPFTRL`; afterwards the noisy sum, or the noisy mean.
+
+    Parameters
+    ----------
+    params : iterable of Tensor, of (name, Tensor), or of dict
+        As for an optimiser, which may have the same. Parameters that require no gradient at the
+        first step get no noise.
+    plan : PrivacyPlan
+        Makes the noise and states the epsilon; restarts and completes the tree.
+    batch_size : int, optional
+        If given, noisy sums are divided by it: fixed and public.
+    dtype, memory, threads, noise_seed, key, process_group
+        As for `DPFTRL`. Noise is added in `dtype`, whatever that of ``p.grad``.
+
+    Attributes
+    ----------
+    plan : PrivacyPlan
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as above.
+
+    Notes
+    -----
+    On many processes each has the sums of its own examples, as for `DPFTRL`; afterwards all have
+    the same noisy sum of all examples.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.torch import ResidualNoise
+    >>> w = torch.nn.Parameter(torch.zeros(3))
+    >>> optimizer = torch.optim.Adam([w], lr=0.01)
+    >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
+    >>> noise = ResidualNoise([w], plan=plan, batch_size=256)
+    >>> w.grad = torch.tensor([10.0, -3.0, 0.0])  # sum of clipped gradients
+    >>> noise.add_()
+    >>> optimizer.step()
+    >>> noise.steps_taken
+    1
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        *,
+        plan: PrivacyPlan,
+        batch_size: int | None = None,
+        dtype: Literal["float32", "float64"] = "float32",
+        memory: Memory = "stored",
+        threads: int | None = None,
+        noise_seed: Seed = None,
+        key: bytes | None = None,
+        process_group: Any = None,
+    ) -> None:
+        self._batch_size = None
+        if batch_size is not None:
+            self._batch_size = positive_integer("batch_size", batch_size)
+        self._groups = _groups(params)
+        self._run = NoiseRun(
+            plan,
+            dtype=dtype,
+            memory=memory,
+            threads=threads,
+            noise_seed=noise_seed,
+            key=key,
+            process_group=process_group,
+        )
+        self.plan = plan
+        self._noisy: list[tuple[weakref.ref[Tensor], int]] = []
+
+    @property
+    def steps(self) -> int:
+        """Declared number of steps."""
+        return self.plan.steps
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps taken, over all trees."""
+        return self._run.steps_taken
+
+    @property
+    def reproducible(self) -> bool:
+        """True when a seed was given: whoever guesses it can take the noise away."""
+        return self._run.reproducible
+
+    def add_(self) -> None:
+        """Take a step of the plan: add its noise to the sums in ``p.grad``, in place.
+
+        A parameter without ``p.grad`` gets its noise as ``p.grad``. Values are not looked at.
+
+        Raises
+        ------
+        ValueError
+            If all declared steps are taken; if parameters were added or changed; if all gradients
+            are missing, or one is sparse or in half precision, or all are those that the call
+            before left. Nothing has changed then.
+        RuntimeError
+            If an earlier call was interrupted half-way.
+        """
+        run = self._started()
+        self._refuse_noisy()
+        parameters, gradients = run.open_step(self._groups)
+        sums = [_writable_sum(p) for p in parameters]
+        with torch.no_grad(), run.taking_step():
+            for p, own in zip(parameters, sums, strict=True):
+                p.grad = own
+            parts = run.layout.local(sums)
+            total = run.reduced(gradients) if run.ranks.reduces else None
+            run.noise.residual(run.vector)
+            for block in run.flat.blocks:
+                if total is None:
+                    run.flat.add_from(run.vector[block.part], block, parts)
+                else:
+                    total[block.part].add_(run.vector[block.part])
+                    run.flat.copy_from(total[block.part], block, parts)
+            if self._batch_size is not None:
+                torch._foreach_div_(parts, self._batch_size)
+        self._noisy = [(weakref.ref(own), own._version) for own in sums]
+
+    def _refuse_noisy(self) -> None:
+        """Refuse a second call on the same sums: a step of the plan would go on none."""
+        if self._noisy and all(
+            p.grad is not None and p.grad is left() and p.grad._version == version
+            for p, (left, version) in zip(
+                self._run.layout.parameters(self._groups), self._noisy, strict=True
+            )
+        ):
+            raise ValueError(
+                "expected new gradient sums in p.grad, got the noisy ones that add_() left there"
+            )
+
+    def _started(self) -> NoiseRun:
+        if not self._run.started:
+            self._run.start(self._groups, {"batch_size": self._batch_size})
+        return self._run
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the noise and its key, **a secret**.
+
+        Returns
+        -------
+        dict
+            Numbers, strings, lists and tensors, which ``torch.load(weights_only=True)`` reads.
+        """
+        run = self._started()
+        return {**_HEADER, **run.state_dict(), "batch_size": self._batch_size}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
+        """Go on from a state of :meth:`state_dict`, see :meth:`DPFTRL.load_state_dict`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the state is of another run, incomplete, or behind this object's own position;
+            nothing has changed then.
+        """
+        run = self._started()
+        own = {**_HEADER, "batch_size": self._batch_size}
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a mapping, got {type(state).__name__}")
+        if missing := [name for name in (*own, *_REST) if name not in state]:
+            raise ValueError(f"state lacks {', '.join(missing)}")
+        for name, value in own.items():
+            if state[name] != value:
+                raise ValueError(f"state must have {name} {value!r}, got {state[name]!r}")
+        run.check_state(state)
+        run.load_noise(state, allow_fork=allow_fork)
+
+    def restart(self, account: RunAccount) -> None:
+        """Go on with fresh noise, where steps that may have left cannot be taken again.
+
+        The noise so far is in the noisy sums that left, and stays there: the first residual of the
+        fresh noise is its first noise. As :meth:`DPFTRL.restart` else.
+
+        Parameters
+        ----------
+        account : RunAccount
+            Of this plan; it has taken the restart in.
+        """
+        self._started().restart(account)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be pickled or copied: the key is secret."""
+        raise TypeError("ResidualNoise holds a secret key and is not pickled; use state_dict()")
+
+
+def _groups(params: ParamsT) -> list[dict[str, Any]]:
+    """Return what an optimiser makes of its first argument."""
+    return torch.optim.SGD(params, lr=1.0).param_groups
+
+
+def _writable_sum(p: Tensor) -> Tensor:
+    """Return ``p.grad``, or zeros in its place, as a tensor whose memory is contiguous."""
+    if p.grad is not None:
+        return p.grad.contiguous()
+    dtype = sum_dtype(p.dtype)
+    if getattr(p, "grad_dtype", p.dtype) not in (dtype, None):
+        raise ValueError(
+            f"a parameter of {p.dtype} must have p.grad_dtype = {dtype}, got {p.grad_dtype}"
+        )
+    return torch.zeros_like(p, dtype=dtype, requires_grad=False)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small network trained privately: five epochs in a fixed order, the epsilon so far printed."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpftrl_fast.torch import make_private
+
+# torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
+warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+torch.set_num_threads(1)  # the layers are too small for more
+torch.manual_seed(0)  # public: the data of an example, and the first weights
+inputs = torch.randn(10_000, 8)
+labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
+data, test = TensorDataset(inputs[:9_500], labels[:9_500]), (inputs[9_500:], labels[9_500:])
+
+epochs, batch_size = 5, 125
+network = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 2))
+model, optimizer, loader, ledger = make_private(
+    network,
+    torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9),
+    DataLoader(data, batch_size=batch_size),
+    epsilon=8.0,
+    delta=1e-6,
+    epochs=epochs,
+    clip_norm=1.0,
+)
+print(loader.plan.describe(ledger.delta))
+
+for epoch in range(epochs):
+    for _, (x, y) in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        correct = (network(test[0]).argmax(1) == test[1]).float().mean()
+    so_far = ledger.epsilon_so_far()
+    print(f"epoch {epoch + 1}: epsilon so far {so_far:.2f}, accuracy on test data {correct:.3f}")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.delta}")

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise of a GPU: its kernel under Triton's interpreter, and what the compiler makes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from dpftrl_fast import reference  # noqa: E402
+from dpftrl_fast.accounting.trees import resolve_trees  # noqa: E402
+from dpftrl_fast.keys import key_of_seed  # noqa: E402
+from dpftrl_fast.planned_noise import PlannedNoise  # noqa: E402
+from dpftrl_fast.torch.device_noise import DeviceNoise  # noqa: E402
+from dpftrl_fast.torch.triton_stream import Node, Stream  # noqa: E402
+
+CPU = torch.device("cpu")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def a_stream(dtype: str, *, offset: int, size: int, rounds: int = 12, purpose: int = 0) -> Stream:
+    return Stream(
+        key_of_seed(3),
+        std=1.5,
+        weights=[1.0] * 47,
+        dtype=DTYPES[dtype],
+        device=CPU,
+        rounds=rounds,
+        purpose=purpose,
+        offset=offset,
+        size=size,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("offset", "size"), [(0, 256), (300, 50), (5, 1031), (127, 129)])
+def test_nodes_are_those_of_the_reference(dtype: str, offset: int, size: int) -> None:
+    stream = a_stream(dtype, offset=offset, size=size)
+    out = torch.empty(size, dtype=DTYPES[dtype])
+    for level, index, tree in ((0, 0, 0), (3, 5, 70_000), (40, 3, 1)):
+        stream.add_up(out, tree=tree, node=Node(level, index, None), plain=True)
+        node = {"tree": tree, "level": level, "index": index, "start": offset, "size": size}
+        z = reference.normals(key_of_seed(3), dtype=dtype, **node)
+        assert np.array_equal(out.numpy(), z * z.dtype.type(1.5))
+
+
+@pytest.mark.parametrize(("rounds", "purpose"), [(8, 1), (20, 2)])
+def test_rounds_and_purposes(rounds: int, purpose: int) -> None:
+    stream = a_stream("float32", offset=0, size=256, rounds=rounds, purpose=purpose)
+    out = torch.empty(256)
+    stream.add_up(out, tree=0, node=Node(0, 0, None), plain=True)
+    z = reference.normals(
+        key_of_seed(3), tree=0, level=0, index=0, start=0, size=256, rounds=rounds, purpose=purpose
+    )
+    assert np.array_equal(out.numpy(), z * np.float32(1.5))
+
+
+def test_rare_radii_take_their_low_bits_from_the_second_block() -> None:
+    here = {"offset": 162 * 256, "size": 256}  # with a radius word below 2^18 in row 4, lane 9
+    stream = a_stream("float32", **here)
+    out = torch.empty(256)
+    stream.add_up(out, tree=0, node=Node(0, 0, None), plain=True)
+    z = reference.normals(key_of_seed(3), tree=0, level=0, index=0, start=162 * 256, size=256)
+    rows = z.astype(np.float64).reshape(16, 16)
+    assert np.hypot(rows[4, 9], rows[12, 9]) > np.sqrt(2 * 14 * np.log(2))
+    assert np.array_equal(out.numpy(), z * np.float32(1.5))
+
+
+def pair(**options: Any) -> tuple[PlannedNoise, DeviceNoise]:
+    settings = {
+        "trees": resolve_trees(8, restart_every=5, complete=True),
+        "seed": 5,
+        "offset": 77,
+        **options,
+    }
+    return PlannedNoise(40, 1.25, **settings), DeviceNoise(40, 1.25, device=CPU, **settings)
+
+
+@pytest.mark.parametrize(
+    ("variant", "memory", "dtype"),
+    [
+        ("honaker", "stored", "float32"),
+        ("honaker", "stored", "float64"),
+        ("honaker", "regenerate", "float32"),
+        ("honaker", 2, "float32"),
+        ("vanilla", "stored", "float32"),
+        ("vanilla", "regenerate", "float32"),
+        ("vanilla", 1, "float64"),
+    ],
+)
+def test_a_run_has_the_bits_of_the_cpu(variant: str, memory: Any, dtype: str) -> None:
+    on_cpu, on_device = pair(variant=variant, memory=memory, dtype=dtype)
+    for t in range(7):
+        call = "residual" if t % 3 else "step"
+        expected = getattr(on_cpu, call)()
+        assert np.array_equal(expected, getattr(on_device, call)().numpy())
+        assert on_device.allocated_vectors <= (4 if memory == "stored" else 3) + 1
+    assert np.array_equal(on_cpu.prefix(2), on_device.prefix(2).numpy())
+
+
+@pytest.mark.parametrize("memory", ["stored", "regenerate"])
+def test_states_go_from_cpu_to_device_and_back(memory: Any) -> None:
+    on_cpu, on_device = pair(memory=memory)
+    for _ in range(6):
+        on_cpu.residual()
+    on_device.load_state_dict(on_cpu.state_dict())
+    assert np.array_equal(on_cpu.residual(), on_device.residual().numpy())
+    again, _ = pair(memory=memory)
+    again.load_state_dict(on_device.state_dict())
+    assert np.array_equal(again.residual(), on_device.residual().numpy())
+
+
+def test_a_broken_position_is_refused_and_changes_nothing() -> None:
+    _, on_device = pair()
+    on_device.step()
+    state = on_device.state_dict()
+    for wrong in ({"last_returned": [0, 2]}, {"last_returned": [1, 1]}):
+        with pytest.raises(ValueError, match="last returned step"):
+            on_device.load_state_dict({**state, **wrong})
+    state["vectors"] = [("average", 0, 0, np.zeros(3, np.float32))]
+    with pytest.raises(ValueError, match="40 elements"):
+        on_device.load_state_dict(state)
+    assert on_device.t == 1
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros(40, np.float32),
+        torch.zeros(39),
+        torch.zeros(40, dtype=torch.float64),
+        torch.zeros(80)[::2],
+    ],
+    ids=["array", "size", "dtype", "stride"],
+)
+def test_what_cannot_take_the_noise_is_refused_before_the_step(out: Any) -> None:
+    _, on_device = pair()
+    with pytest.raises((TypeError, ValueError), match="out must be"):
+        on_device.step(out)
+    assert on_device.steps_taken == 0
+
+
+COMPILE = """
+import re, struct, sys
+import numpy as np
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from dpftrl_fast.reference.stream import POLYNOMIALS
+from dpftrl_fast.torch import triton_stream as kernel
+
+dtype = np.dtype(sys.argv[1])
+pointer = {"float32": "*fp32", "float64": "*fp64"}[dtype.name]
+constants = dict(
+    STD=47, HAS_KNOWN=True, HAS_NODE=True, DIFFERENCE=True, DOUBLE=dtype == np.float64, ROUNDS=12,
+    POLYNOMIALS=kernel._polynomials(dtype), LANES=128,
+)
+signature = {name: pointer for name in ("out", "base", "keep_average", "keep_sum", "last")}
+signature |= {"table": "*i64", "numbers": pointer}
+signature |= {name: "i32" for name in kernel._SCALARS.split()}
+signature |= {name: "constexpr" for name in constants}
+compiled = triton.compile(
+    ASTSource(kernel._sum_kernel, signature=signature, constexprs=constants),
+    target=GPUTarget("cuda", 90, 32),
+    options={"enable_fp_fusion": False, "num_warps": 4},
+)
+ptx = compiled.asm["ptx"]
+assert not re.search(r"fma\\.|mad\\.\\S*f(32|64)|ftz|approx", ptx)
+assert re.search(r"sqrt\\.rn\\.f(32|64)", ptx)
+code, letter = ("<I", "0f") if dtype == np.float32 else ("<Q", "0d")
+literals = {int(text[2:], 16) for text in re.findall(letter + r"[0-9A-Fa-f]+", ptx)}
+missing = [
+    value for row in POLYNOMIALS[dtype] for value in row
+    if int.from_bytes(np.array(value, dtype).tobytes(), "little") not in literals | {0}
+]
+print(missing)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_compiled_code_neither_fuses_nor_shortens(dtype: str) -> None:
+    # The interpreter computes literals in double: only the compiled code shows what they become.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, dtype],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

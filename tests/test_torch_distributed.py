@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One, two and three processes over gloo: the same bits of noise, and parameters up to rounding.
+
+Each world runs once, in processes of `torch_ranks.py`, which import torch anew: most of the time of
+this file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_ranks as ranks
+from torch import nn
+
+from dpftrl_fast import PrivacyPlan
+from dpftrl_fast.torch import DPFTRL, ResidualNoise
+from dpftrl_fast.torch._noise import FlatNoise
+from dpftrl_fast.torch._tensors import local_range
+from dpftrl_fast.torch.distributed import ranks_of
+
+SIZE = 32  # parameters of the model
+# Sums over ranks differ in order from those of one process, by some units of float32 in gradients
+# of size 10, and so do the parameters that they lead to.
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+
+Found = list[dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What the ranks of a world found, by rank and case."""
+    world: int = request.param
+    folder = tmp_path_factory.mktemp(f"world{world}")
+    program = str(Path(ranks.__file__))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", program, str(rank), str(world), str(folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> torch.Tensor:
+    """Parameters that one process without torch.distributed comes to."""
+    net = ranks.model()
+    ranks.train(net, DPFTRL(net.parameters(), 0.02, radius=2.0, **ranks.OPTIONS), 0, 1)
+    return ranks.flat(net)
+
+
+@pytest.fixture(scope="module")
+def alone_with_sgd() -> torch.Tensor:
+    net = ranks.model()
+    noise = ResidualNoise(net.parameters(), plan=ranks.PLAN, batch_size=ranks.BATCH, noise_seed=11)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    sgd.register_step_pre_hook(lambda *_: noise.add_())
+    ranks.train(net, sgd, 0, 1)
+    return ranks.flat(net)
+
+
+def same_everywhere(found: Found, case: str) -> torch.Tensor:
+    everywhere = [rank[case]["parameters"] for rank in found]
+    for other in everywhere[1:]:
+        assert torch.equal(everywhere[0], other)
+    first: torch.Tensor = everywhere[0]
+    return first
+
+
+@pytest.mark.parametrize("case", ["replicas", "averaging_replicas", "shards"])
+def test_parameters_are_those_of_one_process(found: Found, alone: torch.Tensor, case: str) -> None:
+    torch.testing.assert_close(same_everywhere(found, case), alone, **ROUNDING)
+
+
+@pytest.mark.parametrize("case", ["residual", "shard_residual"])
+def test_residual_noise_goes_on_once(found: Found, alone_with_sgd: torch.Tensor, case: str) -> None:
+    torch.testing.assert_close(same_everywhere(found, case), alone_with_sgd, **ROUNDING)
+
+
+def test_the_noise_of_shards_is_the_same_bits(found: Found) -> None:
+    noise = ranks.PLAN.noise(SIZE, seed=11)
+    steps = same_everywhere(found, "shard_noise").numpy()
+    for row in steps:
+        assert np.array_equal(row, -noise.step())
+
+
+def test_replicas_share_a_key_from_the_system(found: Found) -> None:
+    assert len(same_everywhere(found, "fresh_keys").unique()) == 40
+
+
+def test_resumed_ranks_go_on_to_the_bit(found: Found) -> None:
+    for case in ("resumed", "shard_resumed"):
+        whole = {"resumed": "replicas", "shard_resumed": "shards"}[case]
+        assert torch.equal(same_everywhere(found, case), found[0][whole]["parameters"])
+
+
+def test_a_rank_without_examples_takes_the_step_too(found: Found) -> None:
+    noise = torch.from_numpy(ranks.PLAN.noise(4, seed=1).step())
+    torch.testing.assert_close(same_everywhere(found, "without_examples"), -1 - noise)
+    for rank in found:
+        assert "None for all parameters" in rank["without_examples"]["refused"]
+
+
+def test_a_group_of_one_is_a_run_of_its_own(found: Found) -> None:
+    assert [rank["lone"]["steps"] for rank in found] == [1] + [0] * (len(found) - 1)
+
+
+def test_memory_shrinks_with_the_world(found: Found, alone: torch.Tensor) -> None:
+    held = [
+        list(range(first, first + count))
+        for rank in found
+        for first, count in rank["shards"]["ranges"]
+    ]
+    assert sorted(c for part in held for c in part) == list(range(SIZE))
+    most = -(-5 // len(found)) * 4 + -(-2 // len(found)) * 6  # rows of both layers
+    kept = [rank["shards"]["kept"] for rank in found]
+    vectors = sum(kept) / SIZE
+    assert vectors == int(vectors) >= 2
+    for rank, amount in zip(found, kept, strict=True):
+        assert len(rank["shards"]["sum"]) <= most
+        assert amount == vectors * len(rank["shards"]["sum"])
+        assert len(rank["replicas"]["sum"]) == SIZE
+
+
+def test_wrong_set_ups_are_refused_on_all_ranks(found: Found) -> None:
+    for rank in found:
+        told = rank["refusals"]
+        assert "all DTensors or all plain tensors, got both" in told["mixed"]
+        assert "must be sharded by rows" in told["columns"]
+        assert told["rows"] == "nothing"
+        assert "must be laid out over ranks" in told["placements"]
+        if len(found) == 1:
+            continue
+        assert "same initial values (a hash): rank 0 has" in told["values"]
+        assert "same parameters (names, shapes" in told["shapes"]
+        assert "same batch_size: rank 0 has 1, rank 1 2" in told["batch"]
+        assert "same plan" in told["plan"]
+        assert "all ranks must be at the same step, got steps 1 to 2" in told["steps"]
+
+
+# ---- without other processes ----
+
+
+@pytest.mark.parametrize("memory", ["stored", "regenerate"])
+@pytest.mark.parametrize("call", ["step", "residual"])
+def test_slices_are_those_of_the_whole_vector(memory: Any, call: str) -> None:
+    plan: PrivacyPlan = ranks.PLAN
+    sliced = FlatNoise(
+        plan, [(3, 5), (20, 1), (30, 70)], dtype="float32", device=torch.device("cpu"), seed=1,
+        memory=memory,
+    )  # fmt: skip
+    whole = plan.noise(100, seed=1)
+    wanted = [*range(3, 8), 20, *range(30, 100)]
+    out = torch.empty(76)
+    for _ in range(plan.steps):
+        getattr(sliced, call)(out)
+        assert np.array_equal(out.numpy(), getattr(whole, call)()[wanted])
+    with pytest.raises(ValueError, match="all 9 declared steps"):
+        sliced.step(out)
+
+
+def test_slices_are_under_one_key_and_resume() -> None:
+    device = torch.device("cpu")
+    pieces = [(0, 4), (8, 4)]
+    one = FlatNoise(ranks.PLAN, pieces, dtype="float32", device=device)
+    other = FlatNoise(ranks.PLAN, pieces, dtype="float32", device=device)
+    out, again = torch.empty(8), torch.empty(8)
+    one.step(out)
+    other.step(again)
+    assert not torch.equal(out, again)
+    other.load_state_dict(one.state_dict())
+    one.step(out)
+    other.step(again)
+    assert torch.equal(out, again)
+    assert not torch.equal(out[:4], out[4:])
+    with pytest.raises(ValueError, match="coordinates"):
+        FlatNoise(ranks.PLAN, [(0, 8)], dtype="float32", device=device).load_state_dict(
+            one.state_dict()
+        )
+
+
+def test_a_rank_without_coordinates_keeps_count() -> None:
+    empty = FlatNoise(ranks.PLAN, [], dtype="float32", device=torch.device("cpu"))
+    for _ in range(4):
+        empty.step(torch.empty(0))
+    other = FlatNoise(ranks.PLAN, [], dtype="float32", device=torch.device("cpu"))
+    other.load_state_dict(empty.state_dict())
+    assert other.steps_taken == 4
+
+
+def test_an_interruption_between_slices_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = FlatNoise(ranks.PLAN, [(0, 4), (8, 4)], dtype="float32", device=torch.device("cpu"))
+    first, second = noise._pieces
+
+    def interrupted(out: Any) -> None:
+        raise KeyboardInterrupt
+
+    for piece, torn in ((first, False), (second, True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(piece, "step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                noise.step(torch.empty(8))
+        assert noise.steps_taken == 0
+        assert noise._torn == torn
+    with pytest.raises(RuntimeError, match="interrupted while its noise was made"):
+        noise.step(torch.empty(8))
+
+
+def test_noise_is_refused_where_there_is_none_for_the_device() -> None:
+    with pytest.raises(ValueError, match="on the CPU or on a CUDA device, got meta"):
+        FlatNoise(ranks.PLAN, [(0, 4)], dtype="float32", device=torch.device("meta"))
+    dpftrl = DPFTRL(
+        [nn.Parameter(torch.zeros(2, device="meta"))], 1.0, plan=ranks.PLAN, batch_size=1
+    )
+    with pytest.raises(ValueError, match="on the CPU or on a CUDA device"):
+        dpftrl.step()
+
+
+def test_plain_tensors_are_whole() -> None:
+    assert local_range("w", torch.zeros(3, 4)) == (0, 12)
+    assert not ranks_of([torch.zeros(1)]).reduces

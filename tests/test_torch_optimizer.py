@@ -1,0 +1,637 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DPFTRL` beside torch's SGD, the NumPy engine and the closed form of its variance."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.ftrl import FTRL
+from dpftrl_fast.torch import DPFTRL, model_state_dict
+from dpftrl_fast.torch._flat import FlatViews
+from dpftrl_fast.torch._update import FlatFTRL, Rates
+
+QUIET = 1e-12  # a noise multiplier whose noise is lost in every rounding
+
+
+def plan_of(steps: int, sigma: float = QUIET, **options: Any) -> PrivacyPlan:
+    return PrivacyPlan(1.0, sigma, accounting.SinglePass(steps), **options)
+
+
+def parameters(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    rng = torch.Generator().manual_seed(seed)
+    shapes: list[tuple[int, ...]] = [(4, 3), (3,), (2, 2, 2), ()]
+    return [nn.Parameter(torch.randn(shape, generator=rng, dtype=dtype)) for shape in shapes]
+
+
+def gradients(
+    like: list[nn.Parameter], t: int, scale: float = 1.0, dtype: torch.dtype | None = None
+) -> None:
+    rng = torch.Generator().manual_seed(1000 + t)
+    for p in like:
+        sample = torch.randn(p.shape, generator=rng, dtype=torch.float64) * scale
+        p.grad = sample.to(dtype or p.dtype)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_without_noise_it_is_sgd(momentum: float, nesterov: bool, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    ours, theirs = parameters(dtype=kind), parameters(dtype=kind)
+    dpftrl = DPFTRL(
+        ours, 0.01, plan=plan_of(200), batch_size=8, momentum=momentum, nesterov=nesterov,
+        dtype=dtype,  # type: ignore[arg-type]
+    )  # fmt: skip
+    sgd = torch.optim.SGD(theirs, lr=0.01, momentum=momentum, nesterov=nesterov)
+    for t in range(200):
+        gradients(ours, t)
+        gradients(theirs, t, 1 / 8)
+        dpftrl.step()
+        sgd.step()
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert dpftrl.steps_taken == 200
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+@pytest.mark.parametrize(("l1", "radius"), [(0.3, None), (0.0, 1.5), (0.3, 1.2)])
+def test_it_is_the_numpy_engine(momentum: float, l1: float, radius: float | None) -> None:
+    steps, rate, batch = 30, 0.05, 4
+    plan = plan_of(steps, 0.3, restart_every=7, complete=True)
+    ours = parameters(dtype=torch.float64)
+    options = {"momentum": momentum, "l1": l1, "radius": radius}
+    start = torch.cat([p.detach().reshape(-1) for p in ours]).numpy()
+    dpftrl = DPFTRL(
+        ours, rate, plan=plan, batch_size=batch, noise_seed=5, dtype="float64", **options
+    )
+    engine = FTRL(start, rate, batch_size=batch, steps=steps, **options)
+    noise = plan.noise(start.size, seed=5, dtype="float64")
+    for t in range(steps):
+        gradients(ours, t)
+        total = torch.cat([p.grad.reshape(-1) for p in ours if p.grad is not None]).numpy()
+        expected = engine.step(total, noise.step())
+        dpftrl.step()
+        found = torch.cat([p.detach().reshape(-1) for p in ours]).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert l1 == 0 or (found == 0).any()
+
+
+def test_a_new_rate_scales_the_whole_way() -> None:
+    p = nn.Parameter(torch.ones(3))
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(4), batch_size=1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(dpftrl, 0.5)
+    for t, rate in enumerate([1.0, 0.5, 0.25]):
+        p.grad = torch.ones(3)
+        dpftrl.step()
+        scheduler.step()
+        assert torch.allclose(p, 1 - rate * (t + 1) * torch.ones(3))
+    assert scheduler.get_last_lr() == [0.125]
+
+
+def test_groups_have_their_own_rates() -> None:
+    p, q = nn.Parameter(torch.full((2,), 5.0)), nn.Parameter(torch.full((2,), 5.0))
+    members = [{"params": [p]}, {"params": [q], "lr": 0.1, "momentum": 0.5, "l1": 1.0}]
+    dpftrl = DPFTRL(members, 1.0, plan=plan_of(2), batch_size=2)
+    for _ in range(2):
+        p.grad, q.grad = torch.full((2,), 2.0), torch.full((2,), 2.0)
+        dpftrl.step()
+    assert torch.allclose(p, torch.full((2,), 3.0))  # 5 - 1 (1 + 1)
+    # v_2 = 0.5 + 2 and c_2 = 0.5 + 2
+    assert torch.allclose(q, torch.full((2,), 5 - 0.1 * 2.5 - 0.1 * 2.5))
+
+
+def test_the_ball_is_over_all_groups() -> None:
+    p, q = nn.Parameter(torch.full((2,), 3.0)), nn.Parameter(torch.full((2,), 4.0))
+    dpftrl = DPFTRL(
+        [{"params": [p]}, {"params": [q]}], 1.0, plan=plan_of(1), batch_size=1, radius=1
+    )
+    p.grad = torch.zeros(2)
+    dpftrl.step()
+    assert torch.allclose(p, torch.full((2,), 3.0) / math.sqrt(50))
+    assert torch.allclose(q, torch.full((2,), 4.0) / math.sqrt(50))
+
+
+def test_nesterov_thresholds_as_it_moves() -> None:
+    p = nn.Parameter(torch.full((1,), 10.0))
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(2), batch_size=1, momentum=0.5, nesterov=True, l1=0.25)
+    for _ in range(2):
+        p.grad = torch.ones(1)
+        dpftrl.step()
+    # s_2 + 0.5 v_2 = 2 + 0.5 (0.5 + 2), and the same times l1
+    assert p.item() == pytest.approx(10 - 3.25 - 0.25 * 3.25)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_parameters_have_float32_sums(half: torch.dtype) -> None:
+    p = nn.Parameter(torch.ones(3, dtype=half))
+    if not hasattr(p, "grad_dtype"):
+        pytest.skip("this torch has no grad_dtype")
+    p.grad_dtype = torch.float32
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(1000), batch_size=1)
+    for _ in range(1000):
+        p.grad = torch.full((3,), 1e-4)  # lost if added to 1 in half precision
+        dpftrl.step()
+    assert torch.equal(p.detach(), torch.full((3,), 0.9).to(half))
+
+
+def test_float32_sums_keep_what_their_roundings_lose() -> None:
+    p = nn.Parameter(torch.zeros(1))
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(2025), batch_size=1)
+    p.grad = torch.tensor([2.0**24])
+    dpftrl.step()
+    for _ in range(1000):
+        p.grad = torch.tensor([0.5])
+        dpftrl.step()
+    for _ in range(1024):
+        p.grad = torch.tensor([-(2.0**14)])
+        dpftrl.step()
+    assert p.item() == -500.0
+
+
+def test_a_parameter_without_gradient_gets_its_noise() -> None:
+    p, q = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+    plan = plan_of(2, 1.0)
+    dpftrl = DPFTRL([p, q], 1.0, plan=plan, batch_size=1, noise_seed=3)
+    p.grad = torch.ones(4)
+    dpftrl.step()
+    noise = plan.noise(8, seed=3).step()
+    assert np.array_equal(q.detach().numpy(), -noise[4:])
+    np.testing.assert_allclose(p.detach().numpy(), -1 - noise[:4], rtol=1e-6)
+
+
+def test_equal_shapes_never_have_equal_noise() -> None:
+    members = [nn.Parameter(torch.zeros(50)) for _ in range(20)]
+    dpftrl = DPFTRL(members, 1.0, plan=plan_of(20, 1.0, restart_every=5), batch_size=1)
+    seen: list[Tensor] = []
+    last = [torch.zeros(50) for _ in members]
+    for _ in range(20):
+        members[0].grad = torch.zeros(50)
+        dpftrl.step()
+        seen += [p.detach() - before for p, before in zip(members, last, strict=True)]
+        last = [p.detach().clone() for p in members]
+    stacked = torch.stack(seen)
+    distinct = torch.unique(stacked, dim=0)
+    assert len(distinct) == len(stacked) == 400
+    now = torch.stack(last)
+    assert len(torch.unique(now)) == now.numel()
+
+
+def honaker_weights(t: int) -> dict[tuple[int, int], float]:
+    """Weight of each node (level, index) in b_t, by the definition."""
+
+    def estimate(
+        level: int, index: int, weight: float, found: dict[tuple[int, int], float]
+    ) -> None:
+        found[level, index] = found.get((level, index), 0.0) + weight
+        if level:
+            estimate(level - 1, 2 * index, weight / 2, found)
+            estimate(level - 1, 2 * index + 1, weight / 2, found)
+
+    found: dict[tuple[int, int], float] = {}
+    for level in range(t.bit_length()):
+        if t >> level & 1:
+            estimate(level, (t >> level) - 1, 1 / (2 - 2.0**-level), found)
+    return found
+
+
+def closed_form(steps: int, every: int, momentum: float, nesterov: bool) -> float:
+    """Variance factor of the parameters after `steps`, trees not completed."""
+    nodes: dict[tuple[int, int, int], float] = {}
+    for j in range(1, steps + 1):  # n_j counts momentum^(steps - j) times in v
+        weight = momentum ** (steps - j)
+        if nesterov:
+            weight = momentum * weight + (1.0 if j == steps else 0.0)
+        tree, t = divmod(j - 1, every)
+        parts = [(i, every) for i in range(tree)] + [(tree, t + 1)]
+        for i, end in parts:
+            for (level, index), w in honaker_weights(end).items():
+                nodes[i, level, index] = nodes.get((i, level, index), 0.0) + weight * w
+    return sum(w * w for w in nodes.values())
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_the_variance_is_the_closed_form(momentum: float, nesterov: bool) -> None:
+    steps, every, sigma, rate, batch, size = 11, 4, 2.0, 0.5, 10, 200
+    plan = plan_of(steps, sigma, restart_every=every)
+    samples = []
+    for seed in range(200):
+        p, q = nn.Parameter(torch.zeros(size // 2)), nn.Parameter(torch.zeros(size // 2))
+        dpftrl = DPFTRL(
+            [p, q], rate, plan=plan, batch_size=batch, momentum=momentum, nesterov=nesterov,
+            noise_seed=seed, threads=1,
+        )  # fmt: skip
+        for _ in range(steps):
+            p.grad = torch.zeros(size // 2)
+            dpftrl.step()
+        samples.append(torch.cat([p.detach(), q.detach()]).double())
+    found = torch.stack(samples).square().mean().item()
+    expected = (rate / batch * sigma) ** 2 * closed_form(steps, every, momentum, nesterov)
+    deviation = math.sqrt(2 / (200 * size))
+    assert abs(found / expected - 1) < 4 * deviation
+    assert abs(found / (expected * 0.97**2) - 1) > 4 * deviation
+
+
+# ---- resuming ----
+
+
+def run(dpftrl: DPFTRL, members: list[nn.Parameter], first: int, stop: int) -> None:
+    for t in range(first, stop):
+        gradients(members, t)
+        dpftrl.step()
+
+
+@pytest.mark.parametrize("memory", ["stored", "regenerate", 2])
+@pytest.mark.parametrize("at", [0, 1, 5, 6, 11])
+def test_a_resumed_run_is_the_same_to_the_bit(memory: Any, at: int) -> None:
+    options: dict[str, Any] = {
+        "plan": plan_of(12, 1.0, restart_every=5, complete=True), "batch_size": 4, "memory": memory,
+        "momentum": 0.9, "l1": 1e-3, "radius": 3.0,
+    }  # fmt: skip
+    members = parameters()
+    dpftrl = DPFTRL(members, 0.1, **options)
+    run(dpftrl, members, 0, at)
+    file = io.BytesIO()
+    torch.save((dpftrl.state_dict(), [p.detach() for p in members]), file)
+    run(dpftrl, members, at, 12)
+
+    file.seek(0)
+    state, values = torch.load(file, weights_only=True)
+    others = [nn.Parameter(value.clone()) for value in values]
+    resumed = DPFTRL(others, 7.0, **options)
+    resumed.load_state_dict(state)
+    assert resumed.steps_taken == at
+    assert resumed.param_groups[0]["lr"] == 0.1
+    run(resumed, others, at, 12)
+    for a, b in zip(members, others, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_regenerated_noise_is_small_in_a_state() -> None:
+    p = nn.Parameter(torch.zeros(10_000))
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(9, 1.0), batch_size=1, memory="regenerate")
+    run(dpftrl, [p], 0, 7)
+    file = io.BytesIO()
+    torch.save(dpftrl.state_dict()["noise"], file)
+    text = repr(dpftrl.state_dict()["noise"])
+    assert len(text) < 1024
+    assert "'vectors': []" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"plan": plan_of(13, 1.0)}, "the plan of this object"),
+        ({"batch_size": 5}, "batch_size 5, got 4"),
+        ({"radius": 2.0}, "radius 2.0, got None"),
+        ({"momentum": 0.0}, r"vectors.*got.*velocity"),
+        ({"params": [nn.Parameter(torch.zeros(24))]}, "the parameters of this object"),
+        ({"dtype": "float64"}, "the dtype of this object"),
+    ],
+)
+def test_a_state_of_another_run_is_refused(change: dict[str, Any], words: str) -> None:
+    options: dict[str, Any] = {
+        "params": parameters(), "lr": 1.0, "plan": plan_of(12, 1.0), "batch_size": 4,
+        "momentum": 0.9,
+    }  # fmt: skip
+    state = DPFTRL(**options).state_dict()
+    other = DPFTRL(**{**options, "params": parameters(1), **change})
+    with pytest.raises(ValueError, match=words):
+        other.load_state_dict(state)
+    assert other.steps_taken == 0
+
+
+def test_a_broken_state_is_refused() -> None:
+    members = parameters()
+    dpftrl = DPFTRL(members, 1.0, plan=plan_of(12, 1.0), batch_size=4)
+    run(dpftrl, members, 0, 1)
+    state = dpftrl.state_dict()
+    with pytest.raises(ValueError, match="state lacks noise"):
+        dpftrl.load_state_dict({name: state[name] for name in state if name != "noise"})
+    with pytest.raises(TypeError, match="must be a mapping"):
+        dpftrl.load_state_dict([])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"sum must be of torch.float32 and shape \(24,\)"):
+        dpftrl.load_state_dict({**state, "vectors": {**state["vectors"], "sum": torch.zeros(3)}})
+    with pytest.raises(TypeError, match="theta_0 must be a tensor"):
+        dpftrl.load_state_dict({**state, "vectors": {**state["vectors"], "theta_0": [0.0]}})
+    with pytest.raises(ValueError, match="1 parameter groups, got 2"):
+        dpftrl.load_state_dict({**state, "param_groups": state["param_groups"] * 2})
+    with pytest.raises(ValueError, match="lr must be"):
+        dpftrl.load_state_dict({**state, "param_groups": [{**state["param_groups"][0], "lr": 0.0}]})
+    run(dpftrl, members, 1, 2)
+    with pytest.raises(ValueError, match="its noise would be used twice"):
+        dpftrl.load_state_dict(state)
+    dpftrl.load_state_dict(state, allow_fork=True)
+    assert dpftrl.steps_taken == 1
+
+
+def test_the_state_is_a_copy() -> None:
+    members = parameters()
+    dpftrl = DPFTRL(members, 1.0, plan=plan_of(12, 1.0), batch_size=4, momentum=0.5)
+    run(dpftrl, members, 0, 3)
+    state = dpftrl.state_dict()
+    before = copy.deepcopy(state)
+    run(dpftrl, members, 3, 6)
+    for name, vector in before["vectors"].items():
+        assert torch.equal(vector, state["vectors"][name])
+
+
+# ---- what is refused ----
+
+
+def ready(**options: Any) -> tuple[DPFTRL, list[nn.Parameter]]:
+    members = parameters()
+    dpftrl = DPFTRL(members, **{"lr": 0.1, "plan": plan_of(3, 1.0), "batch_size": 4, **options})
+    return dpftrl, members
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"lr": 0.0}, ValueError, "lr must be a finite number > 0, got 0"),
+        ({"lr": -1.0}, ValueError, "lr must be"),
+        ({"lr": math.nan}, ValueError, "lr must be"),
+        ({"lr": "fast"}, TypeError, "lr must be a number"),
+        ({"momentum": 1.0}, ValueError, "momentum must be"),
+        ({"momentum": math.nan}, ValueError, "momentum must be"),
+        ({"l1": -0.1}, ValueError, "l1 must be"),
+        ({"radius": 0.0}, ValueError, "radius must be"),
+        ({"nesterov": True}, ValueError, "momentum greater than 0"),
+        ({"nesterov": 1}, TypeError, "nesterov must be a bool"),
+        ({"batch_size": 0}, ValueError, "batch_size must be"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be"),
+        ({"plan": 3}, TypeError, "plan must be a PrivacyPlan"),
+        ({"dtype": "float16"}, ValueError, "dtype must be"),
+        ({"memory": "much"}, ValueError, "memory must be"),
+        ({"threads": 0}, ValueError, "threads must be"),
+        ({"key": b"short"}, ValueError, "key must be 32 bytes"),
+        ({"noise_seed": -1}, ValueError, "seed must be"),
+        ({"noise_seed": 1, "key": bytes(32)}, ValueError, "a noise_seed or a key, got both"),
+        ({"process_group": 1}, ValueError, "initialised torch.distributed"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        dpftrl, members = ready(**options)
+        gradients(members, 0)
+        dpftrl.step()
+
+
+def test_float64_parameters_need_float64_sums() -> None:
+    dpftrl = DPFTRL(parameters(dtype=torch.float64), 1.0, plan=plan_of(3), batch_size=4)
+    with pytest.raises(ValueError, match="float64 parameters need dtype='float64'"):
+        dpftrl.step()
+
+
+def _closure(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
+    gradients(members, 1)
+    dpftrl.step(lambda: 0.0)  # type: ignore[arg-type]
+
+
+def _no_gradients(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
+    dpftrl.step()
+
+
+def _new_rate(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
+    gradients(members, 1)
+    dpftrl.param_groups[0]["lr"] = math.nan
+    try:
+        dpftrl.step()
+    finally:
+        dpftrl.param_groups[0]["lr"] = 0.1
+
+
+def _new_momentum(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
+    gradients(members, 1)
+    dpftrl.param_groups[0]["momentum"] = 0.5
+    try:
+        dpftrl.step()
+    finally:
+        dpftrl.param_groups[0]["momentum"] = 0.0
+
+
+def _new_group(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
+    dpftrl.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+
+def _new_parameter(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
+    gradients(members, 1)
+    dpftrl.param_groups[0]["params"].append(nn.Parameter(torch.zeros(2)))
+    try:
+        dpftrl.step()
+    finally:
+        del dpftrl.param_groups[0]["params"][-1]
+
+
+def _sparse(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
+    gradients(members, 1)
+    members[1].grad = torch.ones(3).to_sparse()
+    dpftrl.step()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (_closure, "takes no closure"),
+        (_no_gradients, "None for all parameters: call backward first"),
+        (_new_rate, "lr must be a finite number > 0, got nan"),
+        (_new_momentum, "momentum must be greater than 0 from the first step on"),
+        (_new_group, "before the first step"),
+        (_new_parameter, r"must have \[4\] parameters.*got \[5\]"),
+        (_sparse, "must be dense"),
+    ],
+)
+def test_a_wrong_call_changes_nothing(
+    call: Callable[[DPFTRL, list[nn.Parameter]], None], words: str
+) -> None:
+    dpftrl, members = ready(noise_seed=1)
+    run(dpftrl, members, 0, 1)
+    with pytest.raises(ValueError, match=words):
+        call(dpftrl, members)
+    assert dpftrl.steps_taken == 1
+    run(dpftrl, members, 1, 3)
+
+    other, same = ready(noise_seed=1)
+    run(other, same, 0, 3)
+    for a, b in zip(members, same, strict=True):
+        assert torch.equal(a, b)
+    gradients(members, 3)
+    with pytest.raises(ValueError, match="all 3 declared steps are taken"):
+        dpftrl.step()
+    for a, b in zip(members, same, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_bad_group_leaves_the_optimiser_as_it_was() -> None:
+    dpftrl, _ = ready()
+    with pytest.raises(ValueError, match="lr must be"):
+        dpftrl.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": -1.0})
+    assert len(dpftrl.param_groups) == 1
+    dpftrl.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    assert len(dpftrl.param_groups) == 2
+
+
+RATES = [Rates(0.1, 0.9, True, 1e-3), Rates(0.2, 0.5, False, 0.0)]
+
+
+@pytest.mark.parametrize("radius", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "rates", [RATES, [Rates(0.1, 0.0, False, 1e-3), Rates(0.2, 0.0, False, 0)]]
+)
+def test_torch_operations_and_the_compiled_pass_agree(
+    radius: float | None, dtype: torch.dtype, rates: list[Rates]
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(3, 2), (5,), (70, 3), ()]
+    start = [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
+    runs = []
+    for fused, block_size in ((True, 64), (True, 8), (False, 64)):
+        flat = FlatViews(start, [2, 2], block_size=block_size)
+        values = [value.clone() for value in start]
+        options: dict[str, Any] = {"batch_size": 3, "radius": radius, "groups": 2, "dtype": dtype}
+        momentum = any(rate.momentum > 0 for rate in rates)
+        update = FlatFTRL(flat, values, momentum=momentum, fused=fused, threads=2, **options)
+        runs.append((update, values))
+    for t in range(1, 20):
+        gradients = [
+            torch.randn(shape, generator=rng).to(dtype) if i != t % 5 else None
+            for i, shape in enumerate(shapes)
+        ]
+        noise = torch.randn(flat.size, generator=rng).to(dtype)
+        for update, values in runs:
+            update.step(t, gradients, noise.clone(), rates, values, lambda x: float(x.norm()))
+    bound = 1e-5 if dtype == torch.float32 else 1e-13
+    for (update, values), same_bits in ((runs[1], True), (runs[2], False)):
+        for a, b in zip(values, runs[0][1], strict=True):
+            if same_bits:
+                assert torch.equal(a, b)
+            torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+        for name, vector in update.vectors().items():
+            other = runs[0][0].vectors()[name]
+            torch.testing.assert_close(vector, other, rtol=bound, atol=bound)
+
+
+def test_many_threads_write_the_same_bits() -> None:
+    start = [torch.linspace(-1, 1, 3 * 2**20), torch.ones(5)]
+    gradients, noise = [value.sin() for value in start], torch.ones(3 * 2**20 + 5)
+    results = []
+    for threads in (1, 3):
+        flat = FlatViews(start, [2])
+        values = [value.clone() for value in start]
+        update = FlatFTRL(
+            flat, values, dtype=torch.float32, batch_size=1, radius=None, momentum=True, groups=1,
+            fused=True, threads=threads,
+        )  # fmt: skip
+        for t in (1, 2):
+            update.step(t, gradients, noise.clone(), RATES[:1], values, lambda x: 0.0)
+        results.append(values)
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(results[0][0], start[0])
+
+
+def test_autograd_sees_that_parameters_changed() -> None:
+    dpftrl, members = ready()
+    loss = (members[1] ** 2).sum()
+    gradients(members, 0)
+    dpftrl.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_values_are_no_reason_to_refuse_a_step() -> None:
+    dpftrl, members = ready(radius=1.0)
+    gradients(members, 0)
+    members[0].grad = torch.full((4, 3), math.nan)
+    dpftrl.step()
+    assert dpftrl.steps_taken == 1
+
+
+def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    dpftrl, members = ready()
+    state = dpftrl.state_dict()
+    gradients(members, 0)
+    with monkeypatch.context() as patch:
+
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(FlatFTRL, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dpftrl.step()
+    gradients(members, 0)
+    with pytest.raises(RuntimeError, match="interrupted half-way: go on from a checkpoint"):
+        dpftrl.step()
+    dpftrl.load_state_dict(state, allow_fork=True)
+    dpftrl.step()
+    assert dpftrl.steps_taken == 1
+
+
+def test_it_is_neither_pickled_nor_copied() -> None:
+    dpftrl, _ = ready()
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(dpftrl)
+    with pytest.raises(TypeError, match="not pickled"):
+        copy.deepcopy(dpftrl)
+    assert "key" not in repr(dpftrl)
+
+
+def test_gradients_are_taken_once() -> None:
+    dpftrl, members = ready()
+    gradients(members, 0)
+    dpftrl.step()
+    assert [p.grad for p in members] == [None] * 4
+
+
+def test_seeds_are_marked() -> None:
+    assert not ready()[0].reproducible
+    dpftrl, members = ready(noise_seed=0)
+    assert dpftrl.reproducible
+    run(dpftrl, members, 0, 1)
+    assert dpftrl.reproducible
+
+
+def test_hooks_of_torch_see_the_step() -> None:
+    dpftrl, members = ready()
+    seen = []
+    dpftrl.register_step_pre_hook(lambda *_: seen.append("before"))
+    dpftrl.register_step_post_hook(lambda *_: seen.append("after"))
+    gradients(members, 0)
+    dpftrl.step()
+    assert seen == ["before", "after"]
+
+
+# ---- what may leave ----
+
+
+def test_the_model_state_has_the_names_of_the_model() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self._module = model
+
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    state = model_state_dict(Wrapper(model))
+    assert state.keys() == model.state_dict().keys()
+    with torch.no_grad():
+        state["0.weight"].zero_()
+    assert model[0].weight.abs().sum() > 0
+
+
+def test_running_statistics_may_not_leave() -> None:
+    with pytest.raises(ValueError, match=r"running statistics.*in 1"):
+        model_state_dict(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    with pytest.raises(TypeError, match="must be a Module"):
+        model_state_dict({})  # type: ignore[arg-type]

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the distributed runs of test_torch_distributed.py.
+
+`python torch_ranks.py RANK WORLD FOLDER` runs every case and writes what this rank found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
+
+STEPS, BATCH = 9, 6
+PLAN = PrivacyPlan(1.0, 0.5, accounting.SinglePass(STEPS), restart_every=4)
+OPTIONS: dict[str, Any] = {"plan": PLAN, "batch_size": BATCH, "noise_seed": 11, "momentum": 0.9}
+
+
+def model() -> nn.Module:
+    """A model whose rows do not divide by two or three, and with fewer rows than three."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def batch(t: int) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(t)
+    return torch.randn(BATCH, 3, generator=rng), torch.randn(BATCH, 2, generator=rng)
+
+
+def loss_of(net: nn.Module, t: int, rank: int, world: int) -> Tensor:
+    """The summed loss of this rank's examples; clipping makes no difference to what is tested."""
+    x, y = (part[rank::world] for part in batch(t))
+    return (net(x) - y).square().sum()
+
+
+def train(net: nn.Module, optimizer: Any, rank: int, world: int) -> None:
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, t, rank, world).backward()
+        optimizer.step()
+
+
+def flat(net: nn.Module) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in model_state_dict(net).values()])
+
+
+def replicas(rank: int, world: int) -> dict[str, Any]:
+    net = model()
+    optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
+    train(net, optimizer, rank, world)
+    return {"parameters": flat(net), "sum": optimizer.state_dict()["vectors"]["sum"]}
+
+
+def averaging_replicas(rank: int, world: int) -> dict[str, Any]:
+    net = nn.parallel.DistributedDataParallel(model())
+    optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
+    train(net, optimizer, rank, world)
+    return {"parameters": flat(net)}
+
+
+def residual(rank: int, world: int) -> dict[str, Any]:
+    net = model()
+    noise = ResidualNoise(net.parameters(), plan=PLAN, batch_size=BATCH, noise_seed=11)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    sgd.register_step_pre_hook(lambda *_: noise.add_())
+    train(net, sgd, rank, world)
+    return {"parameters": flat(net)}
+
+
+def fresh_keys(rank: int, world: int) -> dict[str, Any]:
+    p = nn.Parameter(torch.zeros(40))
+    optimizer = DPFTRL([p], 1.0, plan=PLAN, batch_size=1)
+    p.grad = torch.zeros(40)
+    optimizer.step()
+    return {"parameters": p.detach().clone()}
+
+
+def without_examples(rank: int, world: int) -> dict[str, Any]:
+    p = nn.Parameter(torch.zeros(4))
+    optimizer = DPFTRL([p], 1.0, plan=PLAN, batch_size=1, noise_seed=1)
+    if rank == 0:
+        p.grad = torch.ones(4)
+    optimizer.step()
+    refused = ""
+    try:
+        optimizer.step()
+    except ValueError as error:
+        refused = str(error)
+    return {"parameters": p.detach().clone(), "refused": refused}
+
+
+def resumed(rank: int, world: int) -> dict[str, Any]:
+    net = model()
+    optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
+    for t in range(5):
+        loss_of(net, t, rank, world).backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    other = model()
+    other.load_state_dict(net.state_dict())
+    again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
+    again.load_state_dict(state)
+    for t in range(5, STEPS):
+        loss_of(other, t, rank, world).backward()
+        again.step()
+    return {"parameters": flat(other)}
+
+
+def lone(rank: int, world: int) -> dict[str, Any]:
+    """A group of this rank alone is a run of its own."""
+    groups = [dist.new_group([r]) for r in range(world)]
+    p = nn.Parameter(torch.zeros(4))
+    optimizer = DPFTRL([p], 1.0, plan=PLAN, batch_size=1, process_group=groups[rank])
+    if rank == 0:
+        p.grad = torch.zeros(4)
+        optimizer.step()
+    return {"steps": optimizer.steps_taken}
+
+
+def sharded(world: int) -> Any:
+    """The model cut by rows, whose gradients are the sums over all ranks, not their means."""
+    net: Any = fully_shard(model(), mesh=init_device_mesh("cpu", (world,)))
+    net.set_gradient_divide_factor(1.0)
+    net.set_force_sum_reduction_for_comms(True)
+    return net
+
+
+def shards(rank: int, world: int) -> dict[str, Any]:
+    net = sharded(world)
+    optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
+    train(net, optimizer, rank, world)
+    state = optimizer.state_dict()
+    return {
+        "parameters": flat(net),
+        "sum": state["vectors"]["sum"],
+        "ranges": state["noise"]["ranges"],
+        "kept": sum(vector.numel() for piece in state["noise"]["vectors"] for *_, vector in piece),
+    }
+
+
+def shard_noise(rank: int, world: int) -> dict[str, Any]:
+    """Zero gradients: the parameters are the noise."""
+    net = sharded(world)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+    optimizer = DPFTRL(net.parameters(), 1.0, plan=PLAN, batch_size=1, noise_seed=11)
+    found = []
+    for _ in range(STEPS):
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        found.append(flat(net))
+    return {"parameters": torch.stack(found)}
+
+
+def shard_residual(rank: int, world: int) -> dict[str, Any]:
+    net = sharded(world)
+    noise = ResidualNoise(net.parameters(), plan=PLAN, batch_size=BATCH, noise_seed=11)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    sgd.register_step_pre_hook(lambda *_: noise.add_())
+    train(net, sgd, rank, world)
+    return {"parameters": flat(net)}
+
+
+def shard_resumed(rank: int, world: int) -> dict[str, Any]:
+    net, other = sharded(world), sharded(world)
+    optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
+    for t in range(5):
+        loss_of(net, t, rank, world).backward()
+        optimizer.step()
+    other.load_state_dict(net.state_dict())
+    again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
+    again.load_state_dict(optimizer.state_dict())
+    for t in range(5, STEPS):
+        loss_of(other, t, rank, world).backward()
+        again.step()
+    return {"parameters": flat(other)}
+
+
+def refusals(rank: int, world: int) -> dict[str, Any]:
+    """What each wrong set-up is told; every rank is told the same or fails alike."""
+    found: dict[str, Any] = {}
+
+    def told(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+            found[name] = "nothing"
+        except ValueError as error:
+            found[name] = str(error)
+
+    def stepped(members: list[nn.Parameter], **options: Any) -> None:
+        for p in members:
+            p.grad = torch.zeros_like(p)
+        DPFTRL(members, 1.0, **{"plan": PLAN, "batch_size": 1, **options}).step()
+
+    def parameter(*shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.zeros(shape))
+
+    different = nn.Parameter(torch.full((3,), float(rank)))
+    told("values", lambda: stepped([different]))
+    told("shapes", lambda: stepped([parameter(3 + rank)]))
+    told("batch", lambda: stepped([parameter(3)], batch_size=1 + rank))
+    own = PrivacyPlan(1.0, 1.0 + rank, accounting.SinglePass(3))
+    told("plan", lambda: stepped([parameter(3)], plan=own))
+
+    net, wrong = nn.Linear(4, 4), nn.Linear(4, 4)
+    mesh = init_device_mesh("cpu", (world,))
+    fully_shard(net, mesh=mesh)
+    told("mixed", lambda: stepped([*net.parameters(), parameter(2)]))
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    parallelize_module(wrong, mesh, RowwiseParallel())
+    told("columns", lambda: stepped([wrong.weight]))
+    rows = parallelize_module(nn.Linear(4, 4), mesh, ColwiseParallel())
+    told("rows", lambda: stepped(list(rows.parameters())))
+    weight = net.weight
+    optimizer = DPFTRL([weight], 1.0, plan=PLAN, batch_size=1)
+    weight.grad = torch.zeros_like(weight).redistribute(placements=[Shard(1)])  # type: ignore[attr-defined]
+    told("placements", optimizer.step)
+
+    p = parameter(3)
+    behind = DPFTRL([p], 1.0, plan=PLAN, batch_size=1)
+    p.grad = torch.zeros(3)
+    behind.step()
+    if rank == 0:
+        behind._run.noise.step(torch.empty(3))
+    p.grad = torch.zeros(3)
+    told("steps", behind.step)
+    return found
+
+
+CASES = [
+    replicas,
+    averaging_replicas,
+    residual,
+    fresh_keys,
+    without_examples,
+    resumed,
+    lone,
+    shards,
+    shard_noise,
+    shard_residual,
+    shard_resumed,
+    refusals,
+]
+
+
+def main(rank: int, world: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    found = {case.__name__: case(rank, world) for case in CASES}
+    torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
