@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training that is stopped anywhere goes on: same parameters, same epsilon, no noise twice.
 
-About 20 s, most of them for importing torch in three processes.
+About half a minute, most of it for importing torch in several processes.
 """
 
 from __future__ import annotations

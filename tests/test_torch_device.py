@@ -19,7 +19,7 @@ from dpftrl_fast.accounting.trees import resolve_trees  # noqa: E402
 from dpftrl_fast.keys import key_of_seed  # noqa: E402
 from dpftrl_fast.planned_noise import PlannedNoise  # noqa: E402
 from dpftrl_fast.torch.device_noise import DeviceNoise  # noqa: E402
-from dpftrl_fast.torch.triton_stream import Node, Stream  # noqa: E402
+from dpftrl_fast.torch.device_stream import Node, Stream  # noqa: E402
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -154,20 +154,21 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dpftrl_fast.reference.stream import POLYNOMIALS
-from dpftrl_fast.torch import triton_stream as kernel
+from dpftrl_fast.torch.device_stream import coefficients
+from dpftrl_fast.torch.triton_stream import SCALARS, sum_kernel
 
 dtype = np.dtype(sys.argv[1])
 pointer = {"float32": "*fp32", "float64": "*fp64"}[dtype.name]
 constants = dict(
     STD=47, HAS_KNOWN=True, HAS_NODE=True, DIFFERENCE=True, DOUBLE=dtype == np.float64, ROUNDS=12,
-    POLYNOMIALS=kernel._polynomials(dtype), LANES=128,
+    POLYNOMIALS=coefficients(dtype), LANES=128,
 )
 signature = {name: pointer for name in ("out", "base", "keep_average", "keep_sum", "last")}
 signature |= {"table": "*i64", "numbers": pointer}
-signature |= {name: "i32" for name in kernel._SCALARS.split()}
+signature |= {name: "i32" for name in SCALARS.split()}
 signature |= {name: "constexpr" for name in constants}
 compiled = triton.compile(
-    ASTSource(kernel._sum_kernel, signature=signature, constexprs=constants),
+    ASTSource(sum_kernel, signature=signature, constexprs=constants),
     target=GPUTarget("cuda", 90, 32),
     options={"enable_fp_fusion": False, "num_warps": 4},
 )

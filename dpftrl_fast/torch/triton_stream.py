@@ -3,7 +3,7 @@
 
 docs/stream.md is the definition, and the bits are those of the C++ core: integers, and IEEE add,
 subtract, multiply and square root (`sqrt_rn`) in the written order. Contraction has to be off:
-`Stream` launches with ``enable_fp_fusion=False``.
+launches say ``enable_fp_fusion=False`` (`dpftrl_fast.torch.device_stream`).
 
 A lane makes one ChaCha block (float64: a pair) and the 16 normals of its column of a superblock,
 and adds up in registers whatever belongs to them: what is kept of a tree is read once; sum, average
@@ -17,23 +17,10 @@ lane are tuples of 16 variables, since Triton has no arrays in registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import NamedTuple
-
-import numpy as np
-import torch
 import triton
 import triton.language as tl
 
-from dpftrl_fast.reference.stream import POLYNOMIALS
-
-__all__ = ["HIGHEST_LEVEL", "Node", "Stream"]
-
-#: Of a node of a tree of 2^46 steps.
-HIGHEST_LEVEL = 46
-
-_LANES, _WARPS = 128, 4  # of a program
+__all__ = ["SCALARS", "sum_kernel"]
 
 
 @triton.jit
@@ -209,11 +196,12 @@ def _address(table, i, like):
     return tl.load(table + i).to(tl.pointer_type(like.dtype.element_ty))
 
 
-_SCALARS = "known level index first_level tree purpose k0 k1 k2 k3 k4 k5 k6 k7 offset size"
+#: Arguments that change from call to call: no code of their own for some values.
+SCALARS = "known level index first_level tree purpose k0 k1 k2 k3 k4 k5 k6 k7 offset size"
 
 
-@triton.jit(do_not_specialize=_SCALARS.split())
-def _sum_kernel(
+@triton.jit(do_not_specialize=SCALARS.split())
+def sum_kernel(
     out,
     base,
     keep_average,
@@ -246,6 +234,18 @@ def _sum_kernel(
     POLYNOMIALS: tl.constexpr,
     LANES: tl.constexpr,
 ):
+    """Set out to base + known averages + the node's average, each by its weight.
+
+    All vectors have `size` elements from coordinate `offset` on; those that are None are left out.
+
+    - `table` holds the address and the level of each of the `known` averages, in the order in which
+      they are added, then the addresses of the averages of the left children, lowest first.
+    - `numbers` holds the weights by level, and at STD the standard deviation of a node.
+    - The node is made from the levels first_level..level on the way down to its last leaf: all of
+      them for an average of Honaker, its own level only for a node by itself.
+    - `keep_average` and `keep_sum` get copies; `last` gets the sum, and with DIFFERENCE `out` is
+      the sum less what `last` held.
+    """
     signed = (k0, k1, k2, k3, k4, k5, k6, k7)
     key = ()
     for i in tl.static_range(8):
@@ -337,140 +337,3 @@ def _sum_kernel(
         else:
             _store(last, at, inside, total, width)
     _store(out, at, inside, total, width)
-
-
-def _polynomials(dtype):
-    """Return the coefficients as integers of their bits: even and odd of K, C, S, 2 ln 2."""
-    integer = np.int64 if dtype == np.float64 else np.int32
-    K, C, S, (two_ln_2,) = (
-        tuple(np.array(row, dtype).view(integer).tolist()) for row in POLYNOMIALS[dtype]
-    )
-    return K[0::2], K[1::2], C, S, two_ln_2
-
-
-class Node(NamedTuple):
-    """A node that a sum ends with.
-
-    Attributes
-    ----------
-    level, index : int
-    left : sequence of tensors or None
-        None: the node's own value. Else its average of Honaker, from the averages of the left
-        children on the way down to its last leaf, those of the lowest level first.
-    """
-
-    level: int
-    index: int
-    left: Sequence[torch.Tensor] | None
-
-
-class Stream:
-    """The noise of one key on one device, and the sums of it.
-
-    Parameters
-    ----------
-    key : bytes
-        32 secret bytes. They go to the device with every launch, as arguments of the kernel.
-    std : float
-        Of a node, in the dtype.
-    weights : sequence of float
-        The weight of a term by its level, rounded to the dtype.
-    dtype : torch.float32 or torch.float64
-    device : torch.device
-        A CUDA device; the CPU under Triton's interpreter.
-    rounds, purpose, offset, size
-        As for :class:`dpftrl_fast.TreeNoise`, `purpose` as its number.
-    """
-
-    def __init__(
-        self,
-        key: bytes,
-        *,
-        std: float,
-        weights: Sequence[float],
-        dtype: torch.dtype,
-        device: torch.device,
-        rounds: int,
-        purpose: int,
-        offset: int,
-        size: int,
-    ) -> None:
-        self.dtype, self.device, self.size = dtype, device, size
-        self._key = [int.from_bytes(key[i : i + 4], "little", signed=True) for i in range(0, 32, 4)]
-        self._rounds, self._purpose, self._offset = rounds, purpose, offset
-        # On level l the weight of a term, then the standard deviation.
-        self._weighted = torch.tensor([*weights, std], dtype=dtype, device=device)
-        self._plain = torch.tensor([1.0] * len(weights) + [std], dtype=dtype, device=device)
-        double = dtype == torch.float64
-        self._polynomials = _polynomials(np.dtype(np.float64 if double else np.float32))
-        per = 8 if double else 16  # lanes of a superblock
-        superblocks = (offset + size - 1) // (16 * per) - offset // (16 * per) + 1
-        self._grid = (-(-superblocks // (_LANES // per)),)
-
-    def add_up(
-        self,
-        out: torch.Tensor,
-        *,
-        tree: int,
-        base: torch.Tensor | None = None,
-        known: Sequence[tuple[torch.Tensor, int]] = (),
-        node: Node | None = None,
-        plain: bool = False,
-        keep_average: torch.Tensor | None = None,
-        keep_sum: torch.Tensor | None = None,
-        last: torch.Tensor | None = None,
-        difference: bool = False,
-    ) -> None:
-        """Set out to base + the known averages by their weights + the node by its weight.
-
-        Parameters
-        ----------
-        out : tensor of shape (size,)
-        tree : int
-        base : tensor, optional
-        known : sequence of (tensor, level)
-            Averages at hand, in the order in which they are added.
-        node : Node, optional
-            The last term.
-        plain : bool
-            All weights are 1.
-        keep_average, keep_sum, last : tensors, optional
-            Where the node's average goes, the sum, and the sum again.
-        difference : bool
-            Set out to the sum less what is in `last`.
-        """
-        left = () if node is None or node.left is None else node.left
-        entries = [x for average, level in known for x in (average.data_ptr(), level)]
-        entries += [average.data_ptr() for average in left]
-        table = torch.tensor(entries or [0], dtype=torch.int64).to(self.device, non_blocking=True)
-        level, index = (0, 0) if node is None else (node.level, node.index)
-        # Triton launches on the current device.
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            _sum_kernel[self._grid](
-                out,
-                base,
-                keep_average,
-                keep_sum,
-                last,
-                table,
-                self._plain if plain else self._weighted,
-                len(known),
-                level,
-                index,
-                level if node is None or node.left is None else 0,
-                tree,
-                self._purpose,
-                *self._key,
-                self._offset,
-                self.size,
-                STD=HIGHEST_LEVEL + 1,
-                HAS_KNOWN=bool(known),
-                HAS_NODE=node is not None,
-                DIFFERENCE=difference,
-                DOUBLE=self.dtype == torch.float64,
-                ROUNDS=self._rounds,
-                POLYNOMIALS=self._polynomials,
-                LANES=_LANES,
-                num_warps=_WARPS,
-                enable_fp_fusion=False,
-            )
