@@ -324,9 +324,7 @@ def test_killed_at_random_times_and_again(tmp_path: Path) -> None:
     folder, released = tmp_path / "run", tmp_path / "released"
     program = [sys.executable, journal_run.__file__, folder, released, str(steps), "7"]
     for i in range(kills + 1):
-        with subprocess.Popen(
-            program, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
-        ) as process:
+        with subprocess.Popen(program, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
             if i < kills:
                 time.sleep(chance.uniform(0, 0.1))
@@ -458,7 +456,6 @@ def test_two_openers(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            cwd=Path(__file__).parents[1],
         )
         assert "in use by another run in another process" in out.stdout
     RunJournal(folder, IDENTITY).close()
