@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 __all__ = ["LOCK", "FolderLock"]
@@ -35,29 +36,46 @@ class FolderLock:
             import fcntl
         except ImportError:
             raise OSError("a run's folder needs POSIX file locks, this system has none") from None
-        in_use = f"the folder {str(folder)!r} is in use by another run"
+        self._in_use = f"the folder {str(folder)!r} is in use by another run"
         with _turn:
             path = folder / LOCK
             # Opening and closing the file would release the lock that this process has on it, so
             # the look into the table comes first.
             if path.exists() and _identity(os.stat(path)) in _held:
-                raise RuntimeError(f"{in_use} of this process")
+                raise RuntimeError(f"{self._in_use} of this process")
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = partial(fcntl.lockf, handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                self._take()
+            except BaseException:
                 os.close(handle)
-                if isinstance(error, (BlockingIOError, PermissionError)):
-                    raise RuntimeError(f"{in_use} in another process") from None
                 raise
             self._handle, self._identity = handle, _identity(os.fstat(handle))
             _held.add(self._identity)
         self._process = os.getpid()
 
-    @property
-    def mine(self) -> bool:
-        """Whether this process is the one that took the lock."""
-        return self._process == os.getpid()
+    def _take(self) -> None:
+        try:
+            self._lock()
+        except (BlockingIOError, PermissionError):
+            raise RuntimeError(f"{self._in_use} in another process") from None
+
+    def hold(self) -> None:
+        """Make sure that this process still has the folder.
+
+        It loses the lock where any part of it opens and closes the file, to copy the folder say;
+        then it takes the lock again.
+
+        Raises
+        ------
+        RuntimeError
+            If this process is a forked one, or another one has the folder now.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "this process was forked from the one that has the run: only that one may go on"
+            )
+        self._take()
 
     def release(self) -> None:
         """Let go; in a forked process only the copy of the handle is closed."""

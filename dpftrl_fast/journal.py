@@ -36,55 +36,24 @@ Crashes:
 - a record, checkpoint or run file that is not, bit for bit, what was written: refused. A disk that
   forgets what it was told to keep, and a backup put back in place of newer files, cannot be told.
 
-In the folder (mode 0700, files 0600; all of it is a secret):
-
-- ``run.json``: format, version, the secret of the hashes, what the run is (`identity`);
-- ``lock``: held while a process has the run open;
-- ``checkpoint.npz``: the last state, the step it was taken at, the generation (number of restarts);
-- ``steps-<generation>.log``: the steps written ahead;
-- ``kept-<generation>-<step>.npz``: what `write_ahead` was told to keep, until the next checkpoint.
+The folder has mode 0700, and all of it is a secret: `dpftrl_fast.journal_files` says what is in it.
 """
 
 from __future__ import annotations
 
-import hmac
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.folder_lock import FolderLock
+from dpftrl_fast.journal_files import JournalFiles
 from dpftrl_fast.run_file import RunFile, claim_folder
-from dpftrl_fast.sealed_files import read_sealed, sync_folder, write_sealed
-from dpftrl_fast.step_log import DIGEST_SIZE, StepLog, create_log
+from dpftrl_fast.step_log import DIGEST_SIZE, Diverged, StepLog, step_digest
 
 __all__ = ["Diverged", "RunJournal"]
-
-_CHECKPOINT = "checkpoint.npz"
-
-
-class Diverged(RuntimeError):
-    """A step that was written ahead came again with another sum.
-
-    Attributes
-    ----------
-    step : int
-        The step.
-    last : int
-        The last step written ahead: those from `step` to it may have left with other sums.
-    """
-
-    def __init__(self, step: int, last: int) -> None:
-        self.step, self.last = step, last
-        super().__init__(
-            f"step {step} was written ahead with another sum or other ids, and so may steps up to "
-            f"{last} have left: the same noise must not go on this sum. Replay the step as it was "
-            "(same data, order, threads and device), or restart with fresh noise and account for "
-            f"steps {step} to {last} a second time"
-        )
 
 
 class RunJournal:
@@ -142,40 +111,33 @@ class RunJournal:
         self._turn = threading.RLock()
         self._log: StepLog | None = None
         self._state: dict[Any, Any] | None = None
-        self._step, self._generation = 0, 0
+        self._step, self._generation, self._start = 0, 0, 1
         self._abandoned: list[tuple[int, int]] = []
+        self._closed = self._unknown = False
         claim_folder(self._folder)
         self._lock = FolderLock(self._folder)
         try:
             self._run = RunFile.open(self._folder, identity, allow_fork=allow_fork)
+            self._files = JournalFiles(self._folder, self._run.secret)
             self._open()
         except BaseException:
             self.close()
             raise
-        self._closed = False
 
     def _open(self) -> None:
-        path = self._folder / _CHECKPOINT
-        self._resumed = not path.exists()
-        if self._resumed:
+        kept = self._files.checkpoint()
+        self._resumed = kept is None
+        if kept is None:
             return
-        kept = read_sealed(path, self._run.secret, "checkpoint")
         self._state, self._step = kept["state"], kept["step"]
-        self._generation = kept["generation"]
+        self._generation, self._start = kept["generation"], kept["start"]
         self._abandoned = list(kept["abandoned"])
-        self._log = self._opened_log(kept["start"])
-        self._start = kept["start"]
+        self._log = self._files.log(self._generation, self._start)
         if self._log.last < kept["last"]:
             raise ValueError(
                 f"the log must hold the steps up to {kept['last']}, which the checkpoint knows of, "
                 f"got those up to {self._log.last}: the folder is damaged"
             )
-
-    def _opened_log(self, start: int) -> StepLog:
-        path = self._log_path(self._generation)
-        if not path.exists():
-            raise ValueError(f"{str(path)!r} is missing: the folder is damaged")
-        return StepLog(path, self._generation, start, self._run.secret)
 
     # ---- Where the run stands ----
 
@@ -197,7 +159,7 @@ class RunJournal:
     @property
     def start(self) -> int:
         """First step of the present generation: 1, or the first one after the last restart."""
-        return 1 if self._log is None else self._start
+        return self._start
 
     @property
     def abandoned(self) -> tuple[tuple[int, int], ...]:
@@ -240,21 +202,7 @@ class RunJournal:
         bytes
             32 bytes.
         """
-        digest = hmac.new(self._run.secret, b"dpftrl_fast/sum/v1\x00", "sha256")
-        for part in parts:
-            if isinstance(part, np.ndarray):
-                if part.dtype.hasobject:
-                    raise TypeError(f"expected an array of numbers, got dtype {part.dtype}")
-                kind, data = f"{part.dtype.str}{part.shape}", np.ascontiguousarray(part)
-                body = memoryview(data.reshape(-1).view(np.uint8).data)
-            elif type(part) in (int, str, bytes):
-                kind = type(part).__name__
-                body = memoryview(part if isinstance(part, bytes) else str(part).encode())
-            else:
-                raise TypeError(f"expected int, str, bytes or ndarray, got {type(part).__name__}")
-            digest.update(f"{kind}:{body.nbytes};".encode())
-            digest.update(body)
-        return digest.digest()
+        return step_digest(self._run.secret, *parts)
 
     def write_ahead(self, step: int, digest: bytes, keep: Mapping[str, Any] | None = None) -> bool:
         """Say which sum a step is about to use, before anything of the step leaves.
@@ -294,13 +242,10 @@ class RunJournal:
                 raise ValueError(f"digest must be the {DIGEST_SIZE} bytes of a call of digest")
             replayed = step <= log.last
             if replayed:
-                if log.digest(step) != digest:
-                    raise Diverged(step, log.last)
+                log.check(step, digest)
             else:
                 if keep is not None:
-                    write_sealed(
-                        self._kept_path(step), keep, self._run.secret, self._kept_label(step)
-                    )
+                    self._files.keep(self._generation, step, keep)
                 log.append(digest)
             self._step = step
             return not replayed
@@ -315,10 +260,9 @@ class RunJournal:
         """
         with self._turn:
             self._ready()
-            path = self._kept_path(self._step + 1)
-            if not self.replaying or not path.exists():
+            if not self.replaying:
                 return None
-            return read_sealed(path, self._run.secret, self._kept_label(self._step + 1))
+            return self._files.kept(self._generation, self._step + 1)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Keep the state that the caller has after `step`.
@@ -346,7 +290,7 @@ class RunJournal:
                 self._begin(state, 0, 1)
                 return
             self._write(state, self._generation, self._start, self._log.last)
-            self._drop_kept(up_to=self._step)
+            self._files.drop_kept(self._generation, self._step)
 
     def restart(self, state: Mapping[str, Any]) -> None:
         """Abandon the steps after `step` that were written ahead, and go on with fresh noise.
@@ -361,8 +305,11 @@ class RunJournal:
         ------
         ValueError
             If no step after `step` was written ahead: there is nothing to abandon.
-        TypeError, RuntimeError, OSError
+        TypeError, RuntimeError
             As `checkpoint`; the run then stands where it stood.
+        OSError
+            If it cannot be written. The folder holds the state before or the one after, and this
+            object takes no further call: open the run anew.
         """
         with self._turn:
             log = self._ready()
@@ -374,19 +321,19 @@ class RunJournal:
             self._abandoned.append(segment)
             try:
                 self._begin(state, self._generation + 1, self._step + 1)
-            except BaseException:
+            except TypeError:  # the state is none: no checkpoint was touched
                 self._abandoned.remove(segment)
                 raise
+            except BaseException:
+                self._unknown = True
+                raise
             log.close()
-            self._log_path(self._generation - 1).unlink(missing_ok=True)
-            self._drop_kept(up_to=self._step)
+            self._files.drop_log(self._generation - 1)
+            self._files.drop_kept(self._generation, self._step)
 
     def _begin(self, state: Mapping[str, Any], generation: int, start: int) -> None:
         """Begin a generation: its log first, then the checkpoint that names it, which decides."""
-        path = self._log_path(generation)
-        create_log(path, generation, self._run.secret)
-        sync_folder(self._folder)
-        log = StepLog(path, generation, start, self._run.secret)
+        log = self._files.new_log(generation, start)
         try:
             self._write(state, generation, start, start - 1)
         except BaseException:
@@ -403,7 +350,7 @@ class RunJournal:
             "last": last,
             "abandoned": self._abandoned,
         }
-        write_sealed(self._folder / _CHECKPOINT, content, self._run.secret, "checkpoint")
+        self._files.write_checkpoint(content)
 
     def _ready(self) -> StepLog:
         self._check_open()
@@ -416,32 +363,19 @@ class RunJournal:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this journal is closed")
-        if not self._lock.mine:
+        if self._unknown:
             raise RuntimeError(
-                "this process was forked from the one that has the run: only that one may go on"
+                "a restart failed while it was written, so that the folder may hold the state "
+                "before or after it: open the run anew"
             )
-
-    def _log_path(self, generation: int) -> Path:
-        return self._folder / f"steps-{generation}.log"
-
-    def _kept_path(self, step: int) -> Path:
-        return self._folder / f"kept-{self._generation}-{step}.npz"
-
-    def _kept_label(self, step: int) -> str:
-        return f"kept {self._generation} {step}"
-
-    def _drop_kept(self, up_to: int) -> None:
-        for path in self._folder.glob("kept-*.npz"):
-            generation, step = map(int, path.stem.split("-")[1:])
-            if generation < self._generation or step <= up_to:
-                path.unlink(missing_ok=True)
-
-    # ---- The end ----
+        self._lock.hold()
+        if self._log is not None:
+            self._log.check_untouched()
 
     def close(self) -> None:
         """Let the folder go. What was written is on disk already."""
         with self._turn:
-            if getattr(self, "_closed", False):
+            if self._closed:
                 return
             self._closed = True
             if self._log is not None:

@@ -57,8 +57,8 @@ def plan_of(
         "auto" is one tree for a single pass and the best row of `plan_schedule` for several. With a
         noise multiplier the rows are ranked for epsilon 1.
     complete, variant, bound
-        As for `PrivacyPlan`; "auto" lets the ranking choose. A run gives out running sums only, so
-        that "released" holds.
+        As for `PrivacyPlan`; with "auto" the ranking chooses, where there is one, and nothing is
+        completed else. A run gives out running sums only, so that "released" holds.
 
     Raises
     ------

@@ -23,9 +23,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpftrl_fast.accounting._checks import positive, probability
 from dpftrl_fast.accounting.choices import Variant
 from dpftrl_fast.accounting.composition import Composition
@@ -40,12 +37,11 @@ from dpftrl_fast.accounting.participation import (
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import Touched, touched
 from dpftrl_fast.accounting.trees import TreeRun, Trees
-from dpftrl_fast.noise import TreeNoise
 from dpftrl_fast.noise_arguments import integer
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 
-__all__ = ["RunAccount", "noise_so_far", "trees_between"]
+__all__ = ["RunAccount", "trees_between"]
 
 
 @dataclass(frozen=True)
@@ -106,12 +102,12 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
         if not isinstance(self.plan, PrivacyPlan):
             raise TypeError(f"plan must be a PrivacyPlan, got {type(self.plan).__name__}")
         integer("spare_restarts", self.spare_restarts, 0, 2**20)
-        begins = 1
+        low, high = 1, 1  # where a stretch may begin: the first one at 1, others in the one before
         for first, last in self.abandoned:
-            integer("the first step of an abandoned stretch", first, 1, self.plan.steps)
+            integer("the first step of an abandoned stretch", first, low, high)
             integer("the last step of an abandoned stretch", last, first, self.plan.steps)
-            begins = last
-        integer("start", self.start, 1, begins)
+            low, high = first, last
+        integer("start", self.start, low, high)
 
     # ---- What is stated ----
 
@@ -242,6 +238,39 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
             )
         return after
 
+    def check_goes_on(self, plan: PrivacyPlan, start: int, steps_taken: int) -> None:
+        """Refuse to be the account of a run that does not go on as this one says.
+
+        Parameters
+        ----------
+        plan : PrivacyPlan
+            Of the run.
+        start : int
+            First step of its present stretch.
+        steps_taken : int
+            Its steps, over all stretches. A run without steps may go on anywhere: a state is then
+            loaded.
+
+        Raises
+        ------
+        ValueError
+            If the plan is another one, the next step is not `start` of this account, or the last
+            stretch that it abandons is not that of the run.
+        """
+        if plan != self.plan:
+            raise ValueError("account must be of the plan of this object, got another")
+        if steps_taken == 0:
+            return
+        if steps_taken != self.start - 1:
+            raise ValueError(
+                f"account must start with step {steps_taken + 1}, the next one, got {self.start}"
+            )
+        if self.abandoned[-1][0] != start:
+            raise ValueError(
+                f"account must abandon the present stretch, which began with step {start}, got one "
+                f"from step {self.abandoned[-1][0]}"
+            )
+
     def _after(self, last: int, step: int) -> RunAccount:
         integer("last", last, self.start, self.plan.steps)
         integer("step", step, self.start, last)
@@ -287,45 +316,6 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
 
 
 _TOUCHED = ("nodes", "total", "largest")
-
-
-def noise_so_far(noise: TreeNoise) -> NDArray[Any]:
-    """Return what is on the running sum now, carry + b_t, again: a restart leaves it there.
-
-    Parameters
-    ----------
-    noise : TreeNoise
-        Is not changed.
-
-    Returns
-    -------
-    ndarray of shape (size,)
-        The bits that `step` last returned (or would have, where `residual` was called); zeros
-        before the first step.
-
-    Examples
-    --------
-    >>> noise = TreeNoise(2, 1.0, seed=0)
-    >>> last = [noise.step() for _ in range(3)][-1]
-    >>> bool((noise_so_far(noise) == last).all())
-    True
-    """
-    if noise.t == 0:
-        return np.zeros(noise.size, noise.dtype)
-    state = noise.state_dict()
-    again = TreeNoise(
-        noise.size,
-        noise.std,
-        variant=noise.variant,  # type: ignore[arg-type]
-        memory="regenerate",
-        dtype=noise.dtype.name,  # type: ignore[arg-type]
-        rounds=noise.rounds,
-        threads=noise.threads,
-        offset=noise.offset,
-    )
-    again.load_state_dict({**state, "t": noise.t - 1, "last_returned": None, "vectors": []})
-    found: NDArray[Any] = again.step()
-    return found
 
 
 def trees_between(trees: Trees, first: int, last: int) -> Trees:

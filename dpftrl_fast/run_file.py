@@ -8,7 +8,7 @@ import json
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class RunFile:
         JSON of what the run is.
     """
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     inode: int
     forked: bool
     identity: str

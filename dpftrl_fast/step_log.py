@@ -12,16 +12,74 @@ had not returned, so nothing of that step had left.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 from pathlib import Path
+from typing import Any
 
-__all__ = ["DIGEST_SIZE", "StepLog", "create_log"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DIGEST_SIZE", "Diverged", "StepLog", "create_log", "step_digest"]
 
 DIGEST_SIZE = 32
 
 _RECORD = 64
 _MAC = 24
 _MAGIC = b"dpftrl_fast.log1"
+
+
+class Diverged(RuntimeError):
+    """A step that was written ahead came again with another sum.
+
+    Attributes
+    ----------
+    step : int
+        The step.
+    last : int
+        The last step written ahead: those from `step` to it may have left with other sums.
+    """
+
+    def __init__(self, step: int, last: int) -> None:
+        self.step, self.last = step, last
+        super().__init__(
+            f"step {step} was written ahead with another sum or other ids, and so may steps up to "
+            f"{last} have left: the same noise must not go on this sum. Replay the step as it was "
+            "(same data, order, threads and device), or restart with fresh noise and account for "
+            f"steps {step} to {last} a second time"
+        )
+
+
+def step_digest(secret: bytes, *parts: int | str | bytes | NDArray[Any]) -> bytes:
+    """Return the keyed hash of what a step sums (HMAC-SHA-256, 32 bytes).
+
+    Parameters
+    ----------
+    secret : bytes
+        Key of the hash.
+    *parts : int, str, bytes or ndarray
+        Each with its kind and length; arrays with their dtype and shape, bit for bit.
+
+    Raises
+    ------
+    TypeError
+        If a part is something else.
+    """
+    digest = hmac.new(secret, b"dpftrl_fast/sum/v1\x00", "sha256")
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            if part.dtype.hasobject:
+                raise TypeError(f"expected an array of numbers, got dtype {part.dtype}")
+            kind, data = f"{part.dtype.str}{part.shape}", np.ascontiguousarray(part)
+            body = memoryview(data.reshape(-1).view(np.uint8).data)
+        elif type(part) in (int, str, bytes):
+            kind = type(part).__name__
+            body = memoryview(part if isinstance(part, bytes) else str(part).encode())
+        else:
+            raise TypeError(f"expected int, str, bytes or ndarray, got {type(part).__name__}")
+        digest.update(f"{kind}:{body.nbytes};".encode())
+        digest.update(body)
+    return digest.digest()
 
 
 def create_log(path: Path, generation: int, secret: bytes) -> None:
@@ -93,9 +151,24 @@ class StepLog:
         """The step last written."""
         return self._first + len(self._digests) - 1
 
-    def digest(self, step: int) -> bytes:
-        """Return the hash that a step was written with."""
-        return self._digests[step - self._first]
+    def check(self, step: int, digest: bytes) -> None:
+        """Raise `Diverged` if a step was written with another hash than this."""
+        if self._digests[step - self._first] != digest:
+            raise Diverged(step, self.last)
+
+    def check_untouched(self) -> None:
+        """Raise OSError if the file is not as this object left it."""
+        if self._broken:
+            raise OSError(
+                f"{str(self._path)!r} could not be written earlier, and what it holds is not "
+                "known: open the run anew"
+            )
+        found = os.fstat(self._handle)
+        if found.st_size != self._end or found.st_nlink == 0:
+            raise OSError(
+                f"{str(self._path)!r} must have the {self._end} bytes that this run left, got "
+                f"{found.st_size}, or another file in its place: another process has had the folder"
+            )
 
     def append(self, digest: bytes) -> None:
         """Write the next step's record; it is durable when this returns.
@@ -103,14 +176,11 @@ class StepLog:
         Raises
         ------
         OSError
-            If it cannot be written. The step is then not in the log; if even that cannot be made
-            sure of, the log takes no further record until it is opened anew.
+            If it cannot be written, or the file is not as this object left it. The step is then not
+            in the log; if even that cannot be made sure of, the log takes no further record until
+            it is opened anew.
         """
-        if self._broken:
-            raise OSError(
-                f"{str(self._path)!r} could not be written earlier, and what it holds is not "
-                "known: open the run anew"
-            )
+        self.check_untouched()
         record = self._record(self.last + 1, digest)
         self._broken = True
         try:
@@ -131,10 +201,13 @@ class StepLog:
 
     def _cut(self) -> None:
         """End the file after the last whole record."""
-        end = (1 + len(self._digests)) * _RECORD
-        os.ftruncate(self._handle, end)
-        os.lseek(self._handle, end, os.SEEK_SET)
+        os.ftruncate(self._handle, self._end)
+        os.lseek(self._handle, self._end, os.SEEK_SET)
         os.fsync(self._handle)
+
+    @property
+    def _end(self) -> int:
+        return (1 + len(self._digests)) * _RECORD
 
     def _record(self, step: int, digest: bytes) -> bytes:
         body = step.to_bytes(8, "little") + digest

@@ -19,7 +19,9 @@ from dpftrl_fast.accounting import (
     sensitivity_squared,
     sensitivity_squared_by_id,
 )
-from dpftrl_fast.restarts import RunAccount, noise_so_far, trees_between
+from dpftrl_fast.noise import TreeNoise
+from dpftrl_fast.noise_so_far import noise_so_far
+from dpftrl_fast.restarts import RunAccount, trees_between
 
 
 def listed_trees(
@@ -186,6 +188,18 @@ def test_noise_so_far_is_what_step_returned(variant: str, memory: str | int) -> 
         assert np.array_equal(noise_so_far(noise), last)
 
 
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("purpose", ["tree", "covariance"])
+def test_noise_so_far_between_two_trees(complete: bool, purpose: str) -> None:
+    noise = TreeNoise(4, 1.0, purpose=purpose)  # type: ignore[arg-type]
+    for steps in (3, 2, 1):
+        for _ in range(steps):
+            last = noise.step()
+        noise.restart(complete)
+        assert (noise.t, noise.tree) != (0, 0)
+        assert np.array_equal(noise_so_far(noise), last)
+
+
 def test_nobody_in_a_stretch_owes_nothing() -> None:
     plan = PrivacyPlan(1.0, 2.0, FixedOrder([5, 5, -1, -1]))
     account = RunAccount(plan).restarted(4, 3, accept_epsilon=(99.0, 1e-6))
@@ -198,7 +212,15 @@ def test_wrong_arguments() -> None:
         RunAccount(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="spare_restarts"):
         RunAccount(plan, -1)
-    for abandoned, start in ((((1, 11),), 1), (((0, 3),), 2), (((1, 4),), 5), ((), 2)):
+    for abandoned, start in (
+        (((1, 11),), 1),
+        (((0, 3),), 2),
+        (((1, 4),), 5),
+        ((), 2),
+        (((3, 5),), 4),  # steps 1 and 2 would be in no stretch
+        (((1, 5), (7, 8)), 7),
+        (((1, 5), (4, 6)), 3),  # before the stretch that it goes on from
+    ):
         with pytest.raises(ValueError, match="must be"):
             RunAccount(plan, 0, abandoned, start)
     for last, step in ((11, 1), (4, 5), (4, 0)):

@@ -28,12 +28,6 @@ from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.journal import Diverged
 from dpftrl_fast.restarts import RunAccount
 from dpftrl_fast.torch.optimizer import DPFTRL
-from dpftrl_fast.torch.plain_states import (
-    from_plain,
-    random_state,
-    restore_random_state,
-    to_plain,
-)
 
 
 class Crash(Exception):
@@ -165,8 +159,37 @@ def test_the_optimisers_restarted(tmp_path: Path, kind: str) -> None:
         noisy = training.optimizer if training.noise is None else training.noise
         assert noisy.steps_taken == training.ledger.steps_taken == STEPS
         assert PLAN.epsilon(DELTA) < stated < 9.0
+        if name == "run":
+            assert training.ledger.epsilon_spent() == training.ledger.epsilon_so_far() == stated
         results.append(training.parameters())
     assert torch.equal(*results)
+
+
+def test_the_noise_that_an_optimiser_stands_on_is_found(tmp_path: Path) -> None:
+    """Else a new process would put other noise on the sums of steps that may have left."""
+    whole = Training(kind="residual")
+    whole.train(tmp_path / "whole")
+    for crash in (2, None):
+        training = Training(kind="residual")
+        accumulator = training.loader.accumulator
+        assert accumulator is not None
+        accumulator.noise, training.noise = training.noise, None  # as make_private does it
+        if crash:
+            with pytest.raises(Crash):
+                training.train(tmp_path / "run", after_step=crash_at(crash))
+        else:
+            training.train(tmp_path / "run")
+    assert torch.equal(training.parameters(), whole.parameters())
+
+    training = Training(kind="residual")
+    training.noise = None
+    with pytest.raises(TypeError, match="got Adam, which makes no noise"):
+        training.run(tmp_path / "none")
+    training = Training(kind="residual")
+    assert training.loader.accumulator is not None
+    training.loader.accumulator.noise = Training(kind="residual").noise
+    with pytest.raises(ValueError, match="noise must be that of the run"):
+        training.run(tmp_path / "other")
 
 
 def test_a_restart_of_dpftrl_leaves_the_old_noise_on_the_sum() -> None:
@@ -288,6 +311,9 @@ def test_spare_restarts_state_more_from_the_start_and_the_same_to_the_end(tmp_pa
     with Training().run(tmp_path / "run", spare_restarts=1) as run:
         stated = run.epsilon(DELTA)
         assert stated > PLAN.epsilon(DELTA)
+    training = Training()
+    with training.run(tmp_path / "run", spare_restarts=1):
+        assert training.ledger.epsilon_spent() == training.ledger.epsilon_so_far() == stated
     stopped(tmp_path / "run", 7, spare_restarts=1, restart=True)
     training = Training()
     assert training.train(tmp_path / "run", spare_restarts=1) == stated
@@ -340,16 +366,31 @@ def test_wrong_calls(tmp_path: Path) -> None:
         training.run(tmp_path / "third")
 
 
+def test_a_step_after_the_folder_was_let_go_is_refused(tmp_path: Path) -> None:
+    """It would not be written ahead: a run that goes on from the folder would not know of it."""
+    training = Training()
+    with training.run(tmp_path / "run") as run:
+        for _, (x, y) in run:
+            training.model.backward(x, y)
+            training.optimizer.step()
+    for _, (x, y) in training.loader:
+        training.model.backward(x, y)
+        with pytest.raises(RuntimeError, match="this journal is closed"):
+            training.optimizer.step()
+        break
+    assert training.optimizer.noise.steps_taken == 4
+
+
 def test_a_copy_states_no_epsilon(tmp_path: Path) -> None:
     stopped(tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     with pytest.raises(ValueError, match="was copied"):
         Training().run(tmp_path / "copy")
-    with (
-        Training().run(tmp_path / "copy", allow_fork=True) as run,
-        pytest.raises(ValueError, match="no epsilon can be stated"),
-    ):
-        run.epsilon(DELTA)
+    training = Training()
+    with training.run(tmp_path / "copy", allow_fork=True) as run:
+        for call in (lambda: run.epsilon(DELTA), training.ledger.epsilon_spent):
+            with pytest.raises(ValueError, match="no epsilon can be stated"):
+                call()
 
 
 def test_pieces_and_unfinished_batches(tmp_path: Path, undisturbed: tuple[Tensor, float]) -> None:
@@ -368,29 +409,6 @@ def test_pieces_and_unfinished_batches(tmp_path: Path, undisturbed: tuple[Tensor
                     continue
                 break
     assert torch.equal(training.parameters(), undisturbed[0])
-
-
-# ---- Plain states ----
-
-
-def test_states_of_torch_become_plain_and_come_back() -> None:
-    state = {
-        "a": torch.randn(2, 3, dtype=torch.bfloat16),
-        "b": [torch.tensor(2.5), (torch.arange(3), np.float64(1.5))],
-        "c": {0: torch.zeros(0), "d": torch.randn(4, 4).T, "e": torch.tensor(True)},
-    }
-    back = from_plain(to_plain(state))
-    assert str(back) == str({**state, "b": [state["b"][0], (state["b"][1][0], 1.5)]})
-    assert back["a"].dtype == torch.bfloat16 and back["c"]["e"].dtype == torch.bool
-    assert torch.equal(back["a"], state["a"])  # type: ignore[arg-type]
-
-
-def test_random_states_come_back() -> None:
-    kept = to_plain(random_state())
-    first = torch.rand(3), np.random.rand(3), random.random()  # noqa: NPY002
-    restore_random_state(from_plain(kept))
-    again = torch.rand(3), np.random.rand(3), random.random()  # noqa: NPY002
-    assert str(first) == str(again)
 
 
 def test_the_noise_of_a_checkpoint_is_small_when_it_is_made_again() -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise of a GPU: its kernel under Triton's interpreter, and what the compiler makes of it."""
+"""The noise of a GPU: its kernel under Triton's interpreter, and what the compiler makes of it.
+
+About a minute: the interpreter takes a second for what a GPU does in microseconds.
+"""
 
 from __future__ import annotations
 

@@ -152,6 +152,29 @@ def test_wrong_set_ups_are_refused_on_all_ranks(found: Found) -> None:
         assert "all ranks must be at the same step, got steps 1 to 2" in told["steps"]
 
 
+def test_what_one_rank_refuses_no_rank_takes(found: Found) -> None:
+    others, last = [rank["refused_by_one"] for rank in found[:-1]], found[-1]["refused_by_one"]
+    assert "must be dense" in last["told"][0] and "must be dense" in last["told"][4]
+    for other in others:
+        for i in (0, 2, 4, 6):
+            assert (
+                other["told"][i] == "expected all ranks to take the step, got one that refuses it"
+            )
+    if others:
+        assert all("same rates of the groups" in rank["told"][1] for rank in (*others, last))
+        assert "lr must be" in last["told"][2]
+        assert "noisy ones that add_() left" in last["told"][6]
+        for rank in (*others, last):
+            assert (rank["told"][3], rank["told"][5], rank["steps"]) == ("nothing", "nothing", 1)
+        noise = torch.from_numpy(ranks.PLAN.noise(3, seed=1).step())
+        expected = -(len(found) + noise)
+        torch.testing.assert_close(same_everywhere(found, "refused_by_one"), expected)
+
+
+def test_a_norm_is_the_same_on_all_ranks(found: Found) -> None:
+    assert all(rank["norms"]["found"] == found[0]["norms"]["found"] == [2.0, 2.0] for rank in found)
+
+
 # ---- without other processes ----
 
 

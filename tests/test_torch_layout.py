@@ -27,7 +27,7 @@ def test_every_tensor_has_coordinates_of_its_own() -> None:
     )
     used = [c for entry in layout.entries for c in range(entry.start, entry.start + entry.count)]
     assert used == list(range(18))
-    assert (layout.size, layout.local_size, layout.ranges) == (18, 18, [(0, 18)])
+    assert layout.ranges == [(0, 18)]
     assert layout.group_sizes == [2, 3]
 
 
@@ -67,6 +67,7 @@ def test_the_fingerprint_tells_layouts_apart(other: list[dict[str, Any]]) -> Non
         ([parameter(3).requires_grad_(False)], "got none"),
         ([parameter(0)], "got none"),
         ([parameter(2, dtype=torch.complex64)], "dense tensor of float32"),
+        ([nn.Parameter(torch.zeros(1).expand(4))], "memory for each of its elements"),
         ([parameter(2), nn.Parameter(torch.zeros(2, device="meta"))], "one device"),
     ],
 )
@@ -99,6 +100,18 @@ def test_changes_after_the_start_are_refused() -> None:
     q.data = torch.zeros(3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"float32.*got \(3,\), torch.float64"):
         layout.parameters(now)
+
+
+def test_a_parameter_in_the_place_of_another_is_refused() -> None:
+    p, q = parameter(2), parameter(2).requires_grad_(False)
+    now = groups([p, q])
+    layout = ParameterLayout.of(now)
+    p.requires_grad_(False)
+    q.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"0\.0 must be the parameter that it was"):
+        layout.parameters(now)
+    with pytest.raises(ValueError, match=r"0\.0 must be the parameter that it was"):
+        layout.parameters(groups([parameter(2)]))
 
 
 def test_gradients_that_take_no_noise_are_refused() -> None:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 from torch_cases import accumulator
 
 from dpftrl_fast import PrivacyPlan
@@ -173,6 +179,10 @@ class Bag(Dataset[Any]):
                 sampler=torch.utils.data.WeightedRandomSampler([1.0] * N, N),
             ),
             "WeightedRandomSampler",
+        ),
+        (
+            DataLoader(data(), batch_size=B, sampler=SequentialSampler(range(8))),
+            "SequentialSampler of 8 examples",
         ),
         (
             DataLoader(data(), batch_sampler=[[0, 1], [1, 2]]),

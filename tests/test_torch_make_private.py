@@ -378,6 +378,26 @@ def test_what_autograd_left_in_grad_is_never_used() -> None:
         ({"plan": PrivacyPlan(1.0, 1.0, SinglePass(5))}, ValueError, "6 steps"),
         ({"plan": PrivacyPlan(0.5, 9.0, FixedEpochs(3, 2))}, ValueError, "at most the plan's, 0.5"),
         ({"plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)), "epsilon": 1.0}, ValueError, "both"),
+        (
+            {"plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)), "complete": True, "bound": "exact"},
+            ValueError,
+            "a plan, or complete, bound, got both",
+        ),
+        ({"plan": 3}, TypeError, "PrivacyPlan, got int"),
+        ({"model": nn.Linear(4, 3).double()}, ValueError, "float64 parameters need dtype"),
+        ({"plan": PrivacyPlan(1.0, 9.0, SinglePass(6))}, ValueError, "as many uses"),
+        ({"plan": PrivacyPlan(1.0, 9.0, MinSeparation(6, 1, 3))}, ValueError, "as many uses"),
+        ({"plan": PrivacyPlan(1.0, 9.0, MinSeparation(6, 2, 4))}, ValueError, "as many uses"),
+        ({"epsilon": 1.0, "chunk_size": 2}, ValueError, "chunk_size belongs to"),
+        (
+            {
+                "model": nn.Sequential(
+                    nn.Linear(4, 4), nn.Conv1d(4, 4, 3, 1, 1, padding_mode="reflect")
+                )
+            },
+            ValueError,
+            "padding_mode='reflect'",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(
@@ -385,6 +405,58 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(error, match=word):
         private(**options)
+
+
+@pytest.mark.parametrize("way", ["hooks", "vmap"])
+def test_what_was_refused_can_be_made_private_again(way: Any) -> None:
+    model, mode = network(), {"grad_sample_mode": way, "criterion": nn.CrossEntropyLoss()}
+    given = torch.optim.Adam(model.parameters())
+    fields: dict[str, Any] = {"delta": DELTA, "epochs": 1, "clip_norm": 1.0, "epsilon": 4.0, **mode}
+    with pytest.raises(ValueError, match="must be those of the model"):
+        make_private(network(), given, data_loader(), **fields)
+    with pytest.raises(TypeError, match="memories"):
+        make_private(model, given, data_loader(), **fields, memories=3)
+    given.step()  # no hook of a run that came to nothing
+    run = make_private(model, given, data_loader(), **fields)
+    train(run, 1, way=way)
+    assert run.ledger.steps_taken == 3
+
+
+def test_a_model_with_hooks_is_refused() -> None:
+    model = network()
+    private(model, noise_multiplier=SIGMA)
+    with pytest.raises(ValueError, match="made private before"):
+        private(model, noise_multiplier=SIGMA)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_scheduler_of_the_optimiser_that_goes_is_refused(keep: bool) -> None:
+    model = network()
+    given = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(given, 1)
+    fields: dict[str, Any] = {"delta": DELTA, "epochs": 1, "clip_norm": 1.0, "epsilon": 4.0}
+    if keep:
+        make_private(model, given, data_loader(), keep_optimizer=True, **fields)
+        return
+    with pytest.raises(ValueError, match="no learning-rate scheduler yet"):
+        make_private(model, given, data_loader(), **fields)
+
+
+def test_positions_as_many_as_examples_are_refused() -> None:
+    """Rows of positions would be taken for examples: nothing would bound what one does."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Linear(1, 3), nn.Embedding(B, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.words(x[..., None]) + self.places(torch.arange(B))).mean(1)  # type: ignore[no-any-return]
+
+    run = private(Positions(), x=torch.randn(N, B), noise_multiplier=SIGMA)
+    with pytest.raises(ValueError, match=r"places \(Embedding\) must get the 9 rows"):
+        train(run, 1)
+    assert run.ledger.steps_taken == 0
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -453,8 +525,27 @@ def test_parameters_added_after_the_start_are_refused() -> None:
         "make_private",
         "order",
         "parameters",
+        "private_arguments",
+        "rows",
     ],
 )
 def test_the_examples_of_the_docstrings_hold(module: str) -> None:
     found = doctest.testmod(importlib.import_module(f"dpftrl_fast.torch.{module}"))
     assert found.failed == 0 and found.attempted > 0
+
+
+@pytest.mark.parametrize("rate", [{"lr": 0.0}, {"momentum": 1.5}, {"l1": math.nan}])
+def test_a_rate_that_is_refused_costs_no_step(rate: dict[str, float]) -> None:
+    run = private(noise_multiplier=SIGMA, rates={"lr": 0.1, "momentum": 0.5})
+    group = run.optimizer.param_groups[0]
+    before = {name: group[name] for name in rate}
+    batches = iter(run.data_loader)
+    _, (x, y) = next(batches)
+    cross_entropy(run.model(x), y).backward()
+    group.update(rate)
+    with pytest.raises(ValueError, match=next(iter(rate))):
+        run.optimizer.step()
+    assert run.ledger.steps_taken == 0
+    group.update(before)
+    run.optimizer.step()
+    assert run.ledger.steps_taken == 1

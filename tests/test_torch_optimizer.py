@@ -144,6 +144,29 @@ def test_a_parameter_without_gradient_gets_its_noise() -> None:
     np.testing.assert_allclose(p.detach().numpy(), -1 - noise[:4], rtol=1e-6)
 
 
+def test_parameters_of_size_zero_take_part_without_coordinates() -> None:
+    members = [nn.Parameter(torch.zeros(shape)) for shape in ((0, 4), (3,), (0,), ())]
+    plan = plan_of(3, 1.0)
+    dpftrl = DPFTRL(members, 1.0, plan=plan, batch_size=1, noise_seed=3, radius=1e9)
+    for i in (0, 1, 3):  # the only gradient may be one of nothing
+        members[i].grad = torch.zeros_like(members[i])
+        dpftrl.step()
+    noise = plan.noise(4, seed=3)
+    noise.step(), noise.step()
+    found = torch.cat([p.detach().reshape(-1) for p in members])
+    assert np.array_equal(found.numpy(), -noise.step())
+
+
+def test_memory_formats_have_the_coordinates_of_rows() -> None:
+    shape = (64, 32, 16, 16)
+    p = nn.Parameter(torch.zeros(shape).contiguous(memory_format=torch.channels_last))
+    plan = plan_of(1, 1.0)
+    dpftrl = DPFTRL([p], 1.0, plan=plan, batch_size=1, noise_seed=3)
+    p.grad = torch.zeros_like(p)
+    dpftrl.step()
+    assert np.array_equal(p.detach().numpy(), -plan.noise(p.numel(), seed=3).step().reshape(shape))
+
+
 def test_equal_shapes_never_have_equal_noise() -> None:
     members = [nn.Parameter(torch.zeros(50)) for _ in range(20)]
     dpftrl = DPFTRL(members, 1.0, plan=plan_of(20, 1.0, restart_every=5), batch_size=1)
@@ -255,6 +278,18 @@ def test_torch_operations_and_the_compiled_pass_agree(
         for name, vector in update.vectors().items():
             other = runs[0][0].vectors()[name]
             torch.testing.assert_close(vector, other, rtol=bound, atol=bound)
+
+
+def test_a_part_of_another_size_is_not_written_to() -> None:
+    start = [torch.zeros(4)]
+    update = FlatFTRL(
+        FlatViews(start, [1]), start, dtype=torch.float32, batch_size=1, radius=None,
+        momentum=False, groups=1, fused=True, threads=1,
+    )  # fmt: skip
+    rates = [Rates(1.0, 0.0, False, 0.0)]
+    for wrong in ([torch.zeros(3)], [torch.zeros(5)]):
+        with pytest.raises(ValueError, match=r"must be of shape \(4,\), as at the first step"):
+            update.step(1, [torch.ones(4)], torch.zeros(4), rates, wrong, lambda x: 0.0)
 
 
 def test_many_threads_write_the_same_bits() -> None:

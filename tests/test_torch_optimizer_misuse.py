@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from dpftrl_runs import gradients, parameters, plan_of, ready, run
 from torch import nn
 
+from dpftrl_fast.restarts import RunAccount
 from dpftrl_fast.torch import DPFTRL
 from dpftrl_fast.torch._update import FlatFTRL
 
@@ -176,11 +178,40 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(KeyboardInterrupt):
             dpftrl.step()
     gradients(members, 0)
-    with pytest.raises(RuntimeError, match="interrupted half-way: go on from a checkpoint"):
-        dpftrl.step()
+    account = RunAccount(dpftrl.plan).restarted(1, 1, accept_epsilon=(1e9, 1e-6))
+    for call in (dpftrl.step, dpftrl.state_dict, lambda: dpftrl.restart(account)):
+        with pytest.raises(RuntimeError, match="interrupted half-way: go on from a checkpoint"):
+            call()
     dpftrl.load_state_dict(state, allow_fork=True)
     dpftrl.step()
     assert dpftrl.steps_taken == 1
+
+
+def test_two_threads_do_not_take_a_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    dpftrl, members = ready(noise_seed=1)
+    gradients(members, 0)
+    inside, go_on = threading.Event(), threading.Event()
+    real = FlatFTRL.step
+
+    def waits(*args: Any) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FlatFTRL, "step", waits)
+        first = threading.Thread(target=dpftrl.step)
+        first.start()
+        assert inside.wait(60)
+        with pytest.raises(RuntimeError, match="one step at a time"):
+            dpftrl.step()
+        go_on.set()
+        first.join()
+    assert dpftrl.steps_taken == 1
+    run(dpftrl, members, 1, 3)
+    other, same = ready(noise_seed=1)
+    run(other, same, 0, 3)
+    assert all(torch.equal(a, b) for a, b in zip(members, same, strict=True))
 
 
 def test_it_is_neither_pickled_nor_copied() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 from typing import Any
 
 import pytest
 import torch
-from dpftrl_runs import parameters, plan_of, run
+from dpftrl_runs import gradients, parameters, plan_of, ready, run
 from torch import nn
 
-from dpftrl_fast.torch import DPFTRL, model_state_dict
+from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
+from dpftrl_fast.torch._noise import FlatNoise
+from dpftrl_fast.torch._update import FlatFTRL
 
 
 @pytest.mark.parametrize("memory", ["stored", "regenerate", 2])
@@ -129,3 +133,189 @@ def test_running_statistics_may_not_leave() -> None:
         model_state_dict(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
     with pytest.raises(TypeError, match="must be a Module"):
         model_state_dict({})  # type: ignore[arg-type]
+
+
+def test_the_model_state_leaves_nothing_out() -> None:
+    class Net(nn.Module):
+        """A model of somebody who calls its body as wrappers call theirs."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.add_module(name, nn.Linear(2, 3))
+            self.head = nn.Linear(3, 1)
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._module = nn.Linear(2, 3)
+            self.scale = nn.Parameter(torch.ones(1))
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 3)
+
+    for model in (Net("_module"), Net("module"), Net("_orig_mod"), Scaled(), Inner()):
+        assert model_state_dict(model).keys() == model.state_dict().keys()
+    inner = nn.Linear(2, 3)
+    compiled = torch.compile(inner, backend="eager")
+    assert model_state_dict(compiled).keys() == inner.state_dict().keys()
+
+
+# ---- What a state is not taken for ----
+
+
+def restarted(dpftrl: DPFTRL, last: int, step: int) -> RunAccount:
+    account = RunAccount(dpftrl.plan).restarted(last, step, accept_epsilon=(1e9, 1e-6))
+    dpftrl.restart(account)
+    return account
+
+
+def test_a_state_of_after_a_restart_is_not_one_of_before() -> None:
+    options: dict[str, Any] = {"plan": plan_of(12, 1.0), "batch_size": 4}
+    members = parameters()
+    dpftrl = DPFTRL(members, 1.0, **options)
+    run(dpftrl, members, 0, 5)
+    before = dpftrl.state_dict()
+    account = restarted(dpftrl, 7, 6)
+    run(dpftrl, members, 5, 7)
+    after = dpftrl.state_dict()
+    with pytest.raises(ValueError, match="began with step 6, got 1: after a restart, call restart"):
+        dpftrl.load_state_dict(before)
+    other = DPFTRL(parameters(), 1.0, **options)
+    with pytest.raises(ValueError, match="began with step 1, got 6"):
+        other.load_state_dict(after)
+    assert other.steps_taken == 0
+    other.restart(account)
+    other.load_state_dict(after)
+    assert other.steps_taken == 7
+
+
+def test_a_restart_is_of_this_run_and_of_its_next_step() -> None:
+    dpftrl, members = ready(plan=plan_of(12, 1.0))
+    run(dpftrl, members, 0, 5)
+    state = dpftrl.state_dict()
+    with pytest.raises(ValueError, match="must start with step 6, the next one, got 5"):
+        restarted(dpftrl, 7, 5)
+    with pytest.raises(TypeError, match="must be a RunAccount, got PrivacyPlan"):
+        dpftrl.restart(dpftrl.plan)  # type: ignore[arg-type]
+    account = RunAccount(plan_of(13, 1.0)).restarted(7, 6, accept_epsilon=(1e9, 1e-6))
+    with pytest.raises(ValueError, match="of the plan of this object"):
+        dpftrl.restart(account)
+    assert str(dpftrl.state_dict()) == str(state)
+    restarted(dpftrl, 7, 6)
+    run(dpftrl, members, 5, 7)
+    with pytest.raises(ValueError, match="present stretch, which began with step 6, got one from"):
+        restarted(dpftrl, 9, 8)  # of a run that had no restart before
+
+
+def test_a_seed_marks_the_run_for_good() -> None:
+    dpftrl, members = ready(plan=plan_of(12, 1.0), noise_seed=4)
+    run(dpftrl, members, 0, 5)
+    account = restarted(dpftrl, 7, 6)
+    run(dpftrl, members, 5, 6)
+    assert dpftrl.reproducible  # the noise of the first stretch can be taken away
+    other, _ = ready(plan=plan_of(12, 1.0))
+    other.restart(account)
+    assert not other.reproducible
+    other.load_state_dict(dpftrl.state_dict())
+    assert other.reproducible
+
+
+def test_a_state_loaded_half_way_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    dpftrl, members = ready()
+    run(dpftrl, members, 0, 1)
+    state = dpftrl.state_dict()
+    other, others = ready()
+    with monkeypatch.context() as patch:
+
+        def interrupted(self: FlatFTRL) -> dict[str, Any]:
+            if other.steps_taken:
+                raise KeyboardInterrupt
+            return vectors(self)
+
+        vectors = FlatFTRL.vectors
+        patch.setattr(FlatFTRL, "vectors", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            other.load_state_dict(state)
+    gradients(others, 1)
+    with pytest.raises(RuntimeError, match="interrupted half-way"):
+        other.step()
+    other.load_state_dict(state)
+    other.step()
+
+
+def test_noise_of_several_ranges_is_taken_up_whole_or_not_at_all() -> None:
+    plan, ranges = plan_of(12, 1.0), [(0, 4), (8, 4)]
+
+    def noise() -> FlatNoise:
+        return FlatNoise(plan, ranges, dtype="float32", device=torch.device("cpu"))
+
+    out, again = torch.empty(8), torch.empty(8)
+    source, own, same = noise(), noise(), noise()
+    same.load_state_dict(own.state_dict())
+    for _ in range(3):
+        source.step(out)
+    good = source.state_dict()
+    short = [good["vectors"][0], [[*good["vectors"][1][0][:-1], torch.zeros(3)]]]
+    for wrong, words in (
+        ({"vectors": good["vectors"][:1]}, "vectors of 2 ranges, got 1"),
+        ({"vectors": short}, "array of 4 elements"),
+        ({"common": {**good["common"], "key": None}}, "must have its key"),
+        ({"ranges": [[0, 4], [8, 3]]}, "of the coordinates"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            own.load_state_dict({**good, **wrong})
+    with pytest.raises(ValueError, match="lacks common, vectors"):
+        own.load_state_dict({"ranges": ranges, "steps_taken": 0})
+    with pytest.raises(TypeError, match="must be a mapping, got int"):
+        own.load_state_dict(3)  # type: ignore[arg-type]
+    own.step(out)
+    same.step(again)
+    assert torch.equal(out, again)
+    own.load_state_dict(good)
+    own.step(out)
+    source.step(again)
+    assert torch.equal(out, again)
+    with pytest.raises(ValueError, match="used twice"):
+        own.load_state_dict(good)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["drawn", "given"])
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_fork_never_makes_the_same_noise(
+    key: bytes | None, started: bool, residual: bool
+) -> None:
+    p = nn.Parameter(torch.zeros(4))
+    noise: Any
+    if residual:
+        noise = ResidualNoise([p], plan=plan_of(12, 1.0), key=key)
+    else:
+        noise = DPFTRL([p], 1.0, plan=plan_of(12, 1.0), batch_size=1, key=key, threads=1)
+
+    def released() -> bytes:
+        p.grad = torch.zeros(4)
+        (noise.add_ if residual else noise.step)()
+        return (p.grad if residual else p.detach()).numpy().tobytes()  # type: ignore[union-attr]
+
+    if started:
+        released()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, released())
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        found = pipe.read()
+    if started or key is not None:
+        assert b"forked from one that holds the same key" in found
+    else:
+        assert len(found) == 16 and found != released()

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dpftrl_fast import PrivacyPlan, accounting
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
+from dpftrl_fast.torch.distributed import Replicas, Shards
 
 STEPS, BATCH = 9, 6
 PLAN = PrivacyPlan(1.0, 0.5, accounting.SinglePass(STEPS), restart_every=4)
@@ -245,6 +246,44 @@ def refusals(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
+def refused_by_one(rank: int, world: int) -> dict[str, Any]:
+    """What the last rank refuses is refused on all, and the run goes on from where it was."""
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = DPFTRL([p], 1.0, plan=PLAN, batch_size=1, noise_seed=1, momentum=0.5)
+    noise = ResidualNoise([p], plan=PLAN, noise_seed=1)
+    last = rank == world - 1
+    told = []
+
+    def tried(call: Callable[[], Any], gradient: Tensor) -> None:
+        p.grad = gradient
+        try:
+            call()
+            told.append("nothing")
+        except ValueError as error:
+            told.append(str(error))
+
+    ones = torch.ones(3)
+    tried(optimizer.step, ones.to_sparse() if last else ones)
+    optimizer.param_groups[0]["lr"] = 2.0 if last else 1.0
+    tried(optimizer.step, ones)
+    optimizer.param_groups[0]["lr"] = -1.0 if last else 1.0
+    tried(optimizer.step, ones)
+    optimizer.param_groups[0]["lr"] = 1.0
+    tried(optimizer.step, ones)
+    after = p.detach().clone()
+    tried(noise.add_, ones.to_sparse() if last else ones)
+    tried(noise.add_, ones)
+    tried(noise.add_, p.grad if last else ones.clone())  # type: ignore[arg-type]
+    return {"told": told, "parameters": after, "steps": noise.steps_taken}
+
+
+def norms(rank: int, world: int) -> dict[str, Any]:
+    """Ranks with the same rows whose summation came out otherwise in the last bits."""
+    part = torch.full((4,), 1.0 + rank * 2.0**-50, dtype=torch.float64)
+    group = dist.group.WORLD
+    return {"found": [kind.norm(part) for kind in (Replicas(group), Shards(group, None))]}
+
+
 CASES = [
     replicas,
     averaging_replicas,
@@ -258,6 +297,8 @@ CASES = [
     shard_residual,
     shard_resumed,
     refusals,
+    refused_by_one,
+    norms,
 ]
 
 

@@ -12,28 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
-from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
+from numba import carray  # type: ignore[attr-defined]
 
 from dpftrl_fast.kernels._checks import Array
 from dpftrl_fast.kernels._jit import compiled, exact_helper, read_only, writable
+from dpftrl_fast.kernels._pointers import pointer
 
 __all__ = ["ftrl_loop"]
-
-
-def _pointer_type(typing_context: Any, address: Any, like: Any) -> Any:
-    """Type the address of numbers of the dtype of `like`."""
-    pointer = types.CPointer(like.dtype)  # type: ignore[no-untyped-call]
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(pointer))
-
-    return pointer(address, like), generate
-
-
-_pointer: Any = intrinsic(_pointer_type)
 
 
 @exact_helper
@@ -77,8 +63,8 @@ def _plain(
 ) -> None:  # fmt: skip
     for k in range(pieces.shape[0]):
         start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-        g = carray(_pointer(g_at[k], s), (stop - start,))
-        out = carray(_pointer(out_at[k], s), (stop - start,))
+        g = carray(pointer(g_at[k], s), (stop - start,))
+        out = carray(pointer(out_at[k], s), (stop - start,))
         _plain_piece(
             g, s[start:stop], low[start:stop], theta_0[start:stop], noise[start:stop], out,
             numbers[group, 2], numbers[group, 4],
@@ -91,8 +77,8 @@ def _with_momentum(
 ) -> None:  # fmt: skip
     for k in range(pieces.shape[0]):
         start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-        g = carray(_pointer(g_at[k], s), (stop - start,))
-        out = carray(_pointer(out_at[k], s), (stop - start,))
+        g = carray(pointer(g_at[k], s), (stop - start,))
+        out = carray(pointer(out_at[k], s), (stop - start,))
         _momentum_piece(
             g, s[start:stop], low[start:stop], v[start:stop], theta_0[start:stop],
             noise[start:stop], out, numbers[group, 0], numbers[group, 1], numbers[group, 2],

@@ -78,6 +78,12 @@ class FusedUpdate:
         out : Tensor or None
             A vector to write instead.
         """
+        for shape, p in zip(self._flat.shapes, parameters, strict=True):
+            if p.shape != shape:  # what is written goes by addresses
+                raise ValueError(
+                    f"this rank's part of a parameter must be of shape {tuple(shape)}, as at the "
+                    f"first step, got {tuple(p.shape)}"
+                )
         # `held` and the arguments keep alive what the loop gets as addresses.
         held = gradients if isinstance(gradients, Tensor) else self._readable(gradients)
         g_at, out_at = self._addresses(held), self._addresses(parameters if out is None else out)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,12 +56,15 @@ class ParameterLayout:
         Of all parameters.
     sharded : bool
         Whether they are DTensors.
+    members : tuple of weak references
+        The parameters themselves.
     """
 
     entries: tuple[Entry, ...]
     group_ends: tuple[int, ...]
     device: torch.device
     sharded: bool
+    members: tuple[weakref.ref[Tensor], ...] = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, groups: Sequence[Mapping[str, Any]]) -> ParameterLayout:
@@ -81,13 +85,14 @@ class ParameterLayout:
         --------
         >>> w, b = torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(3))
         >>> layout = ParameterLayout.of([{"params": [w, b]}])
-        >>> [(entry.start, entry.count) for entry in layout.entries], layout.size
-        ([(0, 6), (6, 3)], 9)
+        >>> [(entry.start, entry.count) for entry in layout.entries]
+        [(0, 6), (6, 3)]
         """
         entries: list[Entry] = []
         ends = []
         start = 0
         devices, sharded = set(), set()
+        members: list[Tensor] = []
         seen: set[int] = set()
         for g, group in enumerate(groups):
             names = group.get("param_names") or [f"{g}.{i}" for i in range(len(group["params"]))]
@@ -98,6 +103,7 @@ class ParameterLayout:
                 if id(p) in seen:
                     raise ValueError(f"every parameter must come once, got {name} twice")
                 seen.add(id(p))
+                members.append(p)
                 first, count = local_range(name, p)
                 entries.append(Entry(name, tuple(p.shape), p.dtype, start, first, count))
                 start += p.numel()
@@ -112,18 +118,8 @@ class ParameterLayout:
             raise ValueError(
                 f"all parameters must lie on one device, got {', '.join(sorted(map(str, devices)))}"
             )
-        return cls(tuple(entries), tuple(ends), devices.pop(), sharded.pop())
-
-    @property
-    def size(self) -> int:
-        """Coordinates of the whole vector, over all ranks."""
-        last = self.entries[-1]
-        return last.start + _numel(last.shape)
-
-    @property
-    def local_size(self) -> int:
-        """Coordinates on this rank."""
-        return sum(entry.count for entry in self.entries)
+        refs = tuple(map(weakref.ref, members))
+        return cls(tuple(entries), tuple(ends), devices.pop(), sharded.pop(), refs)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -165,8 +161,8 @@ class ParameterLayout:
         Raises
         ------
         ValueError
-            If a parameter was added, taken away, frozen or unfrozen, or changed its shape, dtype or
-            device.
+            If a parameter was added, taken away, put in another's place, frozen or unfrozen, or
+            changed its shape, dtype or device.
         """
         now = [[p for p in group["params"] if p.requires_grad] for group in groups]
         if [len(group) for group in now] != self.group_sizes:
@@ -175,7 +171,12 @@ class ParameterLayout:
                 f"gradient, as at the first step, got {[len(group) for group in now]}"
             )
         found = [p for group in now for p in group]
-        for entry, p in zip(self.entries, found, strict=True):
+        for entry, member, p in zip(self.entries, self.members, found, strict=True):
+            same = member() is p
+            if not same:
+                raise ValueError(
+                    f"{entry.name} must be the parameter that it was at the first step, got another"
+                )
             if p.shape != entry.shape or p.dtype != entry.dtype or p.device != self.device:
                 raise ValueError(
                     f"{entry.name} must be of shape {entry.shape}, {entry.dtype}, on "
@@ -223,6 +224,10 @@ def _check_kind(name: str, p: Tensor) -> None:
             f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, got "
             f"{p.dtype}, {p.layout}"
         )
+    if any(step == 0 and rows > 1 for step, rows in zip(p.stride(), p.shape, strict=True)):
+        raise ValueError(
+            f"{name} must have memory for each of its elements, got an expanded tensor"
+        )
 
 
 def _unreadable(name: str, p: Tensor, gradient: Tensor) -> str:
@@ -236,7 +241,3 @@ def _unreadable(name: str, p: Tensor, gradient: Tensor) -> str:
         "rounded to half precision does not keep to the clip norm. Set p.grad_dtype = "
         "torch.float32 and sum in that"
     )
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from dpftrl_fast.keys import Seed, key_of_seed
-from dpftrl_fast.noise_arguments import Memory
+from dpftrl_fast.noise_arguments import Memory, integer
+from dpftrl_fast.noise_so_far import noise_so_far
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
-from dpftrl_fast.restarts import RunAccount, noise_so_far
+from dpftrl_fast.restarts import RunAccount
 
-__all__ = ["FlatNoise"]
+__all__ = ["FlatNoise", "check_noise_state"]
 
+_STATE = ("ranges", "steps_taken", "common", "vectors")
 _OWN = ("size", "offset", "vectors")  # of a piece; the rest of a state is that of all pieces
 
 
@@ -60,18 +63,13 @@ class FlatNoise:
         self._ranges = list(ranges)
         if seed is None and key is None:
             key = key_of_seed(None)  # of all ranges
-        options = {"dtype": dtype, "memory": memory, "threads": threads, "seed": seed, "key": key}
+        self._make = partial(_noise_on, device, plan, dtype=dtype, memory=memory, threads=threads)
         self._pieces = [
-            _noise_on(device, plan, count, offset=first, **options) for first, count in ranges
+            self._make(count, offset=first, seed=seed, key=key) for first, count in ranges
         ]
         self._reproducible = seed is not None
         self._taken = 0
         self._torn = False
-
-    @property
-    def steps(self) -> int:
-        """Declared number of steps."""
-        return self._steps
 
     @property
     def steps_taken(self) -> int:
@@ -148,23 +146,56 @@ class FlatNoise:
         ------
         TypeError, ValueError
             If the state is of other ranges or another plan, broken, or behind this object's own
-            position.
+            position; nothing has changed then.
         """
+        check_noise_state(state)
         ranges = [list(pair) for pair in self._ranges]
         if state["ranges"] != ranges:
             raise ValueError(
                 f"state must be of the coordinates {ranges} of this rank, got {state['ranges']}"
             )
-        vectors = list(state["vectors"]) or [[]] * len(self._pieces)
-        for piece, kept in zip(self._pieces, vectors, strict=True):
-            own = {"size": piece.size, "offset": piece.offset}
-            arrays = [(*head, vector.cpu().numpy()) for *head, vector in kept]
-            piece.load_state_dict(
-                {**state["common"], **own, "vectors": arrays}, allow_fork=allow_fork
-            )
-        self._taken = self._pieces[0].steps_taken if self._pieces else state["steps_taken"]
-        self._reproducible = any(piece.reproducible for piece in self._pieces)
+        vectors = list(state["vectors"]) or [[]] * len(ranges)
+        if len(vectors) != len(ranges):
+            raise ValueError(f"state must have vectors of {len(ranges)} ranges, got {len(vectors)}")
+        if not self._pieces:
+            self._load_count(state["steps_taken"], allow_fork)
+            return
+        if state["common"].get("key") is None:
+            raise ValueError("state must have its key, got none")
+        states = [
+            {
+                **state["common"],
+                "size": count,
+                "offset": first,
+                "vectors": [(*head, vector.cpu().numpy()) for *head, vector in kept],
+            }
+            for (first, count), kept in zip(self._ranges, vectors, strict=True)
+        ]
+        # The first piece knows whether the state lies behind; it is changed when no other refuses.
+        others = [self._make(count, offset=first) for first, count in self._ranges[1:]]
+        for piece, own in zip(others, states[1:], strict=True):
+            piece.load_state_dict(own)
+        self._pieces[0].load_state_dict(states[0], allow_fork=allow_fork)
+        self._pieces[1:] = others
+        self._taken = self._pieces[0].steps_taken
+        self._reproducible = self._pieces[0].reproducible
         self._torn = False
+
+    def _load_count(self, taken: Any, allow_fork: bool) -> None:
+        """Take up the position where this rank has no coordinates."""
+        steps = integer("steps_taken", taken, 0, self._steps)
+        if steps < self._taken and not allow_fork:
+            raise ValueError(f"state is at step {steps}, behind this object at {self._taken}")
+        self._taken, self._torn = steps, False
+
+
+def check_noise_state(state: Any) -> Mapping[str, Any]:
+    """Return a state of `FlatNoise` if it is whole; TypeError or ValueError otherwise."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state of the noise must be a mapping, got {type(state).__name__}")
+    if missing := [name for name in _STATE if name not in state]:
+        raise ValueError(f"state of the noise lacks {', '.join(missing)}")
+    return state
 
 
 def _noise_on(

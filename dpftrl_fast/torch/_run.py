@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 from dpftrl_fast.torch._flat import FlatViews
 from dpftrl_fast.torch._layout import ParameterLayout
-from dpftrl_fast.torch._noise import FlatNoise
+from dpftrl_fast.torch._noise import FlatNoise, check_noise_state
 from dpftrl_fast.torch.distributed import Ranks, ranks_of
 
 __all__ = ["NoiseRun"]
@@ -33,6 +35,7 @@ __all__ = ["NoiseRun"]
 _LONG_BLOCK = 2**26
 
 Groups = Sequence[Mapping[str, Any]]
+_T = TypeVar("_T")
 
 
 class NoiseRun:
@@ -86,13 +89,14 @@ class NoiseRun:
         self._threads = None if threads is None else integer("threads", threads, 1, MAX_THREADS)
         if noise_seed is not None and key is not None:
             raise ValueError("expected a noise_seed or a key, got both")
-        self._seed = noise_seed
-        # The key of a seed is made here only for the errors of a wrong one.
-        secret = key_of_seed(noise_seed) if key is None else checked_key(key)
-        self._key = None if noise_seed is not None else secret
+        key_of_seed(noise_seed)  # a wrong one is refused here
+        self._seed, self._key = noise_seed, None if key is None else checked_key(key)
+        self._process = os.getpid()
         self._process_group = process_group
         self._reduced: Tensor | None = None
         self._torn = False
+        self._turn = threading.Lock()
+        self._seeded = noise_seed is not None
         self._before = 0  # steps of the stretches before a restart
         self.started = False
 
@@ -109,7 +113,7 @@ class NoiseRun:
     @property
     def reproducible(self) -> bool:
         """True when a seed was given: not private."""
-        return self.noise.reproducible if self.started else self._seed is not None
+        return self._seeded or (self.started and self.noise.reproducible)
 
     def start(self, groups: Groups, facts: Mapping[str, Any]) -> None:
         """Fix the layout and make the noise source; all ranks call it together.
@@ -142,7 +146,7 @@ class NoiseRun:
         if ranks.reduces:
             same["initial values (a hash)"] = _digest(local)
         ranks.check_same(same)
-        seed, key = ranks.share((self._seed, self._key))
+        seed, key = ranks.share(self._secret())
         self.noise = FlatNoise(
             self.plan,
             layout.ranges,
@@ -160,12 +164,33 @@ class NoiseRun:
         self._seed = self._key = None
         self.started = True
 
+    def _secret(self) -> tuple[Seed, bytes | None]:
+        """Return the seed or the key. One of its own comes only now: no fork shares it."""
+        if self._seed is not None:
+            return self._seed, None
+        if self._key is None:
+            return None, key_of_seed(None)
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "this process was forked from one that holds the same key: both would put the same "
+                "noise on different sums. Leave the key out, or make the object after the fork"
+            )
+        return None, self._key
+
+    def check_account(self, account: RunAccount) -> None:
+        """Refuse, as :meth:`RunAccount.check_goes_on` does; also after an interrupted step."""
+        self._refuse_torn()
+        if not isinstance(account, RunAccount):
+            raise TypeError(f"account must be a RunAccount, got {type(account).__name__}")
+        account.check_goes_on(self.plan, self._before + 1, self.steps_taken)
+
     def restart(self, account: RunAccount) -> None:
         """Go on with fresh noise, of a new key, for the present stretch of an account.
 
         All ranks call it together. What the noise so far leaves on the running sum is the caller's
         to add.
         """
+        self._seeded = self.reproducible
         self.noise = FlatNoise(
             account,
             self.layout.ranges,
@@ -177,8 +202,21 @@ class NoiseRun:
         )
         self._before = account.start - 1
 
-    def open_step(self, groups: Groups) -> tuple[list[Tensor], list[Tensor | None]]:
+    def open_step(
+        self, groups: Groups, check: Callable[[list[Tensor]], _T], *, compare: bool = False
+    ) -> tuple[list[Tensor], list[Tensor | None], _T]:
         """Check all that is public about the next step; nothing has changed if it is refused.
+
+        What one rank refuses is refused on all.
+
+        Parameters
+        ----------
+        groups : sequence of mapping
+            Parameter groups.
+        check : callable
+            Gets the parameters; a TypeError or ValueError of it refuses the step.
+        compare : bool
+            Whether what `check` returns must be the same on all ranks.
 
         Returns
         -------
@@ -186,6 +224,8 @@ class NoiseRun:
             In the order of the layout.
         gradients : list of Tensor or None
             This rank's parts of ``p.grad``.
+        found
+            What `check` returned.
 
         Raises
         ------
@@ -195,28 +235,57 @@ class NoiseRun:
         RuntimeError
             If an earlier step was interrupted.
         """
-        if self._torn:
-            raise RuntimeError("a step was interrupted half-way: go on from a checkpoint")
-        if self.steps_taken == self.plan.steps:
-            raise ValueError(
-                f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no more"
-            )
-        parameters = self.layout.parameters(groups)
-        gradients = self.layout.gradients(parameters)
+        refusal: Exception | None = None
+        gradients: list[Tensor | None] = []
+        try:
+            self._refuse_torn()
+            if self.steps_taken == self.plan.steps:
+                raise ValueError(
+                    f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no "
+                    "more"
+                )
+            parameters = self.layout.parameters(groups)
+            gradients = self.layout.gradients(parameters)
+            found = check(parameters)
+        except (TypeError, ValueError, RuntimeError) as error:
+            refusal = error
         present = any(gradient is not None for gradient in gradients)
-        if not self.ranks.open_step(self.steps_taken, present, self.layout.device):
+        same = str(found) if compare and refusal is None else ""
+        if not self.ranks.open_step(
+            self.steps_taken, present, self.layout.device, same=same, refusal=refusal
+        ):
             raise ValueError(
                 "expected the clipped gradient sum of a batch in p.grad, got None for all "
                 "parameters: call backward first (an empty batch has zeros)"
             )
-        return parameters, gradients
+        return parameters, gradients, found
 
     @contextmanager
-    def taking_step(self) -> Iterator[None]:
-        """Remember a step that ends in an error: tree and sums may be one step apart then."""
+    def alone(self) -> Iterator[None]:
+        """Hold the run for a step.
+
+        Raises
+        ------
+        RuntimeError
+            If another thread is in one: both would take the same sums.
+        """
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("expected one step at a time, got one while another is being taken")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Remember a change that ends in an error: noise and sums may be at different steps."""
         self._torn = True
         yield
         self._torn = False
+
+    def _refuse_torn(self) -> None:
+        if self._torn:
+            raise RuntimeError("a step was interrupted half-way: go on from a checkpoint")
 
     def sums(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | Tensor:
         """Return the sums of all ranks together: contiguous, in parts or as one vector."""
@@ -235,32 +304,72 @@ class NoiseRun:
         return self._reduced
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what says which run this is, and the noise, **a secret**."""
-        return {**self._identity(), "noise": self.noise.state_dict()}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state of another run.
+        """Return what says which run this is and where it stands, and the noise, **a secret**.
 
         Raises
         ------
-        ValueError
-            If it is of another plan, of other parameters or of another dtype.
+        RuntimeError
+            If a step was interrupted half-way.
         """
-        for name, own in self._identity().items():
-            if state[name] != own:
+        self._refuse_torn()
+        return {
+            **self._identity(),
+            "start": self._before + 1,
+            "reproducible": self.reproducible,
+            "noise": self.noise.state_dict(),
+        }
+
+    def check_state(
+        self, state: Mapping[str, Any], own: Mapping[str, Any], more: Sequence[str] = ()
+    ) -> None:
+        """Refuse a state of another run.
+
+        Parameters
+        ----------
+        state : mapping
+            Of `state_dict`, and what is said by the other arguments.
+        own : mapping
+            What else must be the same; errors show it.
+        more : sequence of str
+            What else must be there.
+
+        Raises
+        ------
+        TypeError
+            If it is no mapping.
+        ValueError
+            If it is incomplete; of another plan, of other parameters or of another dtype; or of
+            another stretch of a run that was restarted.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a mapping, got {type(state).__name__}")
+        needed = (*own, *self._identity(), "start", "reproducible", "noise", *more)
+        if missing := [name for name in needed if name not in state]:
+            raise ValueError(f"state lacks {', '.join(missing)}")
+        for name, value in own.items():
+            if state[name] != value:
+                raise ValueError(f"state must have {name} {value!r}, got {state[name]!r}")
+        for name, value in self._identity().items():
+            if state[name] != value:
                 raise ValueError(
                     f"state must have the {name} of this object (plan: the same plan; parameters: "
                     "a hash of the same names, shapes, dtypes and groups), got another"
                 )
+        if state["start"] != self._before + 1:
+            raise ValueError(
+                f"state must be of noise that began with step {self._before + 1}, got "
+                f"{state['start']!r}: after a restart, call restart with its account first"
+            )
 
     def load_noise(self, state: Mapping[str, Any], *, allow_fork: bool) -> None:
         """Take up the noise of a state that was checked; all ranks call it together."""
-        noise = state["noise"]
+        noise = check_noise_state(state["noise"])
         facts: dict[str, Any] = {"step of the state": noise["steps_taken"]}
         if self.ranks.reduces:
             facts["key (a hash)"] = _hash(str(noise["common"]["key"]).encode())
         self.ranks.check_same(facts)
         self.noise.load_state_dict(noise, allow_fork=allow_fork)
+        self._seeded = bool(state["reproducible"])
         self._torn = False
 
     def _identity(self) -> dict[str, Any]:

@@ -156,13 +156,26 @@ class Accumulator:
         """Whether a batch was begun whose step has not come."""
         return self._ids is not None
 
-    def attach(self, optimizer: Optimizer, after_sum: Callable[[], None] | None = None) -> None:
+    @property
+    def rows_due(self) -> int:
+        """Examples that were announced and whose gradients have not come."""
+        return self._expected - self._rows
+
+    def attach(
+        self,
+        optimizer: Optimizer,
+        *,
+        check: Callable[[], None] | None = None,
+        after_sum: Callable[[], None] | None = None,
+    ) -> None:
         """Do :meth:`finish` before and :meth:`done` after each ``optimizer.step()``.
 
         Parameters
         ----------
         optimizer : torch.optim.Optimizer
             Of exactly the parameters given.
+        check : callable, optional
+            Raises if the step would be refused; called before anybody is counted as taking part.
         after_sum : callable, optional
             Called when the sums are in ``p.grad``, before the optimiser's own step.
         """
@@ -176,6 +189,8 @@ class Accumulator:
                     "step() takes no closure: a batch is for one backward pass, got one"
                 )
             self._check_same(stepping)
+            if check is not None:
+                check()
             self.finish()
             if after_sum is not None:
                 after_sum()

@@ -19,6 +19,7 @@ from dpftrl_fast.accounting._checks import positive_int
 from dpftrl_fast.accounting.guarantee import Neighbours
 from dpftrl_fast.journal import RunJournal
 from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
 from dpftrl_fast.torch.plain_states import (
     from_plain,
@@ -65,7 +66,7 @@ class TrainingRun:
         With the accumulator of the optimiser attached, as `make_private` returns it. Nothing of the
         run may have happened yet.
     noise : ResidualNoise, optional
-        Where the noise is not the optimiser's own.
+        What makes the noise, where `make_private` has not told it and it is not the optimiser.
     extra : mapping of str to objects, optional
         More that is saved by ``state_dict`` and restored by ``load_state_dict``: schedulers.
     checkpoint_every : int
@@ -140,7 +141,7 @@ class TrainingRun:
             )
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._guard, self._sums = accumulator.guard, accumulator
-        self._noise: Any = optimizer if noise is None else noise
+        self._noise = _source_of_noise(noise, accumulator.noise, optimizer)
         self._extra = dict(extra or {})
         self._every = positive_int("checkpoint_every", checkpoint_every)
         self._keep_sums, self._kept_at = keep_sums, 0
@@ -152,6 +153,8 @@ class TrainingRun:
             self._journal.close()
             raise
         accumulator.before_step = self._write_ahead
+        if isinstance(self._guard, TrainingLedger):
+            self._guard.stated = self.epsilon
 
     def _begin(
         self, account: RunAccount, restart: bool, accept_epsilon: tuple[float, float] | None
@@ -315,8 +318,7 @@ class TrainingRun:
         self._kept_at = self._journal.step
 
     def close(self) -> None:
-        """Let the folder go, without a checkpoint."""
-        self._sums.before_step = None
+        """Let the folder go, without a checkpoint. A later step of the run is refused."""
         self._journal.close()
 
     def __enter__(self) -> TrainingRun:
@@ -331,3 +333,16 @@ class TrainingRun:
 
     def __repr__(self) -> str:
         return f"TrainingRun({self._journal!r}, plan={self._account.plan!r})"
+
+
+def _source_of_noise(given: Any, known: Any, optimizer: Optimizer) -> Any:
+    """Return what makes the noise; a checkpoint without its key would let steps leave twice."""
+    if given is not None and known is not None and given is not known:
+        raise ValueError("noise must be that of the run, as make_private made it, got another")
+    noise = given if given is not None else optimizer if known is None else known
+    if not callable(getattr(noise, "restart", None)):
+        raise TypeError(
+            "expected a DPFTRL, or the ResidualNoise of the run as noise=, got "
+            f"{type(noise).__name__}, which makes no noise"
+        )
+    return noise

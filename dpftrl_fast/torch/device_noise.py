@@ -29,7 +29,7 @@ class DeviceNoise(PlannedNoise):
     """
 
     def __init__(self, size: int, std: float, *, device: torch.device, **options: Any) -> None:
-        self._device = torch.device(device)
+        self._device = torch.empty(0, device=device).device  # "cuda" is the present one
         super().__init__(size, std, **options)
 
     @property
@@ -45,8 +45,8 @@ class DeviceNoise(PlannedNoise):
     def _view(self, out: Any) -> torch.Tensor:
         if not isinstance(out, torch.Tensor):
             raise TypeError(f"out must be a tensor on {self._device}, got {type(out).__name__}")
-        expected = (_DTYPES[self._dtype], self._device.type)
-        if (out.dtype, out.device.type) != expected or out.numel() != self._size:
+        expected = (_DTYPES[self._dtype], self._device)
+        if (out.dtype, out.device) != expected or out.numel() != self._size:
             raise ValueError(
                 f"out must be a {self._dtype} tensor of {self._size} elements on {self._device}, "
                 f"got {out.dtype} with {out.numel()} on {out.device}"

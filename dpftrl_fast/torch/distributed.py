@@ -11,6 +11,7 @@ noise of their coordinates only. The slices of all processes are the vector of o
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -39,8 +40,44 @@ class Ranks:
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse, on all ranks, facts that are not the same on all."""
 
-    def open_step(self, step: int, has_gradients: bool, device: torch.device) -> bool:
-        """Refuse ranks at different steps; return whether any has gradients."""
+    def open_step(
+        self,
+        step: int,
+        has_gradients: bool,
+        device: torch.device,
+        *,
+        same: str = "",
+        refusal: Exception | None = None,
+    ) -> bool:
+        """Refuse, on all ranks, a step that one refuses or that is not the same on all.
+
+        Parameters
+        ----------
+        step : int
+            Steps taken.
+        has_gradients : bool
+            Whether this rank has any.
+        device : torch.device
+            Of the parameters.
+        same : str
+            What else must be the same on all ranks.
+        refusal : Exception, optional
+            Why this rank takes no step.
+
+        Returns
+        -------
+        bool
+            Whether any rank has gradients.
+
+        Raises
+        ------
+        Exception
+            This rank's refusal.
+        ValueError
+            If another rank refuses, or ranks differ.
+        """
+        if refusal is not None:
+            raise refusal
         return has_gradients
 
     def reduce_(self, sums: Tensor) -> None:
@@ -73,13 +110,35 @@ class _Group(Ranks):
                         f"{everywhere[0][name]!r}, rank {rank} {other[name]!r}"
                     )
 
-    def open_step(self, step: int, has_gradients: bool, device: torch.device) -> bool:
-        highest = torch.tensor([step, -step, int(has_gradients)], device=device)
+    def open_step(
+        self,
+        step: int,
+        has_gradients: bool,
+        device: torch.device,
+        *,
+        same: str = "",
+        refusal: Exception | None = None,
+    ) -> bool:
+        told = int.from_bytes(hashlib.sha256(same.encode()).digest()[:7], "little")
+        own = [step, -step, int(has_gradients), told, -told, int(refusal is not None)]
+        highest = torch.tensor(own, device=device)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=self._group)
-        last, first, any_gradients = highest.tolist()
+        last, first, any_gradients, most, least, refused = highest.tolist()
+        if refusal is not None:
+            raise refusal
+        if refused:
+            raise ValueError("expected all ranks to take the step, got one that refuses it")
         if last != -first:
             raise ValueError(f"all ranks must be at the same step, got steps {-first} to {last}")
+        if most != -least:
+            raise ValueError(f"all ranks must have the same rates of the groups, here {same}")
         return bool(any_gradients)
+
+    def _word_of_rank_0(self, squares: Tensor) -> float:
+        # The order of a summation may depend on a rank's threads; ranks with the same rows must
+        # not come apart.
+        dist.broadcast(squares, src=self._source, group=self._group)
+        return math.sqrt(squares.item())
 
     @property
     def _source(self) -> int:
@@ -97,10 +156,7 @@ class Replicas(_Group):
 
     def norm(self, part: Tensor) -> float:
         """Return rank 0's norm: every rank has the whole vector."""
-        # The order of summation may depend on a rank's threads: one rank's word goes for all.
-        squares = _squares(part)
-        dist.broadcast(squares, src=self._source, group=self._group)
-        return math.sqrt(squares.item())
+        return self._word_of_rank_0(_squares(part))
 
 
 class Shards(_Group):
@@ -123,7 +179,7 @@ class Shards(_Group):
         squares = _squares(part)
         if self._cut is not None:
             dist.all_reduce(squares, group=self._cut)
-        return math.sqrt(squares.item())
+        return self._word_of_rank_0(squares)
 
 
 def ranks_of(parameters: Iterable[Tensor], process_group: Any = None) -> Ranks:

@@ -24,7 +24,8 @@ class HookGradients:
 
     The model is wrapped in Opacus's ``GradSampleModule``, which leaves them in ``p.grad_sample``
     after ``loss.backward()``. They are clipped and added up before the next forward pass in
-    training mode and at the step, so that those of one piece exist at a time.
+    training mode and at the step, so that those of one piece exist at a time. The rows that layers
+    get are watched, and the first pass is tried before it is run, see `dpftrl_fast.torch.rows`.
 
     Parameters
     ----------
@@ -73,17 +74,22 @@ class HookGradients:
         batch_first: bool = True,
         loss_reduction: str = "mean",
     ) -> None:
-        from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
+        from opacus.grad_sample import AbstractGradSampleModule
+
+        from dpftrl_fast.torch.plain_strides import PlainStrides
+        from dpftrl_fast.torch.rows import watch_rows
 
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
         if isinstance(model, AbstractGradSampleModule):
             raise ValueError("model must not be wrapped by Opacus yet, got one that is")
-        check_layers(model, "functorch" if functorch else "hooks")
+        if hasattr(model, "autograd_grad_sample_hooks"):
+            raise ValueError("model must not be made private before, got one that has hooks")
+        check_layers(model, "functorch" if functorch else "hooks", batch_first=batch_first)
         _check_owned(model, accumulator)
         self._parameters = accumulator.parameters
         self._layers = list(model.modules())
-        self.module = GradSampleModule(
+        self.module = PlainStrides(
             model,
             batch_first=batch_first,
             loss_reduction=loss_reduction,
@@ -98,6 +104,7 @@ class HookGradients:
                 accumulator.take()
 
         self.module.register_forward_pre_hook(before_forward)
+        watch_rows(self.module, accumulator, self.settle, batch_first=batch_first)
 
     def collect(self) -> list[Tensor | None] | None:
         """Hand over ``p.grad_sample``, as `Source.collect` says.

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = ["GradSampleMode", "check_examples_apart", "check_layers", "incompatible_layers"]
 
@@ -21,9 +23,38 @@ _MIXES = (
     ".fix replaces it), or fold a frozen one into the layer before it"
 )
 _KEEPS = "it keeps statistics of the data in buffers, outside of the noise: track_running_stats"
+_RENORMED = (
+    "it changes its weights in each forward pass by which rows are read, outside of the noise: "
+    "max_norm=None"
+)
 _SPARSE = "its gradients are sparse: sparse=False"
 _LAZY = "its shape is not known yet: run the model once on an input of zeros"
 _BUFFERS = "it has both parameters and buffers, which Opacus refuses: grad_sample_mode='vmap'"
+_RECURRENT = (
+    "its steps through time cannot be taken for each example alone: use DPLSTM, DPGRU or DPRNN of "
+    "opacus.layers"
+)
+_ATTENDS = (
+    "Opacus has no per-example gradients for it: use opacus.layers.DPMultiheadAttention, or "
+    "grad_sample_mode='vmap'"
+)
+_SEVERAL = (
+    "Opacus has no per-example gradients for it, or wrong ones: grad_sample_mode='vmap' has them"
+)
+_COUNTS = (
+    "its gradients are divided by counts over the batch: scale_grad_by_freq=False, or "
+    "grad_sample_mode='vmap', which counts within an example"
+)
+_BY_TORCH = "for which Opacus's own formula is wrong: grad_sample_mode='functorch' or 'vmap'"
+_REMADE = (
+    "it makes a weight from parameters before each forward pass, out of Opacus's sight: "
+    "grad_sample_mode='vmap'"
+)
+_RANDOM = (
+    "it has a parameter of its own, for which Opacus takes all of it, dropout too, by torch.func, "
+    "which refuses random numbers there: move the parameter to a layer, or grad_sample_mode='vmap'"
+)
+_BATCH_DIM = "its batch_first must be that of make_private, {expected}, got {got}"
 _GHOST = (
     "grad_sample_mode='ghost' is not offered: ghost clipping gets an example's norm in one pass "
     "and its part of the sum in another, with roundings of their own, so that nothing bounds its "
@@ -48,14 +79,19 @@ def check_mode(mode: Any) -> GradSampleMode:
     raise ValueError(f"grad_sample_mode must be one of {get_args(GradSampleMode)}, got {mode!r}")
 
 
-def incompatible_layers(model: nn.Module, mode: GradSampleMode = "hooks") -> list[str]:
+def incompatible_layers(
+    model: nn.Module, mode: GradSampleMode = "hooks", *, batch_first: bool | None = None
+) -> list[str]:
     """Name the layers of a model that cannot be trained privately.
 
     Parameters
     ----------
     model : nn.Module
     mode : {"hooks", "functorch", "vmap"}
-        How per-example gradients are made. With the first two, what Opacus refuses is named too.
+        How per-example gradients are made. With the first two, what Opacus refuses is named too,
+        and what it computes wrongly.
+    batch_first : bool, optional
+        Whether examples are along the first dimension of every layer's input, as the hooks take it.
 
     Returns
     -------
@@ -73,18 +109,20 @@ def incompatible_layers(model: nn.Module, mode: GradSampleMode = "hooks") -> lis
     return [
         f"{name or 'the model'} ({type(layer).__name__}): {reason}"
         for name, layer in model.named_modules()
-        for reason in _reasons(layer, mode)
+        for reason in _reasons(layer, mode, batch_first)
     ]
 
 
-def check_layers(model: nn.Module, mode: GradSampleMode = "hooks") -> None:
+def check_layers(
+    model: nn.Module, mode: GradSampleMode = "hooks", *, batch_first: bool | None = None
+) -> None:
     """Raise ValueError that names the layers which `incompatible_layers` finds.
 
     Examples
     --------
     >>> check_layers(nn.Linear(2, 2))
     """
-    found = incompatible_layers(model, mode)
+    found = incompatible_layers(model, mode, batch_first=batch_first)
     if found:
         listed = "\n- ".join(found)
         raise ValueError(f"the model must have layers that treat examples apart, got\n- {listed}")
@@ -132,24 +170,86 @@ on the others
         )
 
 
-def _reasons(layer: nn.Module, mode: str) -> Iterator[str]:
+def _reasons(layer: nn.Module, mode: str, batch_first: bool | None) -> Iterator[str]:
     if isinstance(layer, _BatchNorm):
         yield _MIXES
         return
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
         yield _KEEPS
         return
-    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:
-        yield _SPARSE
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        if layer.max_norm is not None:
+            yield _RENORMED
+        if layer.sparse:
+            yield _SPARSE
     own = list(layer.parameters(recurse=False))
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in own):
         yield _LAZY
-    if mode == "vmap" or not any(p.requires_grad for p in own):
-        return
+    recurrent = isinstance(layer, (nn.RNNBase, nn.RNNCellBase))
+    if mode == "vmap":
+        if recurrent and not isinstance(layer, nn.LSTM):
+            yield _RECURRENT
+    elif recurrent and _trained(own):
+        yield _RECURRENT
+    elif isinstance(layer, nn.MultiheadAttention) and _trained(layer.parameters()):
+        yield _ATTENDS
+    else:
+        yield from _of_opacus(layer, own, mode, batch_first)
+
+
+def _of_opacus(
+    layer: nn.Module, own: list[nn.Parameter], mode: str, batch_first: bool | None
+) -> Iterator[str]:
+    """Yield what keeps Opacus's hooks from the right gradients of a layer."""
+    from opacus.layers.dp_multihead_attention import DPMultiheadAttention, SequenceBias
     from opacus.validators import ModuleValidator
 
+    if not _trained(layer.parameters()):
+        return
+    if isinstance(layer, (DPMultiheadAttention, SequenceBias)) and batch_first is not None:
+        got: bool = layer.batch_first
+        if got != batch_first:
+            yield _BATCH_DIM.format(expected=batch_first, got=got)
+    if _remakes(layer, own):
+        yield _REMADE
+        return
+    if not _trained(own):
+        return
     validate = ModuleValidator.VALIDATORS.get(type(layer))
     if validate is not None:
-        yield from (f"{error} Or grad_sample_mode='vmap'." for error in validate(layer))
+        yield from map(str, validate(layer))
     elif next(layer.buffers(), None) is not None:
         yield _BUFFERS
+    if any(isinstance(inner, _DropoutNd) and inner.p > 0.0 for inner in layer.modules()):
+        yield _RANDOM
+    if isinstance(layer, (nn.EmbeddingBag, nn.Bilinear)):
+        yield _SEVERAL
+    elif isinstance(layer, nn.Embedding) and layer.scale_grad_by_freq:
+        yield _COUNTS
+    elif mode == "hooks" and (setting := _wrong_setting(layer)):
+        yield f"it has {setting}, {_BY_TORCH}"
+
+
+def _wrong_setting(layer: Any) -> str | None:
+    """Return the setting of a layer that its formula in Opacus leaves out."""
+    kind: type = type(layer)  # of subclasses Opacus has no formulas
+    if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        dims = len(layer.kernel_size)
+        if layer.padding_mode != "zeros" and layer.padding not in ("valid", (0,) * dims):
+            return f"padding_mode={layer.padding_mode!r}"
+    if kind is nn.Embedding and layer.padding_idx is not None:
+        return f"padding_idx={layer.padding_idx}"
+    if kind is nn.LayerNorm and layer.bias is None:
+        return "bias=False"
+    return None
+
+
+def _remakes(layer: nn.Module, own: list[nn.Parameter]) -> bool:
+    if is_parametrized(layer) and not _trained(own):
+        return True  # with a trained parameter of its own, functorch takes all of the layer
+    made = (name for name, v in vars(layer).items() if isinstance(v, Tensor) and not v.is_leaf)
+    return any(key.startswith(f"{name}_") for name in made for key in layer._parameters)
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> bool:
+    return any(p.requires_grad for p in parameters)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from dpftrl_fast.accounting import FixedEpochs, Ledger
@@ -21,6 +22,12 @@ class TrainingLedger(Ledger):
     plan : PrivacyPlan
     delta : float
         At which epsilon is stated, 0 < delta < 1.
+
+    Attributes
+    ----------
+    stated : callable or None
+        What states the epsilon of the run instead, by its delta: `TrainingRun.epsilon`, since a run
+        in a folder may owe more than its plan.
 
     Raises
     ------
@@ -49,8 +56,10 @@ class TrainingLedger(Ledger):
         )
         self.plan = plan
         self.delta = probability("delta", delta)
+        self.stated: Callable[..., float] | None = None
         self._after: dict[int, float] = {}
-        plan.epsilon(self.delta)  # a delta at which nothing can be stated is refused here
+        # A delta at which nothing can be stated is refused here.
+        self._declared = plan.epsilon(self.delta)
 
     def epsilon_spent(
         self,
@@ -64,23 +73,27 @@ class TrainingLedger(Ledger):
         Raises
         ------
         TypeError, ValueError
-            As `Ledger.epsilon_spent`.
+            As `Ledger.epsilon_spent`, and as `stated`.
         """
-        return super().epsilon_spent(
-            self.delta if delta is None else delta, neighbours=neighbours, realised=realised
-        )
+        at = self.delta if delta is None else delta
+        if self.stated is not None and not realised:
+            return self.stated(at, neighbours=neighbours)
+        return super().epsilon_spent(at, neighbours=neighbours, realised=realised)
 
     def epsilon_so_far(self) -> float:
         """Return the epsilon of a run that was declared to end with the present epoch.
 
         For a progress bar. It follows from the number of steps taken only, grows to
         `epsilon_spent`, and is 0 before the first step. It is the guarantee of the run only if it
-        was settled in advance that it ends there; otherwise that is `epsilon_spent`.
+        was settled in advance that it ends there; otherwise that is `epsilon_spent`. So it is where
+        that is more than the plan's, for restarts that happened or are spare.
         """
         pattern, plan = self.participation, self.plan
+        whole = self.epsilon_spent()
+        if whole > self._declared:
+            return whole
         if self.steps_taken == 0:
             return 0.0
-        whole = self.epsilon_spent()
         if not isinstance(pattern, FixedEpochs) or plan.tree_lengths is not None:
             return whole
         if isinstance(plan.complete, tuple):  # a choice for each tree of the whole run

@@ -362,11 +362,14 @@ def check_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a DataLoader, got {type(loader).__name__}")
     _check_dataset(loader.dataset)
-    if type(loader.sampler) is not SequentialSampler:
+    came = type(loader.sampler).__name__
+    plain = type(loader.sampler) is SequentialSampler
+    if plain and len(loader.sampler) != len(loader.dataset):  # type: ignore[arg-type]
+        plain, came = False, f"{came} of {len(loader.sampler)} examples"  # type: ignore[arg-type]
+    if not plain:
         raise ValueError(
             "data_loader must not shuffle or sample on its own (shuffle=False, no sampler), since "
-            "the order is part of the plan; shuffle=True of make_private deals it; got "
-            f"{type(loader.sampler).__name__}"
+            f"the order is part of the plan; shuffle=True of make_private deals it; got {came}"
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         came = type(loader.batch_sampler).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,20 +13,26 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass
+from dpftrl_fast.accounting import Participation
 from dpftrl_fast.accounting._checks import positive_int
 from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant
 from dpftrl_fast.plan import PrivacyPlan
-from dpftrl_fast.planning import plan_of
+from dpftrl_fast.planning import participation_of, plan_of
 from dpftrl_fast.torch.accumulate import Accumulator
 from dpftrl_fast.torch.clipped_sums import sum_dtype
-from dpftrl_fast.torch.clipping import Clipping, clipping_of
+from dpftrl_fast.torch.clipping import clipping_of
 from dpftrl_fast.torch.grad_sample import HookGradients, VmapModule, check_criterion
 from dpftrl_fast.torch.layers import GradSampleMode, check_layers, check_mode
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
 from dpftrl_fast.torch.order import steps_per_epoch
+from dpftrl_fast.torch.private_arguments import (
+    check_dtypes,
+    check_optimizer,
+    check_plan,
+    sgd_options,
+)
 from dpftrl_fast.torch.residual import ResidualNoise
 
 __all__ = ["PrivateTraining", "make_private"]
@@ -121,9 +128,10 @@ def make_private(
     gamma : float, optional
         Of automatic clipping.
     plan : PrivacyPlan, optional
-        Instead of a schedule that is picked here: of the same epochs, with the clip norm L.
+        Instead of a schedule that is picked here, and without `epsilon`, `noise_multiplier` and the
+        four arguments below: of the same epochs, with a clip norm of at least L.
     restart_every, complete, variant, bound
-        As for :func:`dpftrl_fast.planning.plan_of`.
+        As for :func:`dpftrl_fast.planning.plan_of`. A noise multiplier is kept for any schedule.
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is dealt at random, and afresh at restarts that
         begin an epoch.
@@ -142,7 +150,8 @@ def make_private(
     keep_optimizer : bool
         Leave an SGD as it is, with `ResidualNoise`.
     **noise
-        Of `DPFTRL` or `ResidualNoise`, such as ``memory``, ``threads``.
+        Of `DPFTRL` or `ResidualNoise`, such as ``memory``, ``threads``. The processes of
+        ``process_group`` share each batch.
 
     Returns
     -------
@@ -152,11 +161,15 @@ def make_private(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above; nothing is changed then, but that a model may have
-        been wrapped.
+        For anything that is not described above. Model and optimiser can be used again then, but
+        that ``p.grad`` is cleared.
 
     Notes
     -----
+    With the hooks, the model is tried before its first pass in training mode, which takes the time
+    of some steps, see `dpftrl_fast.torch.rows`: models whose rows are not the examples, each apart
+    from the others, are refused there.
+
     Sums of clipped gradients get noise and are divided by B, the last batch of an epoch too if it
     has fewer examples. The loss that is printed while training is not private.
 
@@ -180,53 +193,62 @@ def make_private(
     True
     """
     mode = check_mode(grad_sample_mode)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a Module, got {type(model).__name__}")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
     check_loader(data_loader)
-    check_layers(model, mode)
+    check_layers(model, mode, batch_first=batch_first)
     if mode != "vmap":
         check_criterion(criterion, loss_reduction)
     elif criterion is None:
         raise ValueError("grad_sample_mode='vmap' needs the criterion, got None")
-    _check_optimizer(optimizer)
+    if mode != "vmap" and chunk_size is not None:
+        raise ValueError(
+            f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out the "
+            "batch in pieces instead (loader.in_pieces)"
+        )
+    check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    check_dtypes(parameters, noise.get("dtype", "float32"))
     clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
     batch_size = positive_int("the loader's batch_size", data_loader.batch_size)
     participation = _participation(data_loader, batch_size, epochs, shuffle)
     to_ftrl = type(optimizer) is torch.optim.SGD and not keep_optimizer
+    schedule: dict[str, Any] = {
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "restart_every": restart_every,
+        "complete": complete,
+        "variant": variant,
+        "bound": bound,
+    }
     if plan is None:
         plan = plan_of(
             participation,
-            epsilon=epsilon,
-            noise_multiplier=noise_multiplier,
             delta=delta,
             clip_norm=clip.clip_norm,
-            momentum=_sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
-            restart_every=restart_every,
-            complete=complete,
-            variant=variant,
-            bound=bound,
+            momentum=sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
+            **schedule,
         )
     else:
-        _check_plan(plan, participation, clip, epsilon, noise_multiplier)
-    shard, order_seed = _shard(order_seed)
+        check_plan(plan, participation, clip, schedule)
+    shard, order_seed = _shard(order_seed, noise.get("process_group"))
     loader = FixedOrderLoader.from_loader(
         data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
     )
     ledger = TrainingLedger(plan, delta)
     sums = Accumulator(parameters, clip, batch_size, ledger, roundings=shard[1])
+    source: DPFTRL | ResidualNoise
     if to_ftrl:
         groups = [
             {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
         ]
         lr = optimizer.param_groups[0]["lr"]
-        options = _sgd_options(optimizer)
-        optimizer = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
-        sums.noise = optimizer
-        sums.attach(optimizer)
+        options = sgd_options(optimizer)
+        source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
     else:
-        sums.noise = residual = ResidualNoise(parameters, plan=plan, **noise)
-        sums.attach(optimizer, after_sum=lambda: _noisy_means(parameters, residual, batch_size))
+        source = ResidualNoise(parameters, plan=plan, **noise)
     module: nn.Module
     if mode == "vmap":
         assert criterion is not None
@@ -239,6 +261,14 @@ def make_private(
             batch_first=batch_first,
             loss_reduction=loss_reduction,
         ).module
+    # Nothing is refused from here on: a step hook stays where it was put.
+    sums.noise = source
+    if isinstance(source, DPFTRL):
+        optimizer = source
+        sums.attach(optimizer, check=source.check_rates)
+    else:
+        means = partial(_noisy_means, parameters, source, batch_size)
+        sums.attach(optimizer, after_sum=means)
     loader.attach(sums)
     return PrivateTraining(module, optimizer, loader, ledger)
 
@@ -260,63 +290,19 @@ def _participation(
 ) -> Participation:
     examples = len(loader.dataset)  # type: ignore[arg-type]
     steps = steps_per_epoch(examples, batch_size, loader.drop_last)
-    if positive_int("epochs", epochs) == 1:
-        return SinglePass(steps)
-    return FixedEpochs(steps, epochs, reshuffle=shuffle)
+    passes = positive_int("epochs", epochs)
+    return participation_of(steps * batch_size, batch_size, passes, shuffle)
 
 
-def _check_plan(
-    plan: PrivacyPlan,
-    participation: Participation,
-    clip: Clipping,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-) -> None:
-    if epsilon is not None or noise_multiplier is not None:
-        raise ValueError("expected a plan, or epsilon or noise_multiplier, got both")
-    if plan.steps != participation.steps:
-        raise ValueError(
-            f"the plan must be for the {participation.steps} steps of {participation!r}, got "
-            f"{plan.steps}"
-        )
-    if not clip.clip_norm <= plan.clip_norm:
-        raise ValueError(
-            f"clip_norm must be at most the plan's, {plan.clip_norm}, got {clip.clip_norm}"
-        )
-
-
-def _check_optimizer(optimizer: Optimizer) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("optimizer must take one gradient a step, got LBFGS with its closure")
-    if isinstance(optimizer, (torch.optim.SparseAdam,)):
-        raise ValueError("optimizer must take dense gradients, got SparseAdam")
-    if isinstance(optimizer, DPFTRL):
-        raise ValueError("optimizer must be an optimiser without noise, got DPFTRL: give an SGD")
-
-
-def _sgd_options(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what DPFTRL takes over from an SGD; refuse what it has not."""
-    for group in optimizer.param_groups:
-        for name in ("weight_decay", "dampening", "maximize"):
-            if group[name]:
-                raise ValueError(
-                    f"an SGD that becomes DPFTRL must have {name} 0 or False, got {group[name]!r}: "
-                    "keep_optimizer=True leaves it an SGD with noise"
-                )
-    found = {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups}
-    if len(found) != 1:
-        raise ValueError(
-            f"all parameter groups must have the same momentum and nesterov, got {sorted(found)}"
-        )
-    momentum, nesterov = found.pop()
-    return {"momentum": momentum, "nesterov": nesterov}
-
-
-def _shard(order_seed: int | None) -> tuple[tuple[int, int], int | None]:
-    """Return (rank, processes), and one order for all of them."""
+def _shard(order_seed: int | None, group: Any) -> tuple[tuple[int, int], int | None]:
+    """Return (rank, processes) of a process group, and one order for all of them."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return (0, 1), order_seed
+    rank, processes = distributed.get_rank(group), distributed.get_world_size(group)
+    if rank < 0:
+        raise ValueError("process_group must be one that this process belongs to")
     shared = [order_seed if order_seed is not None else secrets.randbits(64)]
-    distributed.broadcast_object_list(shared, src=0)
-    return (distributed.get_rank(), distributed.get_world_size()), shared[0]
+    source = 0 if group is None else distributed.get_global_rank(group, 0)
+    distributed.broadcast_object_list(shared, src=source, group=group)
+    return (rank, processes), shared[0]

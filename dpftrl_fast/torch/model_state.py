@@ -61,12 +61,21 @@ def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     while True:
-        inner = getattr(model, "_module", None)  # Opacus
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
+            model = model.module
+            continue
+        children = dict(model.named_children())
+        # Of Opacus, and of torch.compile: a layer beside it, or a parameter, is part of the model.
+        inner = children.get("_module", children.get("_orig_mod"))
+        if inner is None or len(children) > 1 or _holds(model):
             return model
         model = inner
+
+
+def _holds(model: nn.Module) -> bool:
+    """Whether a module has parameters or buffers besides those of its children."""
+    own = (*model.parameters(recurse=False), *model.buffers(recurse=False))
+    return bool(own)
 
 
 def _whole(tensor: Tensor) -> Tensor:

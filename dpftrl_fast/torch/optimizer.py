@@ -22,7 +22,7 @@ from dpftrl_fast.torch._update import FlatFTRL, Rates
 __all__ = ["DPFTRL"]
 
 _HEADER = {"format": "dpftrl_fast.torch.DPFTRL", "version": 1}
-_REST = ("plan", "parameters", "dtype", "noise", "param_groups", "l1_weights", "vectors")
+_REST = ("param_groups", "l1_weights", "vectors")
 
 
 class DPFTRL(Optimizer):
@@ -38,10 +38,11 @@ class DPFTRL(Optimizer):
         v_t = gamma v_(t-1) + (s_t + n_t) / B
         theta_t = P_R(soft(theta_0 - lr_t v_t, lr_t c_t)),     c_t = gamma c_(t-1) + t l1.
 
-    theta_0 are the parameters at the first step. With a constant `lr` and without noise this is
-    ``torch.optim.SGD`` with the same `lr`, `momentum` and `nesterov`. With a learning-rate
-    scheduler it is not: **lr_t scales the whole way from theta_0**, so that a rate that goes to 0
-    leads back to theta_0. `ResidualNoise` with an SGD gives schedules their usual meaning.
+    theta_0 are the parameters when a step is first taken, or a state. With a constant `lr` and
+    without noise this is ``torch.optim.SGD`` with the same `lr`, `momentum` and `nesterov`. With a
+    learning-rate scheduler it is not: **lr_t scales the whole way from theta_0**, so that a rate
+    that goes to 0 leads back to theta_0. `ResidualNoise` with an SGD gives schedules their usual
+    meaning.
 
     Parameters
     ----------
@@ -91,8 +92,8 @@ class DPFTRL(Optimizer):
     -----
     An optimiser holds the sums without noise, and the key: it is not pickled or copied, and
     :meth:`state_dict` is a secret. What may leave is `dpftrl_fast.torch.model_state_dict`. On many
-    processes the first of :meth:`step`, :meth:`state_dict` and :meth:`load_state_dict` is a
-    collective call.
+    processes :meth:`step`, :meth:`load_state_dict`, :meth:`restart` and the first
+    :meth:`state_dict` are collective calls.
 
     Examples
     --------
@@ -137,6 +138,7 @@ class DPFTRL(Optimizer):
             process_group=process_group,
         )
         self.plan = plan
+        self._update: FlatFTRL | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "l1": l1})
 
     @property
@@ -195,21 +197,23 @@ class DPFTRL(Optimizer):
         ValueError
             For a closure; if all declared steps are taken; if parameters were added or changed
             shape, dtype or device; if all gradients are missing, or one is sparse or in half
-            precision; if a rate is out of its range. Nothing has changed then.
+            precision; if a rate is out of its range; if another rank refuses. No step is taken
+            then, and the next call can be right.
         RuntimeError
-            If an earlier step was interrupted half-way.
+            If an earlier step was interrupted half-way, or this process was forked from one that
+            has the key.
         """
         if closure is not None:
             raise ValueError("step() takes no closure: a batch may be used once only, got one")
-        rates = [_rates(group) for group in self.param_groups]
-        update = self._started()
-        if update.velocity is None and any(rate.momentum > 0.0 for rate in rates):
-            raise ValueError(
-                "momentum must be greater than 0 from the first step on, or stay 0, got a change"
-            )
-        run = self._run
-        parameters, gradients = run.open_step(self.param_groups)
-        with torch.no_grad(), run.taking_step():
+        with self._run.alone():
+            self._step()
+
+    def _step(self) -> None:
+        update, run = self._started(), self._run
+        parameters, gradients, rates = run.open_step(
+            self.param_groups, self._present_rates, compare=True
+        )
+        with torch.no_grad(), run.changing():
             sums = run.sums(gradients)
             run.noise.step(run.vector)
             update.step(
@@ -223,16 +227,34 @@ class DPFTRL(Optimizer):
             for p in parameters:
                 p.grad = None
 
+    def check_rates(self) -> None:
+        """Refuse rates of the groups with which `step` would be refused; nothing is changed.
+
+        For whoever does something before the step that cannot be taken back, such as counting who
+        takes part.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a rate is out of its range, or momentum comes after the first step.
+        """
+        rates = [_rates(group) for group in self.param_groups]
+        update = self._update
+        if update is not None and update.velocity is None and any(r.momentum > 0.0 for r in rates):
+            raise ValueError(
+                "momentum must be greater than 0 from the first step on, or stay 0, got a change"
+            )
+
+    def _present_rates(self, parameters: list[Tensor]) -> list[Rates]:
+        self.check_rates()
+        return [_rates(group) for group in self.param_groups]
+
     def _started(self) -> FlatFTRL:
-        if not self._run.started:
-            rates = [_rates(group) for group in self.param_groups]
-            facts = {
-                "batch_size": self._batch_size,
-                "radius": self._radius,
-                "rates of the groups": [vars(rate) for rate in rates],
-            }
-            run = self._run
-            run.start(self.param_groups, facts)
+        if self._update is None:
+            run, rates = self._run, [_rates(group) for group in self.param_groups]
+            if not run.started:
+                shown = {"rates of the groups": [vars(rate) for rate in rates]}
+                run.start(self.param_groups, {**self._settings(), **shown})
             parameters = run.layout.parameters(self.param_groups)
             self._update = FlatFTRL(
                 run.flat,
@@ -257,6 +279,11 @@ class DPFTRL(Optimizer):
         -------
         dict
             Numbers, strings, lists and tensors, which ``torch.load(weights_only=True)`` reads.
+
+        Raises
+        ------
+        RuntimeError
+            If a step was interrupted half-way: its noise may be on one part of the sums only.
         """
         update = self._started()
         return {
@@ -293,15 +320,7 @@ class DPFTRL(Optimizer):
             nothing has changed then.
         """
         update = self._started()
-        own = {**_HEADER, **self._settings()}
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state must be a mapping, got {type(state_dict).__name__}")
-        if missing := [name for name in (*own, *_REST) if name not in state_dict]:
-            raise ValueError(f"state lacks {', '.join(missing)}")
-        for name, value in own.items():
-            if state_dict[name] != value:
-                raise ValueError(f"state must have {name} {value!r}, got {state_dict[name]!r}")
-        self._run.check_state(state_dict)
+        self._run.check_state(state_dict, {**_HEADER, **self._settings()}, _REST)
         _check_vectors(state_dict["vectors"], update.vectors())
         saved = state_dict["param_groups"]
         if len(saved) != len(self.param_groups) or len(state_dict["l1_weights"]) != len(saved):
@@ -311,11 +330,12 @@ class DPFTRL(Optimizer):
         for group in saved:
             _rates(group)
         self._run.load_noise(state_dict, allow_fork=allow_fork)
-        for name, vector in update.vectors().items():
-            vector.copy_(state_dict["vectors"][name])
-        update.l1_weights = [float(weight) for weight in state_dict["l1_weights"]]
-        for group, values in zip(self.param_groups, saved, strict=True):
-            group.update(values)
+        with self._run.changing():
+            for name, vector in update.vectors().items():
+                vector.copy_(state_dict["vectors"][name])
+            update.l1_weights = [float(weight) for weight in state_dict["l1_weights"]]
+            for group, values in zip(self.param_groups, saved, strict=True):
+                group.update(values)
 
     def restart(self, account: RunAccount) -> None:
         """Go on with fresh noise, where steps that may have left cannot be taken again.
@@ -327,12 +347,21 @@ class DPFTRL(Optimizer):
         Parameters
         ----------
         account : RunAccount
-            Of this plan; it has taken the restart in.
+            Of this plan; it has taken the restart in, and goes on with the next step of this run.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is no such account.
+        RuntimeError
+            If a step was interrupted half-way.
         """
-        update = self._started()
-        self._run.noise.so_far(self._run.vector)
-        update.add_to_sum(self._run.vector)
-        self._run.restart(account)
+        update, run = self._started(), self._run
+        run.check_account(account)
+        with run.changing():
+            run.noise.so_far(run.vector)
+            update.add_to_sum(run.vector)
+            run.restart(account)
 
     def _settings(self) -> dict[str, Any]:
         return {"batch_size": self._batch_size, "radius": self._radius}

@@ -22,7 +22,6 @@ from dpftrl_fast.torch.clipped_sums import sum_dtype
 __all__ = ["ResidualNoise"]
 
 _HEADER = {"format": "dpftrl_fast.torch.ResidualNoise", "version": 1}
-_REST = ("plan", "parameters", "dtype", "noise")
 
 
 class ResidualNoise:
@@ -134,11 +133,13 @@ class ResidualNoise:
         RuntimeError
             If an earlier call was interrupted half-way.
         """
-        run = self._started()
-        self._refuse_noisy()
-        parameters, gradients = run.open_step(self._groups)
-        sums = [_writable_sum(p) for p in parameters]
-        with torch.no_grad(), run.taking_step():
+        with self._started().alone():
+            self._add()
+
+    def _add(self) -> None:
+        run = self._run
+        parameters, gradients, sums = run.open_step(self._groups, self._writable_sums)
+        with torch.no_grad(), run.changing():
             for p, own in zip(parameters, sums, strict=True):
                 p.grad = own
             parts = run.layout.local(sums)
@@ -154,17 +155,16 @@ class ResidualNoise:
                 torch._foreach_div_(parts, self._batch_size)
         self._noisy = [(weakref.ref(own), own._version) for own in sums]
 
-    def _refuse_noisy(self) -> None:
+    def _writable_sums(self, parameters: list[Tensor]) -> list[Tensor]:
         """Refuse a second call on the same sums: a step of the plan would go on none."""
         if self._noisy and all(
             p.grad is not None and p.grad is left() and p.grad._version == version
-            for p, (left, version) in zip(
-                self._run.layout.parameters(self._groups), self._noisy, strict=True
-            )
+            for p, (left, version) in zip(parameters, self._noisy, strict=True)
         ):
             raise ValueError(
                 "expected new gradient sums in p.grad, got the noisy ones that add_() left there"
             )
+        return [_writable_sum(p) for p in parameters]
 
     def _started(self) -> NoiseRun:
         if not self._run.started:
@@ -192,15 +192,7 @@ class ResidualNoise:
             nothing has changed then.
         """
         run = self._started()
-        own = {**_HEADER, "batch_size": self._batch_size}
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state must be a mapping, got {type(state).__name__}")
-        if missing := [name for name in (*own, *_REST) if name not in state]:
-            raise ValueError(f"state lacks {', '.join(missing)}")
-        for name, value in own.items():
-            if state[name] != value:
-                raise ValueError(f"state must have {name} {value!r}, got {state[name]!r}")
-        run.check_state(state)
+        run.check_state(state, {**_HEADER, "batch_size": self._batch_size})
         run.load_noise(state, allow_fork=allow_fork)
 
     def restart(self, account: RunAccount) -> None:
@@ -214,7 +206,10 @@ class ResidualNoise:
         account : RunAccount
             Of this plan; it has taken the restart in.
         """
-        self._started().restart(account)
+        run = self._started()
+        run.check_account(account)
+        with run.changing():
+            run.restart(account)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuse to be pickled or copied: the key is secret."""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files in the folder of a run, by their names.
+
+All of them are a secret (mode 0600):
+
+- ``run.json``: format, version, the secret of the hashes, what the run is (see `run_file`);
+- ``lock``: held while a process has the run open;
+- ``checkpoint.npz``: the last state, the step it was taken at, the generation (number of restarts);
+- ``steps-<generation>.log``: the steps written ahead;
+- ``kept-<generation>-<step>.npz``: what was kept to take a step again, until the next checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpftrl_fast.sealed_files import read_sealed, sync_folder, write_sealed
+from dpftrl_fast.step_log import StepLog, create_log
+
+__all__ = ["JournalFiles"]
+
+
+class JournalFiles:
+    """Reads and writes the checkpoint, the logs and what was kept.
+
+    Parameters
+    ----------
+    folder : Path
+    secret : bytes
+        Key of all hashes.
+    """
+
+    def __init__(self, folder: Path, secret: bytes) -> None:
+        self._folder, self._secret = folder, secret
+
+    def checkpoint(self) -> dict[Any, Any] | None:
+        """Return what the checkpoint holds; None if there is none yet."""
+        path = self._folder / "checkpoint.npz"
+        return read_sealed(path, self._secret, "checkpoint") if path.exists() else None
+
+    def write_checkpoint(self, content: Mapping[str, Any]) -> None:
+        """Put a checkpoint in the place of the one before."""
+        write_sealed(self._folder / "checkpoint.npz", content, self._secret, "checkpoint")
+
+    def new_log(self, generation: int, start: int) -> StepLog:
+        """Return an empty log, on the disk."""
+        path = self._log_path(generation)
+        create_log(path, generation, self._secret)
+        sync_folder(self._folder)
+        return StepLog(path, generation, start, self._secret)
+
+    def log(self, generation: int, start: int) -> StepLog:
+        """Return the log of a generation, opened to go on; ValueError if it is missing."""
+        path = self._log_path(generation)
+        if not path.exists():
+            raise ValueError(f"{str(path)!r} is missing: the folder is damaged")
+        return StepLog(path, generation, start, self._secret)
+
+    def drop_log(self, generation: int) -> None:
+        """Remove the log of a generation that is over."""
+        self._log_path(generation).unlink(missing_ok=True)
+
+    def keep(self, generation: int, step: int, state: Mapping[str, Any]) -> None:
+        """Keep from what a step can be taken again."""
+        write_sealed(
+            self._kept_path(generation, step), state, self._secret, f"kept {generation} {step}"
+        )
+
+    def kept(self, generation: int, step: int) -> dict[Any, Any] | None:
+        """Return what was kept for a step, if anything was."""
+        path = self._kept_path(generation, step)
+        if not path.exists():
+            return None
+        return read_sealed(path, self._secret, f"kept {generation} {step}")
+
+    def drop_kept(self, generation: int, up_to: int) -> None:
+        """Remove what was kept for earlier generations, and for steps up to this one."""
+        for path in self._folder.glob("kept-*.npz"):
+            of, step = map(int, path.stem.split("-")[1:])
+            if of < generation or step <= up_to:
+                path.unlink(missing_ok=True)
+
+    def _log_path(self, generation: int) -> Path:
+        return self._folder / f"steps-{generation}.log"
+
+    def _kept_path(self, generation: int, step: int) -> Path:
+        return self._folder / f"kept-{generation}-{step}.npz"

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`watch_rows`: with hooks, row i of what a layer gets must be of example i, and of no other.
+
+Opacus's hooks take row i of a layer's input and of its output's gradient for example i. Where they
+are of something else, clipping bounds nothing: positions that are as many as examples, a sequence
+that lies along the dimension of the batch, a layer that is used once on all rows and once on some
+of them, rows that were sorted on the way. Shapes alone do not tell, since counts may agree by
+chance. So before its first pass the model is tried, without Opacus's hooks: on one row more, and on
+that batch with some of the rows replaced by their neighbours. Rows must follow the first change,
+and what was not replaced must be as before. A third trial, with the hooks, compares the sums of the
+per-example gradients with the gradient that autograd finds. Values are looked at before the first
+step only: a run that goes on from a checkpoint has its rows counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from opacus.layers.dp_rnn import DPRNNBase, RNNLinear
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dpftrl_fast.torch.accumulate import Accumulator
+from dpftrl_fast.torch.plain_states import random_state, restore_random_state
+
+__all__ = ["watch_rows"]
+
+# What rounding may change in an activation and in a gradient, against the largest of a tensor.
+# Products in float32 may have the precision of half of it (TF32).
+_ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
+_ROUNDING_OF_HALVES = (0.05, 0.1)
+
+_ADVICE = (
+    "with hooks, examples must be along {dim} of every trained layer's input, each in its own row; "
+    "grad_sample_mode='vmap' has no such limits"
+)
+
+
+def watch_rows(
+    module: GradSampleModule,
+    sums: Accumulator,
+    settle: Callable[[], None],
+    *,
+    batch_first: bool = True,
+) -> None:
+    """Refuse forward passes whose rows are not the examples handed out, in their order.
+
+    Parameters
+    ----------
+    module : GradSampleModule
+        Wrapped by Opacus, and watched from now on: passes in training mode, with gradients, while
+        examples are due.
+    sums : Accumulator
+        Of its per-example gradients: says how many examples are due, and steps are taken.
+    settle : callable
+        Makes `module` forget passes and gradients, see `HookGradients.settle`.
+    batch_first : bool
+        Whether examples are along the first dimension of every layer's input, or the second.
+
+    Notes
+    -----
+    The model's forward pass raises ValueError where it is not so. The first one while examples are
+    due is tried before it is run, which takes the time of some steps; random numbers and buffers
+    are as they were afterwards. In the model's own arguments, examples are along the first
+    dimension that has as many entries.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.torch.accumulate import Accumulator
+    >>> from dpftrl_fast.torch.clipping import FlatClipping
+    >>> from dpftrl_fast.torch.grad_sample import HookGradients
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=0), nn.Linear(2, 2))
+    >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
+    >>> sums = Accumulator(list(model.parameters()), FlatClipping(1.0), 3, plan.guard())
+    >>> hooks = HookGradients(model, sums)  # watches its module
+    >>> sums.begin([0, 1, 2])
+    >>> sums.expect(3)
+    >>> hooks.module(torch.eye(3, 2))
+    Traceback (most recent call last):
+    ...
+    ValueError: the model must treat each example apart, got an input of 2 (Linear) for one that \
+depends on others: with hooks, examples must be along the first dimension of every trained layer's \
+input, each in its own row; grad_sample_mode='vmap' has no such limits
+    """
+    _Watch(module, sums, settle, batch_first)
+
+
+class _Watch:
+    def __init__(
+        self,
+        module: GradSampleModule,
+        sums: Accumulator,
+        settle: Callable[[], None],
+        batch_first: bool,
+    ) -> None:
+        self._module, self._sums, self._settle = module, sums, settle
+        self._dim = 0 if batch_first else 1
+        self._tried = False
+        self._seen: dict[str, list[Tensor]] | None = None  # inputs of the layers, in a trial
+        model: nn.Module = module._module
+        hooked = {id(layer) for layer in module.iterate_submodules(model)}
+        for name, layer in model.named_modules():
+            if id(layer) in hooked or isinstance(layer, DPRNNBase):
+                self._watch(layer, f"{name or 'the model'} ({type(layer).__name__})")
+        module.register_forward_pre_hook(self._before_model, with_kwargs=True)
+
+    def _watch(self, layer: nn.Module, label: str) -> None:
+        def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if layer.training and torch.is_grad_enabled() and self._sums.rows_due > 0:
+                self._before_layer(layer, label, args, kwargs)
+
+        layer.register_forward_pre_hook(before, with_kwargs=True)
+
+    def _before_model(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        rows = self._sums.rows_due
+        if self._tried or not (module.training and torch.is_grad_enabled() and rows > 0):
+            return
+        self._try(rows, args, kwargs)
+        self._tried = True
+
+    def _before_layer(
+        self, layer: nn.Module, label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if isinstance(layer, DPRNNBase):  # its RNNLinear layers have Opacus's hooks
+            _check_packing(label, args)
+            return
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            raise ValueError(
+                f"{label} must get one tensor, which is what Opacus hands on, got {len(args)} "
+                f"arguments and the keywords {sorted(kwargs)}: grad_sample_mode='vmap' takes any"
+            )
+        x, due = args[0], self._sums.rows_due + (self._seen is not None)
+        dim = 0 if isinstance(layer, RNNLinear) else self._dim
+        rows = x.shape[dim] if x.dim() > dim else 0
+        # Sequences that have ended leave the last rows of a step.
+        if rows != due and not (isinstance(layer, RNNLinear) and 0 < rows < due):
+            raise ValueError(
+                f"{label} must get the {due} rows of the batch{self._added}, got an input of shape "
+                f"{tuple(x.shape)}: {self._advice}"
+            )
+        if self._seen is not None:
+            self._seen.setdefault(label, []).append(x.detach().movedim(dim, 0).clone())
+
+    @property
+    def _advice(self) -> str:
+        return _ADVICE.format(dim="the second dimension" if self._dim else "the first dimension")
+
+    @property
+    def _added(self) -> str:
+        return ", one of them added for a trial" if self._seen is not None else ""
+
+    def _try(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model on one row more, with some rows replaced, and with the hooks."""
+        given = tree_leaves((args, kwargs), is_leaf=lambda x: isinstance(x, PackedSequence))
+        if any(isinstance(x, PackedSequence) for x in given):
+            raise ValueError(
+                "the model must get sequences as tensors of rows, got packed ones: pack them in it"
+            )
+        repeated = [0, *range(rows)]  # a batch that is sorted stays so, in both
+        # By the next one: a third of the rows, which turned round or moved are others.
+        changed = [i for i in range(rows) if i % 7 in (1, 2, 4)]
+        replaced = [repeated[i + 1] if i in changed else repeated[i] for i in range(rows + 1)]
+        kept = torch.tensor([i for i in range(rows + 1) if i not in changed])
+        if self._sums.steps_taken > 0:
+            self._run(rows, repeated, args, kwargs)
+            return
+        with _constant_parameters(self._module._module):
+            first = self._run(rows, repeated, args, kwargs)
+        second = self._run(rows, replaced, args, kwargs)
+        for name, buffer in first.buffers.items():
+            if not _same(buffer, second.buffers[name]):
+                raise ValueError(
+                    "the model must keep no statistics of the data in buffers, outside of the "
+                    f"noise, got one: {name}"
+                )
+        for label, inputs in first.inputs.items():
+            others = second.inputs.get(label, [])
+            if len(inputs) == len(others) and not all(map(_same_rows(kept), inputs, others)):
+                raise ValueError(
+                    f"the model must treat each example apart, got an input of {label} for one "
+                    f"that depends on others: {self._advice}"
+                )
+        pairs = zip(first.outputs, second.outputs, strict=False)
+        if len(first.outputs) == len(second.outputs) and not all(
+            _apart(a, b, rows + 1, kept, self._dim) for a, b in pairs
+        ):
+            raise ValueError(
+                "the model must treat each example apart, got an output for one that depends on "
+                f"others: {self._advice}"
+            )
+        self._check_sums(rows, args, kwargs)
+
+    def _check_sums(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare per-example gradients with autograd's, for a sum of the outputs with weights."""
+        model: nn.Module = self._module._module
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._settle()
+        try:
+            with _unchanged(model):
+                args, kwargs = tree_map(_copied, (args, kwargs))
+                outputs = tree_leaves(model(*args, **kwargs))
+                parts = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
+                if parts:
+                    torch.autograd.backward(parts, [_weights(x) for x in parts])
+            share = rows if self._module.loss_reduction == "mean" else 1
+            samples = {
+                name: (p.grad_sample.detach() / share, p.grad)  # type: ignore[attr-defined]
+                for name, p in parameters.items()
+                if isinstance(getattr(p, "grad_sample", None), Tensor) and p.grad is not None
+            }
+            if other := _first_that_differs(samples):
+                raise ValueError(
+                    f"the per-example gradients of {other} must add up to its gradient, got "
+                    "others: it is used outside of its layer too, or Opacus's formula for the "
+                    "layer is wrong; grad_sample_mode='vmap' has no such limits"
+                )
+        finally:
+            self._settle()
+
+    def _run(
+        self, rows: int, places: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Trial:
+        model: nn.Module = self._module._module
+
+        def chosen(x: Any) -> Any:
+            return self._chosen(x, rows, places) if isinstance(x, Tensor) else x
+
+        args, kwargs = tree_map(chosen, (args, kwargs))
+        seen: dict[str, list[Tensor]] = {}
+        self._seen = seen
+        try:
+            with _unchanged(model), _without_hooks(self._module):
+                try:
+                    outputs = model(*args, **kwargs)
+                except ValueError:
+                    raise
+                except Exception as error:
+                    raise ValueError(
+                        f"the model must take {rows} examples and one more, got {error!r}: "
+                        f"{self._advice}"
+                    ) from error
+                found = [x.detach() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+                buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
+        finally:
+            self._seen = None
+        return _Trial(seen, found, buffers)
+
+    def _chosen(self, x: Tensor, rows: int, places: list[int]) -> Tensor:
+        """Return the rows at some places of an argument of the model."""
+        dims = [dim for dim in (0, 1) if x.dim() > dim and x.shape[dim] == rows]
+        if len(dims) == 2 and self._dim == 1:
+            raise ValueError(
+                f"with batch_first=False the first batch must tell examples from positions, got "
+                f"{rows} of each: take another number of rows (in_pieces)"
+            )
+        at = torch.tensor(places, device=x.device)
+        return x.index_select(dims[0], at) if dims else x
+
+
+class _Trial:
+    def __init__(
+        self, inputs: dict[str, list[Tensor]], outputs: list[Tensor], buffers: dict[str, Tensor]
+    ) -> None:
+        self.inputs, self.outputs, self.buffers = inputs, outputs, buffers
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Put random numbers and buffers back."""
+    state = random_state()
+    buffers = [
+        (layer, name, x, x.detach().clone())
+        for layer in model.modules()
+        for name, x in layer.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        restore_random_state(state)
+        for layer, name, x, old in buffers:
+            x.detach().copy_(old)
+            setattr(layer, name, x)
+
+
+@contextmanager
+def _constant_parameters(model: nn.Module) -> Iterator[None]:
+    """Raise if a forward pass changes a parameter, after putting all back."""
+    before = [(name, p, p.detach().clone()) for name, p in model.named_parameters()]
+    yield
+    changed = [
+        name for name, p, old in before if not torch.allclose(p, old, 0.0, 0.0, equal_nan=True)
+    ]
+    if changed:
+        for _, p, old in before:
+            p.detach().copy_(old)
+        raise ValueError(
+            "the model must leave its parameters alone in a forward pass, since what changes them "
+            f"has no noise, got others in {', '.join(changed)}"
+        )
+
+
+@contextmanager
+def _without_hooks(module: GradSampleModule) -> Iterator[None]:
+    module.disable_hooks()
+    try:
+        yield
+    finally:
+        module.enable_hooks()
+
+
+def _check_packing(label: str, args: tuple[Any, ...]) -> None:
+    if args and isinstance(args[0], PackedSequence) and args[0].sorted_indices is not None:
+        raise ValueError(
+            f"{label} must get sequences packed in the order of their examples, got them sorted: "
+            "let the loader's collate_fn sort a batch by length, and pack with enforce_sorted=True"
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return True  # padded to other lengths, which tells nothing
+    if not a.dtype.is_floating_point:
+        return torch.equal(a, b)
+    size = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
+    rounding = _ROUNDING.get(a.dtype, _ROUNDING_OF_HALVES)[0]
+    return torch.allclose(a, b, rtol=rounding, atol=rounding * size, equal_nan=True)
+
+
+def _same_rows(kept: Tensor) -> Callable[[Tensor, Tensor], bool]:
+    def same(a: Tensor, b: Tensor) -> bool:
+        rows = kept[kept < min(len(a), len(b))].to(a.device)
+        return _same(a[rows], b[rows])
+
+    return same
+
+
+def _apart(a: Tensor, b: Tensor, rows: int, kept: Tensor, first: int) -> bool:
+    """Whether an output has a dimension of examples along which those kept are the same."""
+    dims = [dim for dim in (first, 1 - first) if a.dim() > dim and a.shape[dim] == rows]
+    same = _same_rows(kept)
+    return not dims or any(same(a.movedim(dim, 0), b.movedim(dim, 0)) for dim in dims)
+
+
+def _copied(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def _weights(x: Tensor) -> Tensor:
+    """Return numbers of either sign, in which no sum over a dimension vanishes."""
+    return torch.arange(1.0, x.numel() + 1.0, device=x.device).sin().to(x.dtype).view(x.shape)
+
+
+def _first_that_differs(samples: Mapping[str, tuple[Tensor, Tensor]]) -> str | None:
+    """Name a parameter whose examples' gradients have another sum than its gradient.
+
+    Rounding is allowed for, and what is not finite has no sum.
+    """
+    sizes = {
+        name: float(sample.double().abs().sum(0).max()) for name, (sample, _) in samples.items()
+    }
+    largest = max(sizes.values(), default=0.0)
+    if not math.isfinite(largest):
+        return None
+    for name, (sample, gradient) in samples.items():
+        rounding = _ROUNDING.get(sample.dtype, _ROUNDING_OF_HALVES)[1]
+        away = float((sample.double().sum(0) - gradient.double()).abs().max())
+        # A gradient that is 0 but for rounding is measured by those beside it.
+        if away > rounding * (sizes[name] + 0.1 * largest):
+            return name
+    return None

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make_private` on several processes: each batch shared, once in the sum, and noise once.
+
+Three processes of `private_ranks.py` run once, and import torch anew: most of the time of this
+file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import private_ranks as ranks
+import pytest
+import torch
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", ranks.__file__, str(rank), str(folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks.WORLD)
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks.WORLD, "\n".join(errors)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ranks.WORLD)]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("group", ranks.GROUPS)
+def test_processes_train_as_one(found: list[dict[str, Any]], group: str, keep: bool) -> None:
+    alone = ranks.trained(5, keep)
+    members = range(ranks.WORLD) if group == "all" else ranks.GROUPS[group]
+    assert members is not None
+    parts = [found[rank][f"{group} {keep}"] for rank in members]
+    for step, batch in enumerate(alone["ids"]):
+        dealt = [i for part in parts for i in part["ids"][step]]
+        assert sorted(dealt) == sorted(batch)
+    for part in parts:
+        assert torch.equal(part["parameters"], parts[0]["parameters"])
+        torch.testing.assert_close(part["parameters"], alone["parameters"], rtol=1e-3, atol=1e-3)
+        assert part["epsilon"] == alone["epsilon"]
+
+
+def test_processes_outside_of_the_group_have_no_part(found: list[dict[str, Any]]) -> None:
+    assert set(found[1]) == {"all False", "all True"}
