@@ -4,7 +4,9 @@
 Nothing is downloaded. Files come from installed packages, or from a folder that the caller names.
 """
 
+from dpftrl_fast.datasets.cifar10 import CIFAR10, cifar10
 from dpftrl_fast.datasets.command import main
+from dpftrl_fast.datasets.emnist import EMNIST, EMNIST_CLASSES, emnist
 from dpftrl_fast.datasets.fashion_mnist import FashionMNIST, fashion_mnist
 from dpftrl_fast.datasets.flights import (
     FLIGHTS_HELD_OUT,
@@ -13,12 +15,23 @@ from dpftrl_fast.datasets.flights import (
     flights_schema,
 )
 from dpftrl_fast.datasets.insteval import InstEval, insteval
+from dpftrl_fast.datasets.mnist_digits import MNISTDigits, mnist_digits
+from dpftrl_fast.datasets.online_retail import OnlineRetail, online_retail
 from dpftrl_fast.datasets.order import hashed_order
+from dpftrl_fast.datasets.shakespeare import Shakespeare, shakespeare
 
 __all__ = [
+    "CIFAR10",
+    "EMNIST",
+    "EMNIST_CLASSES",
     "FLIGHTS_HELD_OUT",
     "FashionMNIST",
     "InstEval",
+    "MNISTDigits",
+    "OnlineRetail",
+    "Shakespeare",
+    "cifar10",
+    "emnist",
     "fashion_mnist",
     "flights",
     "flights_order",
@@ -26,4 +39,7 @@ __all__ = [
     "hashed_order",
     "insteval",
     "main",
+    "mnist_digits",
+    "online_retail",
+    "shakespeare",
 ]

@@ -2,30 +2,24 @@
 """Fashion-MNIST: pictures of clothes, 28 x 28 grey levels, ten classes (Xiao et al. 2017, MIT).
 
 Four files in the IDX format, compressed by gzip: those of the Debian package
-``dataset-fashion-mnist``, or the same from elsewhere. IDX is a header (two zero bytes, a byte for
-the type, a byte for the number of dimensions, the dimensions as big-endian 32-bit integers) and the
-numbers in C order.
+``dataset-fashion-mnist``, or the same from elsewhere.
 """
 
 from __future__ import annotations
 
-import gzip
-import math
-import struct
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast.datasets.idx import read_idx
+
 __all__ = ["FASHION_MNIST_FOLDER", "FashionMNIST", "fashion_mnist"]
 
 #: Where the Debian package puts the files.
 FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 
-_UNSIGNED_BYTES = 8
-_LARGEST = 1 << 28  # bytes of a file; the training pictures have 47 million
 _CLASSES = 10
 
 Bytes = npt.NDArray[np.uint8]
@@ -86,23 +80,5 @@ def _read(path: Path, dimensions: int) -> Bytes:
         raise FileNotFoundError(
             f"expected {str(path)!r}, not found: apt-get install dataset-fashion-mnist"
         )
-    size = 4 + 4 * dimensions
-    try:
-        with gzip.open(path) as file:
-            header = file.read(size)
-            if len(header) < size or header[:4] != bytes([0, 0, _UNSIGNED_BYTES, dimensions]):
-                raise ValueError(
-                    f"expected unsigned bytes in {dimensions} dimensions in {str(path)!r}, got a "
-                    f"file that begins with {header[:4].hex()}"
-                )
-            shape = struct.unpack(f">{dimensions}I", header[4:])
-            count = math.prod(shape)
-            if count > _LARGEST:
-                raise ValueError(f"expected at most {_LARGEST} bytes in {str(path)!r}, got {count}")
-            content = file.read(count + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"expected a whole gzip file, {str(path)!r}: {error}") from None
-    if len(content) != count:
-        more = "more" if len(content) > count else str(len(content))
-        raise ValueError(f"expected {count} numbers in {str(path)!r}, got {more}")
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    with path.open("rb") as file:
+        return read_idx(file, str(path), dimensions)

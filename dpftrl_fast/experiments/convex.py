@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from dpftrl_fast.experiments import fashion, flights, insteval, theory
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.files import check_folder, write_files
 
-__all__ = ["EXPERIMENTS", "Finished", "as_data", "run_experiments"]
+__all__ = ["EXPERIMENTS", "Experiment", "Finished", "as_data", "run_experiments"]
 
 
 def _theory(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
@@ -31,8 +31,11 @@ def _fashion(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
     return fashion.study(fashion.load(data), laboratory, quick=quick)
 
 
+#: From the folder of the data, a laboratory and whether it is to be quick.
+Experiment: TypeAlias = Callable[[Path | None, Laboratory, bool], Report]
+
 #: Name and what runs it, in their order.
-EXPERIMENTS: Mapping[str, Callable[[Path | None, Laboratory, bool], Report]] = {
+EXPERIMENTS: Mapping[str, Experiment] = {
     "theory": _theory,
     "flights": _flights,
     "insteval": _insteval,
@@ -67,6 +70,7 @@ def run_experiments(
     data: Path | None = None,
     quick: bool = False,
     progress: Progress | None = None,
+    experiments: Mapping[str, Experiment] | None = None,
 ) -> Iterator[Finished]:
     """Run experiments, one after the other, and write what comes out.
 
@@ -85,6 +89,8 @@ def run_experiments(
         Small settings, to see that everything works.
     progress : callable, optional
         See `dpftrl_fast.experiments.study.Progress`.
+    experiments : mapping, optional
+        Other experiments than `EXPERIMENTS`, in their order.
 
     Yields
     ------
@@ -98,15 +104,16 @@ def run_experiments(
         Where the data of an experiment that was named are missing. If none was named, the others
         are run all the same.
     """
+    known = EXPERIMENTS if experiments is None else experiments
     for name in names:
-        if name not in EXPERIMENTS:
-            raise ValueError(f"experiments are {', '.join(EXPERIMENTS)}; got {name!r}")
+        if name not in known:
+            raise ValueError(f"experiments are {', '.join(known)}; got {name!r}")
     check_folder(out)
     results = Results(out / "results.jsonl")
-    for name in names or EXPERIMENTS:
+    for name in names or known:
         laboratory = Laboratory(name, results, progress)
         try:
-            report = EXPERIMENTS[name](data, laboratory, quick)
+            report = known[name](data, laboratory, quick)
         except FileNotFoundError as error:
             if names:
                 raise

@@ -81,6 +81,7 @@ def panels_png(panels: Sequence[Panel]) -> bytes:
         axes.set_title(panel.title, loc="left", fontsize=10)
         axes.set_xlabel(panel.xlabel)
         axes.set_ylabel(panel.ylabel)
-        if panel is panels[0] or len(panel.lines) != len(panels[0].lines):
+        names = [line.label for line in panel.lines]
+        if panel is panels[0] or names != [line.label for line in panels[0].lines]:
             axes.legend(frameon=False, fontsize=8)
     return png(figure)

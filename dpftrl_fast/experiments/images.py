@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's network on pictures, DP-FTRL beside DP-SGD: ``dpftrl-fast experiment images``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpftrl_fast.experiments.convex import Finished, run_experiments
+from dpftrl_fast.experiments.images_data import Images, load_digits, load_fashion
+from dpftrl_fast.experiments.images_grid import SIZES, Group, Size, groups
+from dpftrl_fast.experiments.images_report import (
+    claims_table,
+    figures,
+    pairs_table,
+    scores_table,
+    settings_table,
+)
+from dpftrl_fast.experiments.images_tuning import Fitted, tuned
+from dpftrl_fast.experiments.study import Laboratory, Progress, Report, Table
+
+__all__ = ["IMAGES", "run_images", "study"]
+
+#: Name of the experiment and what reads its data, in their order.
+IMAGES: Mapping[str, Callable[[Path | None], Images]] = {
+    "images-fashion-mnist": load_fashion,
+    "images-digits": load_digits,
+}
+
+_QUICK_ROWS, _QUICK_TEST_ROWS = 600, 200
+
+
+def study(images: Images, laboratory: Laboratory, size: Size) -> Report:
+    """Compare the methods: accuracy against epsilon, and the paper's claims.
+
+    Parameters
+    ----------
+    images : Images
+    laboratory : Laboratory
+        Its experiment is one of `IMAGES`.
+    size : {"quick", "reduced", "full"}
+        How much is run, see `images_grid`; "quick" is on some hundred pictures.
+
+    Returns
+    -------
+    Report
+    """
+    quick = size == "quick"
+    if quick:
+        rows, test_rows = slice(_QUICK_ROWS), slice(_QUICK_TEST_ROWS)
+        images = Images(
+            images.x[rows], images.y[rows], images.test_x[test_rows], images.test_y[test_rows]
+        )
+    name = laboratory.experiment
+    held_out = len(images.y) // 6
+    parts: list[tuple[Group, list[Fitted]]] = []
+    data: list[Mapping[str, Any]] = []
+    tables: list[Table] = []
+    for group in groups(name.removeprefix("images-"), size):
+        fitted = tuned(
+            laboratory, images, group.cells, held_out=held_out, seeds=2 if quick else 5,
+            quick=quick,
+        )  # fmt: skip
+        parts.append((group, fitted))
+        data += [one.to_dict() for one in fitted]
+        title = f"{name}, {group.title}"
+        tables += [
+            scores_table(f"{title}: test accuracy in percent (standard deviation)", fitted),
+            claims_table(f"{title}: the paper's claims", group, fitted),
+            pairs_table(f"{title}: pairs that the claims are about", group, fitted),
+            settings_table(f"{title}: learning rates", fitted),
+        ]
+    return Report(data, tables, figures(name, parts))
+
+
+def run_images(
+    names: Sequence[str],
+    out: Path,
+    *,
+    data: Path | None = None,
+    size: Size = "reduced",
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Iterator[Finished]:
+    """Run the experiments on pictures, as `dpftrl_fast.experiments.convex.run_experiments`.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of `IMAGES`; none for all.
+    out : Path
+        Folder for the results.
+    data : Path, optional
+        Folder that may hold data files.
+    size : {"quick", "reduced", "full"}
+    threads : int
+        Of torch, at least 1. Sums, and so accuracies, can differ from one number to another.
+    progress : callable, optional
+
+    Yields
+    ------
+    Finished
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        As `run_experiments`, and for another size or number of threads.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+
+    def experiment(
+        load: Callable[[Path | None], Images],
+        folder: Path | None,
+        laboratory: Laboratory,
+        quick: bool,
+    ) -> Report:
+        with _threads(threads):
+            return study(load(folder), laboratory, size)
+
+    experiments = {name: partial(experiment, load) for name, load in IMAGES.items()}
+    yield from run_experiments(
+        names, out, data=data, quick=size == "quick", progress=progress, experiments=experiments
+    )
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
