@@ -16,13 +16,15 @@ SHELL = re.findall(r"^dpftrl-fast .*$", README, flags=re.MULTILINE)
 
 
 def test_the_readme_has_examples() -> None:
-    assert len(PYTHON) == 4
+    assert len(PYTHON) == 5
     assert len(SHELL) >= 4
 
 
 # torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "pytorch"])
+@pytest.mark.parametrize(
+    "block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "pytorch", "federated"]
+)
 def test_python_block(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
@@ -35,7 +37,7 @@ def test_command_line_exists(line: str) -> None:
     from dpftrl_fast.cli.app import app
 
     words = shlex.split(line, comments=True)[1:]
-    path = words[: 2 if words[0] == "schema" else 1]
+    path = words[: 2 if words[0] in ("schema", "experiment") else 1]
     result = CliRunner().invoke(app, [*path, "--help"])
     assert result.exit_code == 0
     for word in words:

@@ -183,6 +183,35 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             last = self._column(self._last, places)
             return self._allowed(self._step + 1, given, places, last)
 
+    def expected(self) -> Ints | None:
+        """Return the ids that the next step must have, ascending; None where they are not settled.
+
+        Those of a `FixedOrder` as often as they are declared; those of `FixedEpochs` where an
+        earlier step of the same order was at this place. None also if all steps are taken.
+
+        Examples
+        --------
+        >>> guard = Guard(FixedEpochs(1, 2))
+        >>> guard.expected() is None
+        True
+        >>> guard.admit([5, 4])
+        >>> guard.expected().tolist()
+        [4, 5]
+        """
+        with self._lock:
+            step, pattern = self._step + 1, self._pattern
+            if step > self.steps:
+                return None
+            if isinstance(pattern, FixedOrder):
+                return np.sort(self._listed(step))
+            if not isinstance(pattern, FixedEpochs):
+                return None
+            back = step - pattern.steps_per_epoch
+            if back < self._start_of_order(step):
+                return None
+            known = self._table.ids
+            return np.sort(known[self._last[: known.size] == back])
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state: strings, integers and int64 arrays, all copies.
 

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of federated learning with user-level DP-FTRL.
+
+`ServerDPFTRL` needs no framework: clients' updates come as NumPy arrays. `PrivateRounds` is its
+private part alone, for other update rules. `dpftrl_fast.federated.flower` has the strategy for
+Flower, which is the extra ``federated``.
+"""
+
+from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
+from dpftrl_fast.federated.ids import client_id
+from dpftrl_fast.federated.rounds import PrivateRounds, Round
+from dpftrl_fast.federated.server import ServerDPFTRL
+
+__all__ = ["AdaptiveClipping", "PrivateRounds", "Round", "ServerDPFTRL", "client_id"]

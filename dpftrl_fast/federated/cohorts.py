@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Cohorts`: who may be in the next round, by the plan and by who took part before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.accounting import FixedEpochs, FixedOrder, SinglePass
+from dpftrl_fast.federated.ids import Client, client_id
+from dpftrl_fast.plan import PrivacyPlan
+
+__all__ = ["Cohort", "Cohorts"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round.
+
+    Parameters
+    ----------
+    clients : tuple of int or str
+        Those who are to train, as they were named.
+    turned_away : dict of client to str
+        Those who must not, and why.
+    members : ndarray of int64
+        Ids of all who count as having taken part: the clients, and those whom the plan has in the
+        round and who are not there.
+    absent : int
+        Number of the latter.
+    """
+
+    clients: tuple[Client, ...]
+    turned_away: Mapping[Client, str]
+    members: Ints
+    absent: int
+
+
+class Cohorts:
+    """Chooses cohorts that the plan allows, and keeps count of them.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+        One step is one round.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import accounting
+    >>> cohorts = Cohorts(PrivacyPlan(1.0, 2.0, accounting.SinglePass(3)))
+    >>> cohorts.record(cohorts.choose(["Lear", "Kent"]).members)
+    >>> cohorts.choose(["Kent", "Edgar"]).clients
+    ('Edgar',)
+    """
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        self._pattern = plan.participation
+        self._ledger = plan.ledger()
+
+    def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
+        """Say of each client whether it may be in the next round.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If one is no client.
+        """
+        return self._ledger.eligible(_ids(_listed(clients)))
+
+    def choose(self, clients: Iterable[Client]) -> Cohort:
+        """Return the cohort of the next round out of the clients that are there.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If all declared rounds are done; if a client is none, or is there twice.
+        """
+        ledger, given = self._ledger, _listed(clients)
+        if ledger.steps_taken == ledger.steps:
+            raise ValueError(
+                f"all {ledger.steps} declared rounds are done: the epsilon is stated for no more"
+            )
+        ids = _ids(given)
+        if len(set(given)) < len(given):
+            twice = next(client for client in given if given.count(client) > 1)
+            raise ValueError(f"clients must be distinct, got {twice!r} twice")
+        cohort: dict[int, Client] = {}
+        turned_away: dict[Client, str] = {}
+        allowed = ledger.eligible(ids).tolist()
+        for client, identity, may in zip(given, ids.tolist(), allowed, strict=True):
+            if not may:
+                turned_away[client] = self._why_not()
+            elif identity in cohort:
+                turned_away[client] = "has the same id as another client of this round"
+            else:
+                cohort[identity] = client
+        members = ledger.expected()
+        if members is None:
+            members = np.array(sorted(cohort), np.int64)
+        absent = int(np.unique(members).size) - len(cohort)
+        return Cohort(tuple(cohort.values()), turned_away, members, absent)
+
+    def record(self, members: Ints) -> None:
+        """Count a cohort as having taken part in the next round."""
+        self._ledger.record(members)
+
+    def _why_not(self) -> str:
+        pattern = self._pattern
+        if isinstance(pattern, SinglePass):
+            return "took part in an earlier round, and the plan has each client in one"
+        if isinstance(pattern, (FixedOrder, FixedEpochs)):
+            return "not one of those that the plan has in this round"
+        return (
+            f"took part {pattern.most_participations} times, or less than {pattern.min_separation} "
+            "rounds ago"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who took part: as secret as their ids."""
+        return self._ledger.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same plan."""
+        self._ledger.load_state_dict(state)
+
+
+def _listed(clients: Iterable[Client]) -> list[Client]:
+    if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
+        raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
+    return list(clients)
+
+
+def _ids(clients: Iterable[Client]) -> Ints:
+    return np.array([client_id(client) for client in clients], np.int64)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays and instructions in Flower's records: read with care, written plainly.
+
+What a client sends is bytes of its own making. An array is taken only as a view of those bytes,
+after its header said how large it is and the bytes are there: a header that promises a terabyte
+allocates nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+__all__ = [
+    "CLIENT_ID",
+    "CLIP_NORM",
+    "DIFFERENCE",
+    "RECORD",
+    "TOKEN",
+    "UPDATE",
+    "Arrays",
+    "addressed",
+    "array_of",
+    "array_record",
+    "arrays_of",
+    "difference",
+    "instructions",
+    "only_arrays",
+    "trained",
+    "untrained",
+]
+
+RECORD = "dpftrl"
+"""Name of the ConfigRecord that server and clients exchange."""
+
+TOKEN, CLIP_NORM, UPDATE, CLIENT_ID = "token", "clip-norm", "update", "client-id"
+
+DIFFERENCE = "difference"
+"""What a reply says of its arrays if they are a difference; else they are a model."""
+
+_NUMPY = "numpy.ndarray"
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def array_of(array: Array) -> NDArray[Any]:
+    """Return a read-only view of a received array, in its own shape and dtype.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not an array of numbers in NumPy's format, whole.
+    """
+    if array.stype != _NUMPY:
+        raise ValueError(f"expected an array serialised as {_NUMPY!r}, got {array.stype!r}")
+    data = array.data
+    file = BytesIO(data)
+    read_header = _HEADERS.get(npy.read_magic(file))
+    if read_header is None:
+        raise ValueError("expected version 1 or 2 of NumPy's format, got another")
+    shape, fortran, dtype = read_header(file)
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+        raise ValueError(f"expected an array of numbers, got dtype {dtype}")
+    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"expected the bytes of {dtype} {shape}, got {len(data) - file.tell()}")
+    flat = (
+        np.frombuffer(data, dtype, offset=file.tell()) if math.prod(shape) else np.empty(0, dtype)
+    )
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def arrays_of(record: ArrayRecord) -> Arrays:
+    """Return the arrays of a record by name, as views; ValueError names the one that is broken."""
+    arrays: Arrays = {}
+    for name, array in record.items():
+        try:
+            arrays[name] = array_of(array)
+        except (ValueError, TypeError, OverflowError, EOFError) as error:
+            raise ValueError(f"array {name!r}: {error}") from None
+    return arrays
+
+
+def array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return the record of some arrays."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def trained(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return the arrays that are trained: those of floating-point numbers."""
+    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+
+
+def untrained(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return copies of the arrays that stay as they are: those of integers and bools.
+
+    Raises
+    ------
+    ValueError
+        If one is neither trained nor of them: it would stay as it is, and nobody would know.
+    """
+    others = {name: array for name, array in arrays.items() if array.dtype.kind != "f"}
+    for name, array in others.items():
+        if array.dtype.kind not in "biu":
+            raise ValueError(
+                f"array {name!r} must be of floating-point numbers, integers or bools, got "
+                f"{array.dtype.name}"
+            )
+    return {name: array.copy() for name, array in others.items()}
+
+
+def only_arrays(content: RecordDict) -> tuple[str, Arrays]:
+    """Return name and arrays of the one ArrayRecord of a message.
+
+    Raises
+    ------
+    ValueError
+        If there is another number of them, or an array is broken.
+    """
+    records = list(content.array_records.items())
+    if len(records) != 1:
+        raise ValueError(f"expected one ArrayRecord, got {len(records)}")
+    ((name, record),) = records
+    return name, arrays_of(record)
+
+
+def instructions(content: RecordDict) -> ConfigRecord | None:
+    """Return the record that server and clients exchange, or None."""
+    return content.config_records.get(RECORD)
+
+
+def difference(arrays: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return trained minus sent, array by array, in float32 at least.
+
+    An array that `sent` lacks, or has in another shape or dtype, is returned as it came, for
+    whoever checks names, shapes and dtypes. Nothing is broadcast.
+    """
+    update: Arrays = {}
+    with np.errstate(all="ignore"):  # no warning tells of a value
+        for name, array in arrays.items():
+            before = sent.get(name)
+            if before is None or before.shape != array.shape or array.dtype.kind != "f":
+                update[name] = array
+                continue
+            wide = np.promote_types(np.result_type(array.dtype, before.dtype), np.float32)
+            update[name] = np.subtract(array, before, dtype=wide)
+    return update
+
+
+def addressed(
+    messages: Iterable[Message], nodes: Collection[int], own: ConfigRecord
+) -> Iterator[Message]:
+    """Yield the first message to each of some nodes, with a record added and its token as group.
+
+    Messages may share their content, as Flower's do.
+    """
+    left = set(nodes)
+    for message in messages:
+        node = message.metadata.dst_node_id
+        if node in left:
+            left.discard(node)
+            message.content[RECORD] = own
+            message.metadata.group_id = str(own[TOKEN])
+            yield message

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StrategySettings`: what a `DPFTRLStrategy` was given, checked before anything happens."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from dpftrl_fast.accounting._checks import positive, positive_int
+from dpftrl_fast.federated.flower_clients import AskClients, ClientIdSource, NodeUsers
+from dpftrl_fast.federated.flower_records import Arrays
+from dpftrl_fast.federated.flower_wrapped import StrategyUpdate, aggregates_as, check_wrapped
+from dpftrl_fast.federated.layout import ModelLayout
+from dpftrl_fast.federated.server import ServerDPFTRL
+from dpftrl_fast.plan import PrivacyPlan
+
+__all__ = ["StrategySettings"]
+
+_STEP = {"learning_rate", "momentum", "nesterov", "optimizer", "betas", "eps"}
+_OPTIONS = set(inspect.signature(ServerDPFTRL).parameters) - {
+    *("parameters", "plan", "report_goal", "folder", "identity")
+}
+
+
+@dataclass(frozen=True)
+class StrategySettings:
+    """Arguments of `DPFTRLStrategy`, in its words.
+
+    Attributes
+    ----------
+    by_strategy : bool
+        Whether the wrapped strategy makes the next model.
+    by_node : bool
+        Whether every node is one user.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is not as described there.
+    """
+
+    strategy: Strategy
+    plan: PrivacyPlan
+    report_goal: int
+    delta: float
+    aggregate: str | None
+    client_id: ClientIdSource | None
+    cohort_size: int | None
+    max_wait: float
+    report_metrics: bool
+    folder: str | Path | None
+    options: dict[str, Any] = field(repr=False)  # the key may be among them
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.strategy, Strategy):
+            raise TypeError(
+                f"strategy must be a Flower Strategy, got {type(self.strategy).__name__}"
+            )
+        positive_int("report_goal", self.report_goal)
+        if not isinstance(self.plan, PrivacyPlan):
+            raise TypeError(f"plan must be a PrivacyPlan, got {type(self.plan).__name__}")
+        self.plan.epsilon(self.delta)  # refuses a delta that no epsilon is stated for
+        self._check_aggregate()
+        if unknown := sorted(set(self.options) - _OPTIONS):
+            raise TypeError(f"options must be those of ServerDPFTRL, got {', '.join(unknown)}")
+        if self.client_id is None and self.folder is not None:
+            raise ValueError(
+                "expected client_id with a folder, got None: 'node' is right where node ids stay "
+                "the same from run to run, as those of a simulation do not"
+            )
+        NodeUsers("node" if self.client_id is None else self.client_id)
+        if self.cohort_size is not None:
+            positive_int("cohort_size", self.cohort_size)
+        positive("max_wait", self.max_wait)
+        if not isinstance(self.report_metrics, bool):
+            raise TypeError(
+                f"report_metrics must be a bool, got {type(self.report_metrics).__name__}"
+            )
+        if self.report_metrics and not isinstance(self.strategy, FedAvg):
+            raise ValueError(
+                "report_metrics must be False for a strategy that is no FedAvg, got True: how its "
+                "metrics are aggregated is not known"
+            )
+
+    def _check_aggregate(self) -> None:
+        name = type(self.strategy).__name__
+        if self.aggregate is None and aggregates_as(self.strategy) is not FedAvg:
+            raise ValueError(
+                f"aggregate must be 'strategy' if the step of {name} is to be used, or 'server' if "
+                "not, got none of them"
+            )
+        if self.aggregate not in (None, "server", "strategy"):
+            raise ValueError(f"aggregate must be 'server' or 'strategy', got {self.aggregate!r}")
+        if self.by_strategy:
+            check_wrapped(self.strategy, resumes=self.folder is not None)
+            if lost := sorted(_STEP.intersection(self.options)):
+                raise ValueError(f"{name} makes the step, got {', '.join(lost)} for it too")
+
+    @property
+    def by_strategy(self) -> bool:
+        """Whether the wrapped strategy makes the next model."""
+        return self.aggregate == "strategy"
+
+    @property
+    def by_node(self) -> bool:
+        """Whether every node is one user."""
+        return self.client_id is None or self.client_id == "node"
+
+    @property
+    def _users_by(self) -> str:
+        """Who says who a node's user is: a run that goes on keeps to it."""
+        if self.by_node:
+            return "node"
+        return "asked" if isinstance(self.client_id, AskClients) else "told"
+
+    def server(self, parameters: Arrays) -> ServerDPFTRL:
+        """Return the server of a model, new or from the folder."""
+        options = dict(self.options)
+        if self.by_strategy:
+            layout = ModelLayout(parameters)
+            options["optimizer"] = lambda theta: StrategyUpdate(self.strategy, layout, theta)
+        return ServerDPFTRL(
+            parameters,
+            plan=self.plan,
+            report_goal=self.report_goal,
+            folder=self.folder,
+            identity={"users": self._users_by},
+            **options,
+        )

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a client is: the integers that the accountant counts users by, from the names they have."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeAlias
+
+import numpy as np
+
+__all__ = ["Client", "client_id"]
+
+Client: TypeAlias = int | str
+
+_LABEL = b"dpftrl_fast/client/v1\x00"
+_BITS = 63
+_NONE = (bool, np.bool_, np.timedelta64)  # which Python or NumPy count as integers
+
+
+def client_id(client: object) -> int:
+    """Return the integer that stands for a client in the accounting.
+
+    A client is whoever the guarantee is for: a person, not one of several devices of a person. It
+    must come under one name, spelt alike, in all rounds: 7 and "7" are two users.
+
+    Parameters
+    ----------
+    client : int or str
+        An integer in [0, 2^63) stands for itself; of a name the first 63 bits of SHA-256 with a
+        domain label. Two names with the same 63 bits (of n names there are such with a chance below
+        n^2 2^-64) count as one user, who then takes part less often than allowed, never more.
+
+    Returns
+    -------
+    int
+        In [0, 2^63).
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    ValueError
+        If an integer is out of range, or a name is empty.
+
+    Examples
+    --------
+    >>> client_id(7), client_id("Romeo and Juliet/Nurse") == client_id("Romeo and Juliet/Juliet")
+    (7, False)
+    """
+    if isinstance(client, str):
+        if not client:
+            raise ValueError("a client's name must not be empty, got ''")
+        name = client.encode("utf-8", "surrogatepass")
+        digest = hashlib.sha256(_LABEL + name).digest()
+        return int.from_bytes(digest[:8], "big") >> (64 - _BITS)
+    if isinstance(client, _NONE) or not isinstance(client, (int, np.integer)):
+        raise TypeError(f"a client must be an integer or a name, got {type(client).__name__}")
+    number = int(client)
+    if not 0 <= number < 2**_BITS:
+        raise ValueError(f"a client's number must be in [0, 2^63), got {number}")
+    return number

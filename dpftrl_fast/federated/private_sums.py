@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PrivateSums`: the sums of a run's rounds, from clipped updates to what may leave.
+
+It holds what belongs together: the clip norm of the present tree, the unit of the integers that its
+updates are summed in, and the noise that was made for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping, ClipNorm
+from dpftrl_fast.federated.layout import ModelLayout
+from dpftrl_fast.federated.round_sum import RoundSum
+from dpftrl_fast.federated.running_sum import RunningSum, tree_noise
+from dpftrl_fast.federated.sum_grid import most_contributions, sum_unit
+from dpftrl_fast.noise_arguments import std_in
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.planned_noise import PlannedNoise, std_up
+from dpftrl_fast.restarts import RunAccount
+
+__all__ = ["PrivateSums"]
+
+# No value of the noise stream is larger, in standard deviations (docs/accounting.md: 9.419).
+_LARGEST = 10.0
+
+
+class PrivateSums:
+    """The sum of a round, and the noised sum of all rounds so far.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+    layout : ModelLayout
+    report_goal : int
+    clipping : AdaptiveClipping or None
+    key : bytes
+        Of the run.
+    **options
+        ``dtype``, ``memory`` and ``threads`` of the noise.
+
+    Attributes
+    ----------
+    sums : RoundSum
+        Of the present round.
+    running : RunningSum
+        Of all rounds.
+
+    Raises
+    ------
+    ValueError
+        If the sums of so many updates, or such noise, do not fit; if `clipping` does not go with
+        the plan.
+
+    Notes
+    -----
+    Holds bare sums and the key: a secret.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        layout: ModelLayout,
+        report_goal: int,
+        clipping: AdaptiveClipping | None,
+        key: bytes,
+        **options: Any,
+    ) -> None:
+        self._plan, self._layout, self._options = plan, layout, options
+        self._goal = report_goal
+        levels = [(run.end.bit_length(), run.count) for run in plan.trees.runs]
+        # Nodes that make up the noise of a step, carried ones included: its variance is at most so
+        # many times that of one. In the worst case Honaker's estimate at level l has l + 1 of the
+        # largest values of the stream.
+        self._nodes = sum(n * count for n, count in levels)
+        worst = sum(n * (n + 1) // 2 * count for n, count in levels)
+        # What float64 cannot hold is far from fitting: `sum_unit` refuses it.
+        self._noise_limit = math.ceil(min(_LARGEST * plan.noise_multiplier * worst, 2.0**1000))
+        self._members = 0  # of the cohorts whose updates are in the integers
+        self._clip: ClipNorm | None = None
+        if clipping is None:
+            noise = plan.noise(layout.size, key=key, **options)
+        else:
+            self._clip = ClipNorm(plan, clipping, report_goal, key)
+            for extreme in self._clip.range:
+                std = std_up(extreme, plan.noise_multiplier, options["dtype"])
+                std_in(std, options["dtype"])
+            noise = self._noise_of_tree(self._clip)
+        self._begin(noise)
+
+    def _begin(self, noise: PlannedNoise) -> None:
+        self.running = RunningSum(noise, self._unit, self._nodes)
+        self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
+
+    @property
+    def clip_norm(self) -> float:
+        """Norm that whole updates are clipped to in the present round."""
+        return self._plan.clip_norm if self._clip is None else self._clip.value
+
+    @property
+    def _unit(self) -> float:
+        updates = self._goal * self._plan.steps
+        return sum_unit(self.clip_norm, self._layout.size, updates, self._noise_limit)
+
+    def _noise_of_tree(self, clip: ClipNorm) -> PlannedNoise:
+        size = self._layout.size
+        return tree_noise(self._plan, clip.tree, size, clip.value, clip.key, **self._options)
+
+    def check_room(self, members: int) -> None:
+        """Refuse a cohort with which the integers could overflow; sizes of cohorts are public.
+
+        Raises
+        ------
+        ValueError
+            If so.
+        """
+        room = most_contributions(self.clip_norm, self._unit) - self._noise_limit
+        if self._members + members > room:
+            raise ValueError(
+                f"the cohorts of a run must have at most {room} clients together, got "
+                f"{self._members + members}: their sums could leave 64-bit integers"
+            )
+
+    def step(self, number: int, members: int, total: NDArray[Any], bits: int) -> None:
+        """Add the sum of a round to that of all, with the noise of the next step.
+
+        Parameters
+        ----------
+        number : int
+            Of the round.
+        members : int
+            Size of the cohort.
+        total : ndarray of int64
+            Sum of the clipped updates.
+        bits : int
+            Updates within the clip norm less those above it.
+        """
+        self._members += members
+        self.running.step(total)
+        clip, trees = self._clip, self._plan.trees
+        if clip is None:
+            return
+        clip.count(bits)
+        if number == trees.steps_before(clip.tree + 1) and number < trees.steps:
+            end = trees.run_of(clip.tree).end
+            clip.next_tree()
+            self.running.go_on(self._noise_of_tree(clip), self._unit, self._nodes, end)
+            self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
+            self._members = 0
+
+    def restart(self, account: RunAccount) -> None:
+        """Go on with fresh noise, of a new key, for the present stretch of an account."""
+        noise = account.noise(self._layout.size, **self._options)
+        self.running.go_on(noise, self._unit, self._nodes)
+        self._members = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state between two rounds: a secret, without copies."""
+        return {
+            "members": self._members,
+            "clip_norm": None if self._clip is None else self._clip.state_dict(),
+            "running": self.running.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], account: RunAccount) -> None:
+        """Take up a state of the same run, in the stretch that the account says."""
+        self._members = state["members"]
+        if self._clip is not None:
+            self._clip.load_state_dict(state["clip_norm"])
+            self._begin(self._noise_of_tree(self._clip))
+        elif account.abandoned:
+            self._begin(account.noise(self._layout.size, **self._options))
+        self.running.load_state_dict(state["running"])

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Round`: the clients of one round, and their updates as they come in, one by one."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+
+from dpftrl_fast.federated.cohorts import Cohort
+from dpftrl_fast.federated.ids import Client, client_id
+from dpftrl_fast.federated.round_sum import RoundSum
+
+__all__ = ["Round"]
+
+
+class Round:
+    """A round that has begun: made by `begin_round`, ended by `end_round`.
+
+    Whatever is wrong about an update is no error: the client's slot stays empty, and the reason is
+    returned and kept for the metrics. Nobody stands in for it, and the divisor stays the report
+    goal, so that nothing public follows from an update.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    token : str
+        Says of which run and round an update is; public. Clients get it with the model and send it
+        back.
+    cohort : tuple of int or str
+        The clients that are to train, as they were named.
+    turned_away : dict of client to str
+        Those that may not take part in this round, and why.
+    absent : int
+        Users whom the plan has in this round and who are not there: empty slots.
+
+    Notes
+    -----
+    Updates may be added from several threads; the sum has the same bits in any order.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        token: str,
+        cohort: Cohort,
+        *,
+        sums: RoundSum,
+        clip_norm: float,
+    ) -> None:
+        self.number, self.token = number, token
+        self.cohort = cohort.clients
+        self.turned_away = dict(cohort.turned_away)
+        self.absent = cohort.absent
+        self._ids = {client_id(client) for client in self.cohort}
+        self._answered: set[int] = set()
+        self._accepted = 0
+        self._within = 0
+        self._refused: dict[Any, str] = {}
+        self._sums, self._clip_norm = sums, clip_norm
+        self._ended: str | None = None
+        self._turn = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more updates are taken."""
+        return self._ended is not None
+
+    def add(self, client: Client, update: Any, *, token: object = None) -> str | None:
+        """Take a client's update: clip it and add it to the sum of the round.
+
+        Parameters
+        ----------
+        client : int or str
+            As it is named in `cohort`.
+        update : mapping of str to ndarray, or sequence of ndarray
+            The client's model after training less the model that it was sent, in the structure of
+            the model; float16, float32 or float64. It is not kept, and not changed; others must not
+            change it during the call, which reads it twice: for its norm, then to add it.
+        token : str, optional
+            What the client sent back; where the way of an update leaves no doubt of which run and
+            round it is, None.
+
+        Returns
+        -------
+        str or None
+            None if the update is in the sum; else why not. A client that is not of this cohort, or
+            has answered already, an update of another run or round, or one that comes after the
+            end, leaves everything as it was. One that does not fit the model or is not finite is
+            an answer: its slot stays empty.
+        """
+        with self._turn:
+            answers = len(self._answered)
+            reason = self._add(client, update, token)
+            name = _name(client)
+            if reason is not None and (name not in self._refused or len(self._answered) > answers):
+                self._refused[name] = reason  # what made the slot empty stays
+            return reason
+
+    def _add(self, client: Client, update: Any, token: object) -> str | None:
+        if self._ended is not None:
+            return self._ended
+        if token is not None and not (isinstance(token, str) and token == self.token):
+            came = repr(token[:60]) if isinstance(token, str) else type(token).__name__
+            return f"of another run or round: expected the token {self.token!r}, got {came}"
+        try:
+            identity = client_id(client)
+        except (TypeError, ValueError) as error:
+            return str(error)
+        if identity not in self._ids:
+            return self.turned_away.get(client, "not in the cohort of this round")
+        if identity in self._answered:
+            return "answered already in this round"
+        self._answered.add(identity)
+        try:
+            norm = self._sums.add(update)
+        except ValueError as error:  # it does not fit the model
+            return str(error)
+        if not math.isfinite(norm):
+            return "update must be finite, got NaN or infinity"
+        self._accepted += 1
+        self._within += 1 if norm <= self._clip_norm else -1
+        return None
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what happened in the round: of private data, NOT PRIVATE, not to be published.
+
+        Returns
+        -------
+        dict
+            ``"accepted"`` and ``"missing"`` (of the cohort, whether refused or silent) as numbers,
+            ``"refused"`` and ``"turned_away"`` as dictionaries of client to reason, ``"absent"``,
+            and ``"private"``, False.
+        """
+        with self._turn:
+            return {
+                "round": self.number,
+                "private": False,
+                "accepted": self._accepted,
+                "missing": len(self.cohort) - self._accepted,
+                "absent": self.absent,
+                "refused": dict(self._refused),
+                "turned_away": dict(self.turned_away),
+            }
+
+    def _end(self, reason: str) -> int:
+        """Take no more updates; return those within the clip norm less those above it."""
+        with self._turn:
+            self._ended = reason
+            return self._within
+
+    def __repr__(self) -> str:
+        return f"Round({self.number}, clients={len(self.cohort)}{', ended' * self.ended})"
+
+
+def _name(client: Any) -> Any:
+    """Return a client as a key of the metrics."""
+    fits = isinstance(client, (int, str, np.integer)) and not isinstance(client, bool)
+    return client if fits else f"of type {type(client).__name__}"

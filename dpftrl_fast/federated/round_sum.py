@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RoundSum`: the exact sum of a round's clipped updates, one update at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.clip_norms import check_clip_norm, clip_limit
+from dpftrl_fast.federated.layout import Array, Arrays, ModelLayout
+from dpftrl_fast.federated.sum_grid import check_unit, most_contributions
+from dpftrl_fast.ftrl_arguments import number
+from dpftrl_fast.kernels.client_sums import (
+    IntegerSum,
+    Part,
+    blocks_of,
+    measure,
+    rounding_factor,
+)
+
+__all__ = ["RoundSum"]
+
+# Shorter arrays are copied together, which is faster than to ask each for its address.
+_WORTH_AN_ADDRESS = 1 << 12
+
+
+class RoundSum:
+    """Sum of clipped updates in integers: exact, so the same for every order of the clients.
+
+    Each update is clipped as a whole, over all arrays together, to a norm below the clip norm, and
+    rounded to the grid; what is added has a norm of at most the clip norm, in exact arithmetic. An
+    update that is not finite adds nothing. Memory does not depend on how many updates there are: 12
+    bytes a coordinate, and a copy of those arrays of one update that are not long contiguous arrays
+    of float32 or float64.
+
+    Parameters
+    ----------
+    layout : ModelLayout
+        Of the model.
+    clip_norm : float
+        L, in [1e-100, 1e100].
+    unit : float
+        Of the grid, from :func:`dpftrl_fast.federated.sum_grid.sum_unit`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the clip norm is out of bounds, or the unit too coarse for the model or no power of two.
+
+    Notes
+    -----
+    Holds a bare sum: a secret. Calls from several threads are to take turns. Numbers wait in int32
+    (see :mod:`dpftrl_fast.kernels.client_sums`) until they might not fit, or `total` is read; how
+    often that is changes no bit.
+
+    Examples
+    --------
+    >>> layout = ModelLayout({"w": np.zeros(2), "b": np.zeros(1)})
+    >>> sums = RoundSum(layout, clip_norm=1.0, unit=2.0**-31)
+    >>> sums.add({"w": np.array([3.0, 4.0]), "b": np.zeros(1)})
+    5.0
+    >>> sums.add({"w": np.array([0.0, np.nan]), "b": np.zeros(1)})
+    nan
+    >>> (sums.total * sums.unit).round(5).tolist(), sums.count
+    ([0.6, 0.8, 0.0], 1)
+    """
+
+    def __init__(self, layout: ModelLayout, clip_norm: float, unit: float) -> None:
+        self._layout = layout
+        clip_norm = check_clip_norm(number("clip_norm", clip_norm))
+        self._unit = check_unit(clip_norm, layout.size, number("unit", unit))
+        self._limit = clip_limit(clip_norm)
+        self._most = most_contributions(clip_norm, unit)
+        sizes = np.diff(layout.starts)
+        blocks = np.array([blocks_of([size]) for size in sizes.tolist()])
+        self._blocks = int(blocks.sum())
+        # Of each array: its size, its first coordinate, the number of its first block.
+        self._facts = sizes, np.array(layout.starts[:-1]), np.cumsum(blocks) - blocks
+        self._is_long = (sizes >= _WORTH_AN_ADDRESS).tolist()
+        self._sum = IntegerSum(layout.size, self._blocks)
+        self._count = 0
+        self._copies: dict[str, Array] = {}
+
+    @property
+    def unit(self) -> float:
+        """What one of the integers stands for."""
+        return self._unit
+
+    @property
+    def count(self) -> int:
+        """How many updates are in the sum."""
+        return self._count
+
+    @property
+    def total(self) -> NDArray[np.int64]:
+        """The sum in units, shape (size,): a read-only view, which later calls change."""
+        view = self._sum.total().view()
+        view.flags.writeable = False
+        return view
+
+    def add(self, update: Arrays) -> float:
+        """Add an update, clipped.
+
+        Parameters
+        ----------
+        update : mapping, list or tuple of ndarray
+            As the model is laid out. Not to be changed by others during the call.
+
+        Returns
+        -------
+        float
+            Its norm before clipping, the largest float64 if it is above that; infinity or NaN if it
+            is not finite, and nothing was added. It is private.
+
+        Raises
+        ------
+        ValueError
+            If the update does not fit the model.
+        OverflowError
+            If the sum holds as many updates as int64 can take whatever they are. In both cases
+            nothing is changed.
+        """
+        parts = self._parts(self._layout.arrays(update))
+        if self._count >= self._most:
+            raise OverflowError(f"a sum on this grid takes at most {self._most} updates")
+        measured = measure(parts, self._blocks)
+        if not math.isfinite(measured.norm):
+            return measured.norm
+        self._count += 1
+        self._sum.add(measured, rounding_factor(measured, self._limit, self._unit))
+        return measured.length()
+
+    def _parts(self, arrays: list[Array]) -> list[Part]:
+        """Return the arrays of float64 and the others, which become float32, as parts."""
+        doubles = [array.dtype.itemsize == 8 for array in arrays]
+        if all(doubles) or not any(doubles):
+            return [self._part(range(len(arrays)), arrays, "d" if doubles[0] else "f", self._facts)]
+        parts = []
+        for char, wanted in (("f", False), ("d", True)):
+            places = [place for place, double in enumerate(doubles) if double == wanted]
+            facts = tuple(each[places] for each in self._facts)
+            parts.append(self._part(places, [arrays[place] for place in places], char, facts))
+        return parts
+
+    def _part(
+        self, places: Sequence[int], arrays: list[Array], char: str, facts: tuple[Array, ...]
+    ) -> Part:
+        sizes, starts, blocks = facts
+        addresses = np.zeros(len(arrays), np.int64)
+        short: list[int] = []
+        for k, (place, array) in enumerate(zip(places, arrays, strict=True)):
+            if self._is_long[place] and _is_vector(array, char):
+                addresses[k] = array.ctypes.data
+            else:
+                short.append(k)
+        memory: list[Array] = arrays
+        if short:
+            ends = np.cumsum(sizes[short])
+            copy = self._copy([arrays[k] for k in short], char, int(ends[-1]))
+            addresses[short] = copy.ctypes.data + copy.itemsize * (ends - sizes[short])
+            memory = [*arrays, copy]
+        return Part(char, addresses, sizes, starts, blocks, memory)
+
+    def _copy(self, arrays: list[Array], char: str, size: int) -> Array:
+        if char not in self._copies or self._copies[char].size < size:
+            self._copies[char] = np.empty(size, char)
+        with np.errstate(invalid="ignore"):  # a NaN may be of the kind that signals
+            parts = [array.ravel() for array in arrays]
+            return np.concatenate(parts, out=self._copies[char][:size])
+
+    def clear(self) -> None:
+        """Begin again with an empty sum."""
+        self._sum.clear()
+        self._count = 0
+
+
+def _is_vector(array: Array, char: str) -> bool:
+    dtype, flags = array.dtype, array.flags
+    return dtype.char == char and dtype.isnative and flags.c_contiguous and flags.aligned

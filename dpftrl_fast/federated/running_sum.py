@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RunningSum`: the sum of all rounds so far with the tree's noise on it.
+
+The sum of the clipped updates is kept in integers, and the noise is added in integers (see
+`dpftrl_fast.federated.sum_grid`): neither the order of clients nor a restart changes a bit. A
+float32 has 24 bits: where the noise is large, it says nothing about bits of the sum below its last
+place. So what leaves is rounded to a public grid as coarse as the last place of the largest values
+that the noise has (16 standard deviations; beyond them, which has a chance below 1e-56, a bit could
+show). Smaller bits of the sum decide about ties only. With float64 noise the grid is that of the
+integers, far finer than the noise and far coarser than its last place.
+
+Where the clip norm changes from tree to tree, each tree has noise of its own, of a key of its own
+and the standard deviation that goes with its clip norm. Each tree's noisy sums leave by themselves,
+and the last one of each tree before, which has left or could have, is added to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.accounting.trees import Trees
+from dpftrl_fast.federated.sum_grid import noisy_sum
+from dpftrl_fast.noise_so_far import noise_so_far
+from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.restarts import trees_between
+
+__all__ = ["RunningSum", "noise_grid", "tree_key", "tree_noise"]
+
+Vector = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Standard deviations that the noise does not exceed.
+_LARGEST = 16.0
+
+
+def tree_key(key: bytes, purpose: Literal["tree", "clip-norm"], tree: int) -> bytes:
+    """Return the key of one tree's noise, or of the estimate that is read at its end."""
+    label = b"dpftrl_fast/federated/" + purpose.encode() + b"/v1\x00"
+    return hashlib.sha256(label + key + tree.to_bytes(8, "little")).digest()
+
+
+def tree_noise(
+    plan: PrivacyPlan, tree: int, size: int, clip_norm: float, key: bytes, **options: Any
+) -> PlannedNoise:
+    """Return the noise of one tree of a plan, for a clip norm of its own.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+        Its clip norm is not read.
+    tree : int
+        From 0.
+    size : int
+        Number of coordinates.
+    clip_norm : float
+        Of this tree.
+    key : bytes
+        Of the run; the tree has a key of its own from it.
+    **options
+        ``dtype``, ``memory`` and ``threads`` of :meth:`dpftrl_fast.PrivacyPlan.noise`.
+    """
+    check_coordinates(size, 0)
+    before = plan.trees.steps_before(tree)
+    only: Trees = trees_between(plan.trees, before + 1, plan.trees.steps_before(tree + 1))
+    std = std_up(clip_norm, plan.noise_multiplier, options["dtype"])
+    own = tree_key(key, "tree", tree)
+    return PlannedNoise(size, std, trees=only, variant=plan.variant, key=own, **options)
+
+
+class RunningSum:
+    """s_t + n_t, round after round.
+
+    Parameters
+    ----------
+    noise : PlannedNoise
+        Of the whole run, or of its first tree if others follow by `go_on`.
+    unit : float
+        What one of the integers stands for: a power of two.
+    nodes : int
+        Nodes that the noise of one step can be the sum of, at most.
+
+    Notes
+    -----
+    Holds bare sums: a secret.
+    """
+
+    def __init__(self, noise: PlannedNoise, unit: float, nodes: int) -> None:
+        self._set(noise, unit, nodes)
+        self._sum: Ints = np.zeros(noise.size, np.int64)
+        self._base: Vector | None = None
+        self._value: Vector = np.zeros(noise.size)
+        self._change: Vector = np.zeros(noise.size)
+        self._room = np.empty(noise.size, noise.dtype)
+
+    def _set(self, noise: PlannedNoise, unit: float, nodes: int) -> None:
+        self._noise, self._unit = noise, unit
+        self._grid = max(unit, noise_grid(noise.std, nodes, noise.dtype))
+
+    @property
+    def value(self) -> Vector:
+        """s_t + n_t after the last step, zeros before the first; to be read only."""
+        return self._value
+
+    @property
+    def change(self) -> Vector:
+        """The last step's value less the one before; to be read only."""
+        return self._change
+
+    def step(self, total: Ints) -> None:
+        """Add the sum of a round, and the noise of the next step of the plan."""
+        before, self._value = self._value, self._change
+        self._sum += total
+        value = self._noisy(self._noise.step(self._room), self._value)
+        if self._base is not None:
+            value += self._base
+        self._change = np.subtract(value, before, out=before)
+
+    def go_on(self, noise: PlannedNoise, unit: float, nodes: int, end: int | None = None) -> None:
+        """Go on with other noise; the noisy sum of the present one stays for good.
+
+        Parameters
+        ----------
+        noise, unit, nodes
+            As at the beginning.
+        end : int, optional
+            Leaf of the present tree whose noise stays: where the plan ends or completes it. None
+            for that of the last step.
+        """
+        last = noise_so_far(self._noise) if end is None else self._noise.prefix(end)
+        carried = self._noisy(last, np.empty(noise.size))
+        self._base = carried if self._base is None else self._base + carried
+        self._sum.fill(0)
+        self._set(noise, unit, nodes)
+
+    def _noisy(self, noise: NDArray[Any], out: Vector) -> Vector:
+        noisy_sum(self._sum, noise, self._unit, out)
+        if self._grid > self._unit:
+            out /= self._grid  # a power of two: exact
+            np.rint(out, out=out)
+            out *= self._grid
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, a secret: the arrays themselves, no copies, and the noise's state."""
+        return {
+            "sum": self._sum,
+            "base": self._base,
+            "value": self._value,
+            "noise": self._noise.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state of the same noise and unit."""
+        self._noise.load_state_dict(state["noise"])
+        self._sum, self._base, self._value = state["sum"], state["base"], state["value"]
+
+
+def noise_grid(std: float, nodes: int, dtype: np.dtype[Any]) -> float:
+    """Return the last place of the largest values of noise of so many nodes: a power of two.
+
+    Examples
+    --------
+    >>> noise_grid(1.0, 4, np.dtype("float32")) == 2.0**-18  # 16 * 2 * 1.0 = 2^5
+    True
+    """
+    largest = _LARGEST * std * math.sqrt(nodes)
+    return math.ldexp(1.0, math.frexp(largest)[1] - np.finfo(dtype).nmant - 1)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grid on which clipped updates are summed in integers: how fine it can be, and must be.
+
+Every coordinate of a clipped update is rounded to a multiple of a unit 2^e, so that sums are exact:
+the same bits for every order of the clients, and, between neighbours, a difference that is one
+client's rounded update and nothing else. The unit is chosen from public numbers alone: the clip
+norm L, the number of coordinates d, how many updates the whole run can sum up and how large the
+noise can get. With k such that 2^k <= L/unit < 2^(k+1),
+
+    k >= 21 + log2(d)/2           the rounding moves an update by at most sqrt(d)/2 units, which is
+                                  at most 2^-22 L: a quarter of what clipping to L (1 - 2^-20) left;
+    (N + noise) 2^(k+1) <= 2^62   no sum of N updates, with noise of up to `noise` times L on it,
+                                  leaves int64.
+
+Within these bounds k is the larger of 31 and 21 + log2(d)/2, rounded up: fine enough that a
+coordinate of the size of L/sqrt(d) keeps 21 bits or more, far below the noise on the sum, and
+coarse enough that the sums of a hundred updates of a million coordinates fit int32, as a rule
+(see `RoundSum`).
+
+The noise is rounded to the same grid before it is added, in integers. Since the sum is a multiple
+of the unit, this is the rounding of the exact noisy sum: what leaves is a function of sum + noise,
+as the privacy proof has them. A float32 has bits enough for its own size only: see `RunningSum`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.clip_norms import check_clip_norm
+from dpftrl_fast.ftrl_arguments import number, positive_integer
+
+__all__ = ["check_unit", "most_contributions", "noisy_sum", "sum_unit"]
+
+_FINEST = 31  # k, where d allows for it
+_BITS = 62
+_BLOCK = 1 << 15
+
+
+def sum_unit(clip_norm: float, size: int, contributions: int, noise: float = 0.0) -> float:
+    """Return the unit of the sums of a run: a power of two.
+
+    Parameters
+    ----------
+    clip_norm : float
+        L, in [1e-100, 1e100].
+    size : int
+        Coordinates of an update (d), at most 2^36.
+    contributions : int
+        Most updates that any sum of the run can hold (N): all rounds' cohorts together where the
+        sums of rounds are summed on. Public.
+    noise : float
+        Largest absolute value that the noise on a sum can have, in units of the clip norm; 0 if it
+        is not added on the grid.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not what is described, or no unit keeps both promises: with N + noise
+        above 2^22 at d = 2^36, above 2^30 at d = 2^20.
+
+    Examples
+    --------
+    >>> sum_unit(1.0, 1_000_000, 10_000 * 1600) == 2.0**-31
+    True
+    """
+    check_clip_norm(number("clip_norm", clip_norm))
+    coarsest = _coarsest(positive_integer("size", size))
+    total = positive_integer("contributions", contributions)
+    total += math.ceil(number("noise", noise, least=0.0))
+    finest = _BITS - 1 - (total - 1).bit_length()  # (N + noise) 2^(k+1) <= 2^62
+    if finest < coarsest:
+        raise ValueError(
+            f"contributions + noise must be at most 2^{_BITS - 1 - coarsest} for sums of {size} "
+            f"numbers in 64-bit integers, got {contributions} + {noise}"
+        )
+    k = min(max(_FINEST, coarsest), finest)
+    # frexp: L = m 2^e with 1/2 <= m < 1, so that L / 2^(e-1-k) is in [2^k, 2^(k+1)).
+    return math.ldexp(1.0, math.frexp(clip_norm)[1] - 1 - k)
+
+
+def check_unit(clip_norm: float, size: int, unit: float) -> float:
+    """Return `unit` if rounding to it keeps an update within the clip norm.
+
+    Raises
+    ------
+    ValueError
+        If it is no power of two, or is not fine enough, or finer than int64 can use.
+    """
+    mantissa, exponent = math.frexp(unit)
+    k = math.frexp(clip_norm)[1] - exponent
+    coarsest = _coarsest(size)
+    if not (mantissa == 0.5 and coarsest <= k < _BITS - 12):
+        raise ValueError(
+            f"unit must be a power of two from 2^-{_BITS - 12} to 2^-{coarsest} times the clip "
+            f"norm {clip_norm}, got {unit}"
+        )
+    return unit
+
+
+def most_contributions(clip_norm: float, unit: float) -> int:
+    """Return how many clipped updates a sum can hold before int64 could overflow.
+
+    Examples
+    --------
+    >>> most_contributions(1.0, 2.0**-31) == 2**30
+    True
+    """
+    return 1 << (_BITS - 1 - (math.frexp(clip_norm)[1] - math.frexp(unit)[1]))
+
+
+def noisy_sum(
+    total: NDArray[np.int64],
+    noise: NDArray[Any],
+    unit: float,
+    out: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Return sum plus noise: added in integers, converted once.
+
+    Parameters
+    ----------
+    total : ndarray of int64, shape (d,)
+        In units.
+    noise : ndarray of float32 or float64, shape (d,)
+        Of absolute values that `sum_unit` was told of.
+    unit : float
+        A power of two.
+    out : ndarray of float64, shape (d,), optional
+        Where to write.
+
+    Returns
+    -------
+    ndarray of float64, shape (d,)
+
+    Examples
+    --------
+    >>> noisy_sum(np.array([3, -2]), np.array([0.3, 0.0]), 0.25).tolist()
+    [1.0, -0.5]
+    """
+    result = np.empty(total.size) if out is None else out
+    for start in range(0, total.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        steps = noise[part].astype(np.float64)
+        steps /= unit  # exact
+        np.rint(steps, out=steps)
+        np.multiply(total[part] + steps.astype(np.int64), unit, out=result[part])
+    return result
+
+
+def _coarsest(size: int) -> int:
+    """Return 21 + log2(size)/2, rounded up."""
+    return 21 + ((size - 1).bit_length() + 1) // 2

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs on the server."""
+
+from __future__ import annotations
+
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy
+from private_app import task
+
+app = ServerApp()
+
+
+def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+    """Public test data, on the server: nothing of the users is in it but the model."""
+    model = {name: array.numpy() for name, array in arrays.items()}
+    return MetricRecord({"accuracy": task.accuracy(model)})
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    delta = float(config["delta"])
+    plan = PrivacyPlan.calibrate(
+        epsilon=float(config["epsilon"]),
+        delta=delta,
+        clip_norm=float(config["clip-norm"]),
+        participation=accounting.MinSeparation(
+            int(config["rounds"]), int(config["max-uses"]), int(config["min-separation"])
+        ),
+    )
+    size = int(config["cohort-size"])
+    strategy = DPFTRLStrategy(
+        # It is offered `cohort_size` nodes whose turn it may be, and takes them all.
+        FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=size),
+        plan=plan,
+        report_goal=int(config["report-goal"]),
+        delta=delta,
+        client_id=AskClients(),
+        cohort_size=size,
+        learning_rate=float(config["learning-rate"]),
+        momentum=float(config["momentum"]),
+        folder=str(config["folder"]) or None,
+    )
+    model = ArrayRecord({name: Array(array) for name, array in task.initial_model().items()})
+    with strategy:
+        result = strategy.start(grid, model, evaluate_fn=evaluate)
+        last = result.evaluate_metrics_serverapp.get(strategy.rounds_done, {})
+        print(
+            f"after {strategy.rounds_done} rounds: epsilon {strategy.epsilon_spent():.3f} at delta "
+            f"{delta}, accuracy {last.get('accuracy', float('nan')):.3f}",
+            flush=True,
+        )
