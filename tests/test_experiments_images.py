@@ -14,6 +14,7 @@ from command_line import run, run_json  # noqa: E402
 
 from dpftrl_fast import accounting as acc  # noqa: E402
 from dpftrl_fast.experiments import images, images_data, images_methods  # noqa: E402
+from dpftrl_fast.experiments.climbing import climb  # noqa: E402
 from dpftrl_fast.experiments.images_data import Images, load_digits  # noqa: E402
 from dpftrl_fast.experiments.images_grid import all_methods, groups  # noqa: E402
 from dpftrl_fast.experiments.images_methods import (  # noqa: E402
@@ -23,7 +24,6 @@ from dpftrl_fast.experiments.images_methods import (  # noqa: E402
     train,
 )
 from dpftrl_fast.experiments.images_network import ImageNetwork, clipped_sums  # noqa: E402
-from dpftrl_fast.experiments.images_tuning import climb  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = 26_010
@@ -252,6 +252,9 @@ def test_the_full_grid_has_all_methods_and_the_reduced_one_is_part_of_it():
     assert len(set(names)) == len(names) == 24
 
 
+ENDS = {"lowest": -12, "highest": 6}
+
+
 def test_rates_are_climbed_until_both_neighbours_are_worse():
     asked = []
 
@@ -259,13 +262,17 @@ def test_rates_are_climbed_until_both_neighbours_are_worse():
         asked.extend(pairs)
         return [-((k - (-9, 2)[place]) ** 2) for place, k in pairs]
 
-    assert climb(score, [-4, 1]) == [-9, 2]
+    assert climb(score, [-4, 1], **ENDS) == [-9, 2]
     assert len(set(asked)) == len(asked)
     assert sorted(k for place, k in asked if place == 1) == [0, 1, 2, 3]
     asked.clear()
-    assert climb(score, [-4, 1], rounds=1) == [-5, 2] and len(asked) == 6
-    assert climb(lambda pairs: [0.5 for _ in pairs], [-4]) == [-12]  # all alike: the smallest
-    assert climb(lambda pairs: [float(k) for _, k in pairs], [-4]) == [6]  # the last of the range
+    assert climb(score, [-4, 1], **ENDS, rounds=1) == [-5, 2] and len(asked) == 6
+    assert climb(lambda pairs: [0.5 for _ in pairs], [-4], **ENDS) == [
+        -12
+    ]  # all alike: the smallest
+    assert climb(lambda pairs: [float(k) for _, k in pairs], [-4], **ENDS) == [
+        6
+    ]  # the last of the range
 
 
 # ---- The whole ----

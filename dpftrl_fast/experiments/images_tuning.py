@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from dpftrl_fast.experiments.climbing import climb
 from dpftrl_fast.experiments.dpsgd import amplified_sigma
 from dpftrl_fast.experiments.images_data import Images
 from dpftrl_fast.experiments.images_grid import Cell
@@ -21,7 +22,7 @@ from dpftrl_fast.experiments.images_methods import train
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory
 
-__all__ = ["Fitted", "climb", "tuned"]
+__all__ = ["Fitted", "tuned"]
 
 _TUNING_SEED = 1000
 _FIRST = {True: -4, False: -1}  # with momentum, and without: exponents of two
@@ -50,45 +51,6 @@ class Fitted(NamedTuple):
         method, budget = self.cell
         chosen = {"learning_rate": self.learning_rate, "mean": self.mean, "std": self.std}
         return {**method.to_dict(), **vars(budget), **chosen, "scores": [*self.scores]}
-
-
-def climb(
-    score: Callable[[list[tuple[int, int]]], Sequence[float]],
-    first: Sequence[int],
-    *,
-    rounds: int | None = None,
-) -> list[int]:
-    """Return the exponent with the best score for each place, whose neighbours are not better.
-
-    Parameters
-    ----------
-    score : callable
-        From a list of (place, exponent) to their scores.
-    first : sequence of int
-        Where each place begins.
-    rounds : int, optional
-        At most so many calls of `score`.
-
-    Examples
-    --------
-    >>> climb(lambda pairs: [-abs(k - 3 * place) for place, k in pairs], [0, 0])
-    [0, 3]
-    """
-    tried: list[dict[int, float]] = [{} for _ in first]
-    wanted = [(place, k) for place, at in enumerate(first) for k in (at - 1, at, at + 1)]
-    best = list(first)
-    while wanted and rounds != 0:
-        for (place, k), value in zip(wanted, score(wanted), strict=True):
-            tried[place][k] = value
-        best = [-max((value, -k) for k, value in found.items())[1] for found in tried]
-        wanted = [
-            (place, k)
-            for place, at in enumerate(best)
-            for k in (at - 1, at + 1)
-            if k not in tried[place] and _LOWEST <= k <= _HIGHEST
-        ]
-        rounds = None if rounds is None else rounds - 1
-    return best
 
 
 def tuned(
@@ -139,7 +101,8 @@ def tuned(
         return [values["accuracy"] for values in found]
 
     first = [_FIRST[cell.method.momentum > 0.0] for cell in cells]
-    rates = [2.0**k for k in climb(score, first, rounds=1 if quick else None)]
+    exponents = climb(score, first, lowest=_LOWEST, highest=_HIGHEST, rounds=1 if quick else None)
+    rates = [2.0**k for k in exponents]
     jobs = [job(i, "test", rate, seed) for i, rate in enumerate(rates) for seed in range(seeds)]
     found = laboratory.run(f"{laboratory.experiment}: fits", jobs)
     scores = [values["accuracy"] for values in found]

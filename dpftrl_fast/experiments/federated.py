@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Next-token prediction of clients, DP-FTRL beside DP-FedAvg: ``dpftrl-fast experiment federated``.
+
+With the paper's table of report goals, which takes no training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpftrl_fast.experiments import report_goals
+from dpftrl_fast.experiments.convex import Finished, run_experiments
+from dpftrl_fast.experiments.federated_clients import Population
+from dpftrl_fast.experiments.federated_grid import SIZES, Grid, Size, grid, held_out
+from dpftrl_fast.experiments.federated_items import load_online_retail
+from dpftrl_fast.experiments.federated_report import (
+    claims_table,
+    figure,
+    noise_table,
+    scores_table,
+    search_tables,
+    settings_table,
+)
+from dpftrl_fast.experiments.federated_search import Found, largest_noise
+from dpftrl_fast.experiments.federated_text import Clients, load_shakespeare
+from dpftrl_fast.experiments.federated_tuning import Fitted, Stage, tuned
+from dpftrl_fast.experiments.study import Laboratory, Progress, Report
+from dpftrl_fast.kernels._blas import one_blas_thread
+
+__all__ = ["FEDERATED", "run_federated", "study"]
+
+
+def _shakespeare(data: Path | None, words: int) -> Clients:
+    return load_shakespeare(data, words=words)
+
+
+def _online_retail(data: Path | None, words: int) -> Clients:
+    return load_online_retail(data, items=words)
+
+
+#: Name of the experiment and what reads its data, given the size of the vocabulary.
+FEDERATED: Mapping[str, Callable[[Path | None, int], Clients]] = {
+    "shakespeare": _shakespeare,
+    "online-retail": _online_retail,
+}
+
+_QUICK_CLIENTS, _QUICK_TEST = 60, 60
+
+
+def study(clients: Clients, laboratory: Laboratory, size: Size, plan: Grid) -> Report:
+    """Compare the methods: accuracy against epsilon, the paper's claims, and the largest noise.
+
+    Parameters
+    ----------
+    clients : Clients
+        Its vocabulary is that of the grid.
+    laboratory : Laboratory
+    size : {"quick", "reduced", "full"}
+        "quick" is on some dozen clients.
+    plan : Grid
+
+    Returns
+    -------
+    Report
+    """
+    quick = size == "quick"
+    if quick:
+        clients = clients.first(_QUICK_CLIENTS, _QUICK_TEST)
+    name = laboratory.experiment
+    tune = _stage("tune", clients.validation(held_out(len(clients))), plan)
+    test = _stage("test", clients, plan)
+    fitted = tuned(laboratory, tune, test, plan, quick=quick)
+    leading = [one for one in fitted if one.cell.method == plan.cells[0].method]
+    found = [
+        largest_noise(laboratory, test, leading, target, plan.seeds) for target in plan.targets
+    ]
+    searches: list[Found] = [one for one in found if one is not None]
+    tables = [
+        scores_table(f"{name}: test accuracy in percent (standard deviation)", fitted),
+        claims_table(f"{name}: differences in percent", fitted),
+        noise_table(f"{name}: noise multipliers", fitted),
+        settings_table(f"{name}: server rate, client rate, clip norm", fitted),
+        *search_tables(name, searches, len(clients)),
+    ]
+    drawn = _figure(name, fitted)
+    data: list[Mapping[str, Any]] = [one.to_dict() for one in fitted]
+    data += [one.to_dict() for one in searches]
+    return Report(data, tables, drawn)
+
+
+def _figure(name: str, fitted: Sequence[Fitted]) -> dict[str, bytes]:
+    drawn = figure(name, fitted)
+    return {} if drawn is None else {f"federated_{name.replace('-', '_')}.png": drawn}
+
+
+def _stage(name: str, clients: Clients, plan: Grid) -> Stage:
+    common = {
+        "clients": len(clients),
+        "test_examples": len(clients.test),
+        "sizes": [*plan.sizes],
+        "most_examples": plan.most_examples,
+    }
+    return Stage(name, Population(clients, plan.sizes, plan.most_examples), common)
+
+
+def run_federated(
+    names: Sequence[str],
+    out: Path,
+    *,
+    data: Path | None = None,
+    size: Size = "reduced",
+    progress: Progress | None = None,
+) -> Iterator[Finished]:
+    """Run the federated experiments, as `dpftrl_fast.experiments.convex.run_experiments`.
+
+    All on one thread: products of matrices so small gain nothing by a second one, and sums would
+    depend on it.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of `FEDERATED`, or "report-goals", the paper's table; none for all.
+    out : Path
+        Folder for the results.
+    data : Path, optional
+        Folder that may hold data files.
+    size : {"quick", "reduced", "full"}
+    progress : callable, optional
+
+    Yields
+    ------
+    Finished
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        As `run_experiments`, and for another size.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
+
+    def trained(
+        name: str,
+        load: Callable[[Path | None, int], Clients],
+        folder: Path | None,
+        laboratory: Laboratory,
+        quick: bool,
+    ) -> Report:
+        plan = grid(name, size)
+        with one_blas_thread():
+            return study(load(folder, plan.words), laboratory, size, plan)
+
+    def goals(folder: Path | None, laboratory: Laboratory, quick: bool) -> Report:
+        return report_goals.study(laboratory, quick=quick)
+
+    experiments: dict[str, Any] = {"report-goals": goals}
+    experiments |= {name: partial(trained, name, load) for name, load in FEDERATED.items()}
+    yield from run_experiments(
+        names, out, data=data, quick=size == "quick", progress=progress, experiments=experiments
+    )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client of the experiment does with the model that it is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.experiments.federated_network import NextToken, Packed, Sizes
+from dpftrl_fast.experiments.federated_text import Clients
+
+__all__ = ["BATCH_SIZE", "Population"]
+
+Floats = NDArray[np.float32]
+
+BATCH_SIZE = 16
+
+
+class Population:
+    """The clients of a data set and a network to train: one epoch over their examples, in order.
+
+    Parameters
+    ----------
+    clients : Clients
+    sizes : Sizes
+    most_examples : int
+        Of a client: the first ones.
+
+    Raises
+    ------
+    ValueError
+        If the vocabularies differ, or there is no client.
+    """
+
+    def __init__(self, clients: Clients, sizes: Sizes, most_examples: int) -> None:
+        if clients.vocabulary != sizes.vocabulary:
+            raise ValueError(
+                f"expected a vocabulary of {sizes.vocabulary}, got {clients.vocabulary}"
+            )
+        if not clients.examples:
+            raise ValueError("expected clients, got none")
+        self.sizes = sizes
+        self._batches = [_batches(examples[:most_examples]) for examples in clients.examples]
+        self._test = _batches(clients.test)
+        places = (len(b.inputs) for part in [*self._batches, self._test] for b in part)
+        self._network = NextToken(sizes, max(places))
+        self._gradient = np.empty(sizes.parameters, np.float32)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def update(self, client: int, theta: Floats, learning_rate: float) -> Floats:
+        """Return what a client sends back: its model after training minus the one it was sent.
+
+        Parameters
+        ----------
+        client : int
+            Its place.
+        theta : (d,) array of float32
+            The model that it is sent; unchanged.
+        learning_rate : float
+            Of its steps, each on the mean gradient of `BATCH_SIZE` examples.
+
+        Returns
+        -------
+        (d,) array of float32
+            Not finite where training ran away.
+        """
+        own, gradient, rate = theta.copy(), self._gradient, np.float32(learning_rate)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for batch in self._batches[client]:
+                self._network.gradient(own, batch, gradient)
+                gradient *= rate
+                own -= gradient
+        own -= theta
+        return own
+
+    def accuracy(self, theta: Floats) -> float:
+        """Return the share of words of the test examples that the model foretells.
+
+        Neither words out of the vocabulary nor ends count as words to foretell.
+        """
+        right = counted = 0
+        for batch in self._test:
+            more, of = self._network.accuracy(theta, batch)
+            right, counted = right + more, counted + of
+        return right / max(counted, 1)
+
+
+def _batches(examples: NDArray[Any]) -> list[Packed]:
+    starts = range(0, len(examples), BATCH_SIZE)
+    return [Packed.of(examples[start : start + BATCH_SIZE]) for start in starts]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which methods are run at which epsilon, on networks of which size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Literal, NamedTuple, TypeAlias
+
+from dpftrl_fast.accounting.choices import Variant
+from dpftrl_fast.experiments.federated_methods import MOMENTUM, Budget, Method
+from dpftrl_fast.experiments.federated_network import UNKNOWN, Sizes
+
+__all__ = [
+    "DELTA",
+    "MOMENTUM_GAIN",
+    "SIZES",
+    "Cell",
+    "Grid",
+    "Size",
+    "all_methods",
+    "grid",
+    "held_out",
+]
+
+#: How much is run.
+Size: TypeAlias = Literal["quick", "reduced", "full"]
+SIZES: tuple[Size, ...] = ("quick", "reduced", "full")
+
+DELTA = 1e-4
+
+#: log2 of the steps of momentum 0.9 in one without it, about.
+MOMENTUM_GAIN = 3.0
+
+_HELD_OUT = 10  # one training client in so many is held out to choose settings by
+
+
+class Cell(NamedTuple):
+    """A method at a budget: settings are chosen for each, then fits made."""
+
+    method: Method
+    budget: Budget
+
+
+class Grid(NamedTuple):
+    """What is run on a data set.
+
+    Attributes
+    ----------
+    words : int
+        Of the vocabulary, without the special tokens.
+    sizes : Sizes
+        Of the network.
+    most_examples : int
+        Of a client.
+    client_rates, clip_norms : tuple of float
+        All pairs are tried.
+    first_step : float
+        Where server rates are first tried: log2 of rate times clip norm, with momentum; without, it
+        is `MOMENTUM_GAIN` more.
+    seeds : int
+        Fits with the settings chosen.
+    cells : tuple of Cell
+        The first method is that of the search for the largest noise.
+    targets : tuple of float
+        Accuracies of that search.
+    """
+
+    words: int
+    sizes: Sizes
+    most_examples: int
+    client_rates: tuple[float, ...]
+    clip_norms: tuple[float, ...]
+    first_step: float
+    seeds: int
+    cells: tuple[Cell, ...]
+    targets: tuple[float, ...]
+
+
+def all_methods(passes: int) -> list[Method]:
+    """Return all methods, each with and without momentum.
+
+    FTRL with either variant, without restarts and restarted after each pass; DP-FedAvg, amplified
+    or not.
+
+    Examples
+    --------
+    >>> len(all_methods(6)), len(all_methods(1))
+    (12, 8)
+    """
+    variants: tuple[Variant, ...] = ("honaker", "vanilla")
+    restarts = (1, None) if passes > 1 else (None,)
+    found = []
+    for momentum in (MOMENTUM, 0.0):
+        found += [Method("ftrl", momentum, r, v) for v, r in product(variants, restarts)]
+        found += [Method("fixed", momentum), Method("amplified", momentum)]
+    return found
+
+
+def grid(data: str, size: Size) -> Grid:
+    """Return what is run on a data set.
+
+    Parameters
+    ----------
+    data : {"shakespeare", "online-retail"}
+    size : {"quick", "reduced", "full"}
+
+    Examples
+    --------
+    >>> found = grid("shakespeare", "reduced")
+    >>> found.sizes.parameters, len(found.cells)
+    (59672, 14)
+    """
+    goal = {"shakespeare": 78, "online-retail": 165}[data]  # 16 and 32 rounds a pass
+    first_step = {"shakespeare": -2.0, "online-retail": 0.0}[data]
+    leading = [
+        Method("ftrl", MOMENTUM, 1), Method("fixed", MOMENTUM), Method("amplified", MOMENTUM)
+    ]  # fmt: skip
+    if size == "quick":
+        cells = _cells(product(leading, (8.0, 16.0)), 10, 2)
+        return Grid(100, Sizes(104, 8, 8, 8), 16, (1.0,), (0.3,), -2.0, 2, cells, (0.05,))
+    if size == "full":
+        cells = _cells(product(all_methods(6), (2.0, 4.0, 8.0, 16.0)), goal, 6)
+        sizes = Sizes(1000 + UNKNOWN + 1, 96, 128, 96)
+        return Grid(
+            1000,
+            sizes,
+            256,
+            (0.5, 1.0, 2.0),
+            (0.1, 0.3, 1.0),
+            first_step,
+            3,
+            cells,
+            (0.06, 0.08, 0.1),
+        )
+    sizes = Sizes(500 + UNKNOWN + 1, 32, 64, 32)
+    if data == "online-retail":
+        cells = _cells(product((leading[0], leading[2]), (8.0,)), goal, 4)
+        return Grid(500, sizes, 64, (1.0,), (0.3,), first_step, 3, cells, ())
+    others = [
+        Method("ftrl", MOMENTUM, 1, "vanilla"),
+        Method("ftrl", MOMENTUM),
+        Method("ftrl", 0.0, 1),
+        Method("fixed", 0.0),
+        Method("amplified", 0.0),
+    ]
+    cells = _cells([*product(leading, (4.0, 8.0, 16.0)), *product(others, (8.0,))], goal, 4)
+    return Grid(500, sizes, 64, (1.0,), (0.3,), first_step, 3, cells, (0.08,))
+
+
+def _cells(pairs: Iterable[tuple[Method, float]], goal: int, passes: int) -> tuple[Cell, ...]:
+    return tuple(Cell(method, Budget(epsilon, DELTA, goal, passes)) for method, epsilon in pairs)
+
+
+def held_out(clients: int) -> int:
+    """Return how many training clients settings are chosen by."""
+    return max(1, clients // _HELD_OUT)

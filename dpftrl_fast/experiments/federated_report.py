@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From accuracies to tables and a figure: means with standard deviations, the paper's claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from dpftrl_fast.experiments.federated_methods import Method
+from dpftrl_fast.experiments.federated_search import Found, epsilons_at_goals
+from dpftrl_fast.experiments.federated_tuning import Fitted
+from dpftrl_fast.experiments.study import Table
+from dpftrl_fast.plots import Line, Panel, panels_png
+
+__all__ = [
+    "claims_table",
+    "figure",
+    "noise_table",
+    "scores_table",
+    "search_tables",
+    "settings_table",
+]
+
+_FACTORS = (1, 2, 4, 16, 64)
+
+
+def scores_table(title: str, fitted: Sequence[Fitted]) -> Table:
+    """Return accuracies in percent: a method a row, an epsilon a column."""
+    return _by_epsilon(title, fitted, lambda one: f"{100 * one.mean:.2f} ({100 * one.std:.2f})")
+
+
+def noise_table(title: str, fitted: Sequence[Fitted]) -> Table:
+    """Return the noise multipliers."""
+    return _by_epsilon(title, fitted, lambda one: f"{one.noise:.2f}")
+
+
+def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
+    """Return the server rates, client rates and clip norms that were chosen."""
+    return _by_epsilon(
+        title,
+        fitted,
+        lambda one: (
+            f"2^{math.log2(one.setting.server_rate):.0f}, {one.setting.client_rate:g}, "
+            f"{one.setting.clip_norm:g}"
+        ),
+    )
+
+
+def _by_epsilon(title: str, fitted: Sequence[Fitted], text: Callable[[Fitted], str]) -> Table:
+    epsilons = sorted({one.cell.budget.epsilon for one in fitted})
+    names = dict.fromkeys(one.cell.method.name for one in fitted)
+    cells = {(one.cell.method.name, one.cell.budget.epsilon): text(one) for one in fitted}
+    rows = [(name, *(cells.get((name, e), "") for e in epsilons)) for name in names]
+    return Table(title, ("", *(f"epsilon {e:g}" for e in epsilons)), rows)
+
+
+def claims_table(title: str, fitted: Sequence[Fitted]) -> Table:
+    """Return what the paper claims, for each pair of cells that it is about.
+
+    The difference of the mean accuracies in percent, its standard error over the seeds, and in a
+    word whether it is above 0: "no difference" within two standard errors.
+    """
+    found = {(one.cell.method, one.cell.budget.epsilon): one for one in fitted}
+    rows: list[tuple[str, ...]] = []
+    for words, other in _CLAIMS.items():
+        for (method, epsilon), one in found.items():
+            compared = other(method)
+            against = None if compared is None else found.get((compared, epsilon))
+            if against is not None:
+                name = f"{method.name}: {words}"
+                rows.append((name, f"{epsilon:g}", *_compared(one, against)))
+    return Table(title, ("", "epsilon", "difference", "its error", ""), rows)
+
+
+def _averaging(other: Method) -> Callable[[Method], Method | None]:
+    def compared(method: Method) -> Method | None:
+        leading = Method("ftrl", method.momentum, 1)
+        return replace(other, momentum=method.momentum) if method == leading else None
+
+    return compared
+
+
+def _vanilla(method: Method) -> Method | None:
+    honaker = method.kind == "ftrl" and method.variant == "honaker"
+    return replace(method, variant="vanilla") if honaker else None
+
+
+def _unrestarted(method: Method) -> Method | None:
+    return replace(method, restart=None) if method.restart is not None else None
+
+
+def _without_momentum(method: Method) -> Method | None:
+    return replace(method, momentum=0.0) if method.momentum > 0.0 else None
+
+
+#: From words to what the method is compared with.
+_CLAIMS: Mapping[str, Callable[[Method], Method | None]] = {
+    "above DP-FedAvg, not amplified": _averaging(Method("fixed")),
+    "above DP-FedAvg, amplified": _averaging(Method("amplified")),
+    "above no momentum": _without_momentum,
+    "above vanilla": _vanilla,
+    "above no restart": _unrestarted,
+}
+
+
+def _compared(one: Fitted, other: Fitted) -> tuple[str, str, str]:
+    difference = 100.0 * (one.mean - other.mean)
+    error = 100.0 * math.hypot(one.std, other.std) / math.sqrt(len(one.scores))
+    word = "no difference" if abs(difference) <= 2.0 * error else "yes" if difference > 0 else "no"
+    return f"{difference:+.2f}", f"{error:.2f}", word
+
+
+def search_tables(name: str, searches: Sequence[Found], clients: int) -> list[Table]:
+    """Return the largest noise for each accuracy, and what it costs with more clients."""
+    if not searches:
+        return []
+    rows: list[tuple[str, ...]] = [
+        (
+            one.cell.method.name,
+            f"{100 * one.target:g}",
+            f"{one.noise:.2f}",
+            f"{100 * one.accuracy:.2f}",
+            f"{one.misses:.2f}",
+            f"{one.cell.budget.epsilon:.2f}",
+        )
+        for one in searches
+    ]
+    heading: tuple[str, ...] = (
+        "",
+        "accuracy to meet",
+        "largest noise",
+        "accuracy",
+        "too much noise",
+        "epsilon",
+    )
+    tables = [Table(f"{name}: the largest noise that meets an accuracy in percent", heading, rows)]
+    rows = [
+        (
+            f"{100 * one.target:g}",
+            f"{row['clients']:,}",
+            f"{row['report_goal']:,}",
+            f"{row['noise_multiplier']:.2f}",
+            f"{row['epsilon']:.2f}",
+        )
+        for one in searches
+        for row in epsilons_at_goals(one, clients, _FACTORS)
+    ]
+    heading = ("accuracy to meet", "clients", "report goal", "noise multiplier", "epsilon")
+    tables.append(
+        Table(f"{name}: the same noise on the mean of more clients, computed", heading, rows)
+    )
+    return tables
+
+
+def figure(title: str, fitted: Sequence[Fitted]) -> bytes | None:
+    """Return accuracy against epsilon as a PNG file, or None where no method has two epsilons."""
+    lines = []
+    for method in dict.fromkeys(one.cell.method for one in fitted):
+        own = sorted(
+            (one for one in fitted if one.cell.method == method),
+            key=lambda one: one.cell.budget.epsilon,
+        )
+        if len(own) > 1:
+            lines.append(
+                Line(
+                    method.name,
+                    [one.cell.budget.epsilon for one in own],
+                    [one.mean for one in own],
+                    [one.mean - one.std for one in own],
+                    [one.mean + one.std for one in own],
+                )
+            )
+    if not lines:
+        return None
+    return panels_png([Panel(title, "epsilon", "test accuracy", lines, log_x=True)])

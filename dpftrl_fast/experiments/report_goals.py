@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epsilon against the report goal at fixed utility: the paper's StackOverflow tables made again.
+
+The utility of a run depends on the noise of the mean update, sigma/goal in units of the clip norm.
+If that ratio is kept, a larger report goal allows more noise, and more passes over the population
+in the same number of rounds. The paper (its section on StackOverflow) does the arithmetic for 1,600
+rounds, a ratio of 0.00149 and delta 1e-6. A pass is floor(population/goal) rounds, the tree is
+restarted after each, and every pass, the last one too, counts as whole:
+
+    zeta = ceil(1600/pass) (floor(log2 pass) + 1)
+
+which is what `sensitivity_squared` says of fixed epochs with a restart after each. The paper went
+from there to epsilon by Renyi differential privacy at a fixed set of orders. Beside that figure
+stand the exact epsilon of the same zeta, and the exact epsilon where nothing but prefixes leaves
+the tree (`bound="released"`), both of which hold for the paper's very runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+
+from dpftrl_fast import accounting as acc
+from dpftrl_fast.experiments.results import Values
+from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
+from dpftrl_fast.plots import Line, Panel, panels_png
+
+__all__ = [
+    "DELTA",
+    "NOISE_PER_REPORT",
+    "ORDERS",
+    "REPORT_GOALS",
+    "ROUNDS",
+    "SINGLE_PASS",
+    "Published",
+    "epsilons",
+    "pass_sensitivity",
+    "smallest_goal",
+    "study",
+]
+
+#: Of the paper's runs.
+ROUNDS = 1_600
+DELTA = 1e-6
+#: Noise multiplier over report goal.
+NOISE_PER_REPORT = 0.00149
+#: Renyi orders that the paper's accountant tried.
+ORDERS = (*(k / 10 for k in range(11, 110)), *range(12, 64))
+
+Bound = Literal["exact", "released"]
+Accountant = Literal["rdp", "exact", "released"]
+
+
+_ACCOUNTANTS: tuple[tuple[Accountant, str], ...] = (
+    ("rdp", "the paper's way (RDP)"),
+    ("exact", "exact"),
+    ("released", "released"),
+)
+_HEADING = tuple(label for _, label in _ACCOUNTANTS)
+
+
+class Published(NamedTuple):
+    """A line of the paper's table: a report goal and its epsilon."""
+
+    population: int
+    goal: int
+    epsilon: float
+
+
+#: The paper's table of report goals, for StackOverflow's population and for a million.
+REPORT_GOALS = (
+    Published(342_477, 100, 363.66),
+    Published(342_477, 1_000, 32.52),
+    Published(342_477, 5_060, 9.76),
+    Published(342_477, 16_300, 4.11),
+    Published(1_000_000, 3_850, 7.57),
+    Published(1_000_000, 10_300, 3.56),
+)
+
+#: The paper's table of accuracies, a single pass of 1,600 rounds: noise multiplier and epsilon.
+SINGLE_PASS = ((1.13, 18.71), (2.33, 7.83), (4.03, 4.19), (6.21, 2.60), (8.83, 1.77))
+
+
+@cache
+def pass_sensitivity(population: int, goal: int, bound: Bound = "exact") -> int | float:
+    """Return zeta of 1,600 rounds whose tree is restarted after each pass.
+
+    Parameters
+    ----------
+    population : int
+        Users, each of whom takes part once a pass.
+    goal : int
+        Users a round, 1 to ``population``.
+    bound : {"exact", "released"}
+        See `dpftrl_fast.accounting.sensitivity_squared`.
+
+    Raises
+    ------
+    ValueError
+        If a pass has no round.
+
+    Examples
+    --------
+    >>> pass_sensitivity(342_477, 5_060)
+    168
+    """
+    if not 0 < goal <= population:
+        raise ValueError(f"goal must lie between 1 and the population {population}, got {goal}")
+    rounds = min(population // goal, ROUNDS)
+    return _zeta(rounds, bound)
+
+
+@cache
+def _zeta(rounds: int, bound: Bound) -> int | float:
+    passes = acc.FixedEpochs(rounds, -(-ROUNDS // rounds))
+    return acc.sensitivity_squared(passes, restart_every=rounds, bound=bound)
+
+
+def epsilons(noise_multiplier: float, exact: int | float, released: int | float) -> Values:
+    """Return epsilon at delta 1e-6 by three accountants.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+    exact, released : int or float
+        zeta with either bound.
+
+    Returns
+    -------
+    mapping
+        ``"rdp"`` by the paper's way, ``"exact"`` of the same zeta, ``"released"``.
+
+    Examples
+    --------
+    >>> found = epsilons(1.49, 45, 45)
+    >>> round(found["rdp"], 2), round(found["exact"], 2)
+    (32.52, 30.85)
+    """
+    return {
+        "rdp": _epsilon(noise_multiplier, exact, "rdp"),
+        "exact": _epsilon(noise_multiplier, exact, "exact"),
+        "released": _epsilon(noise_multiplier, released, "released"),
+    }
+
+
+def _epsilon(noise_multiplier: float, zeta: int | float, accountant: Accountant) -> float:
+    if accountant == "rdp":
+        return acc.epsilon(noise_multiplier, zeta, DELTA, "rdp", orders=ORDERS)
+    return acc.epsilon(noise_multiplier, zeta, DELTA)
+
+
+def smallest_goal(population: int, epsilon: float, accountant: Accountant = "exact") -> int:
+    """Return the smallest report goal at which an accountant states an epsilon, at fixed utility.
+
+    Parameters
+    ----------
+    population : int
+    epsilon : float
+    accountant : {"rdp", "exact", "released"}
+        As in `epsilons`.
+
+    Raises
+    ------
+    ValueError
+        If there is none up to the population.
+
+    Examples
+    --------
+    >>> smallest_goal(342_477, 9.76)
+    4599
+    """
+    bound: Bound = "released" if accountant == "released" else "exact"
+
+    def at(goal: int) -> float:
+        zeta = pass_sensitivity(population, goal, bound)
+        return _epsilon(NOISE_PER_REPORT * goal, zeta, accountant)
+
+    goals = range(1, population + 1)
+    # while zeta stays, epsilon falls
+    for _, stretch in groupby(goals, key=lambda goal: pass_sensitivity(population, goal, bound)):
+        alike = list(stretch)
+        if at(alike[-1]) <= epsilon:
+            return alike[bisect_left(alike, -epsilon, key=lambda goal: -at(goal))]
+    raise ValueError(f"no report goal up to {population} has epsilon {epsilon}")
+
+
+def study(laboratory: Laboratory, *, quick: bool = False) -> Report:
+    """Make the tables and the figure.
+
+    Parameters
+    ----------
+    laboratory : Laboratory
+    quick : bool
+        Few points in the figure, and no smallest goals.
+
+    Returns
+    -------
+    Report
+    """
+    single = _single_pass(laboratory)
+    goals = _report_goals(laboratory, smallest=not quick)
+    curves = {
+        population: _curve(laboratory, population, points=4 if quick else 24)
+        for population in dict.fromkeys(line.population for line in REPORT_GOALS)
+    }
+    rows: list[Mapping[str, Any]] = [
+        {"table": "single pass", "noise_multiplier": sigma, "published": epsilon, **values}
+        for (sigma, epsilon), values in zip(SINGLE_PASS, single, strict=True)
+    ]
+    for (population, goal, epsilon), values in zip(REPORT_GOALS, goals, strict=True):
+        row = {"population": population, "goal": goal, "published": epsilon}
+        rows.append({"table": "report goals", **row, **values})
+    tables = [_single_pass_table(single), _report_goals_table(goals)]
+    if not quick:
+        tables.append(_smallest_goals_table(goals))
+    return Report(rows, tables, {"federated_report_goals.png": _figure(curves)})
+
+
+# ---- numbers ----
+
+
+def _single_pass(laboratory: Laboratory) -> list[Values]:
+    jobs = [
+        Job({"table": "single pass", "noise_multiplier": sigma}, 0, partial(_at_noise, sigma))
+        for sigma, _ in SINGLE_PASS
+    ]
+    return laboratory.run("report goals: a single pass", jobs)
+
+
+def _report_goals(laboratory: Laboratory, *, smallest: bool) -> list[Values]:
+    def work(line: Published) -> Values:
+        found = dict(_at_goal(line.population, line.goal))
+        for name, _ in _ACCOUNTANTS if smallest else ():
+            found[f"goal_{name}"] = smallest_goal(line.population, found["rdp"], name)
+        return found
+
+    jobs = []
+    for line in REPORT_GOALS:
+        setting = {"table": "report goals", **line._asdict(), "smallest": smallest}
+        jobs.append(Job(setting, 0, partial(work, line)))
+    return laboratory.run("report goals: the paper's table", jobs)
+
+
+def _curve(laboratory: Laboratory, population: int, points: int) -> dict[int, Values]:
+    """Return values at goals that are spread evenly over the logarithms from 100 to 30,000."""
+    goals = [round(100 * 300 ** (i / (points - 1))) for i in range(points)]
+    jobs = []
+    for goal in goals:
+        setting = {"table": "curve", "population": population, "goal": goal}
+        jobs.append(Job(setting, 0, partial(_at_goal, population, goal)))
+    return dict(zip(goals, laboratory.run("report goals: the curve", jobs), strict=True))
+
+
+def _at_noise(noise_multiplier: float) -> Values:
+    run = acc.SinglePass(ROUNDS)
+    exact = acc.sensitivity_squared(run)
+    released = acc.sensitivity_squared(run, bound="released")
+    values = epsilons(noise_multiplier, exact, released)
+    return {"zeta": exact, "zeta_released": released, **values}
+
+
+def _at_goal(population: int, goal: int) -> Values:
+    exact = pass_sensitivity(population, goal)
+    released = pass_sensitivity(population, goal, "released")
+    values = epsilons(NOISE_PER_REPORT * goal, exact, released)
+    return {"zeta": exact, "zeta_released": released, **values}
+
+
+# ---- tables and the figure ----
+
+
+def _single_pass_table(found: Iterable[Values]) -> Table:
+    rows = [
+        (f"{sigma:g}", f"{epsilon:.2f}", *_figures(values))
+        for (sigma, epsilon), values in zip(SINGLE_PASS, found, strict=True)
+    ]
+    heading = ("noise multiplier", "epsilon published", *_HEADING)
+    return Table("The paper's StackOverflow runs: a single pass of 1,600 rounds", heading, rows)
+
+
+def _report_goals_table(found: Iterable[Values]) -> Table:
+    rows = [
+        (
+            f"{line.population:,}",
+            f"{line.goal:,}",
+            f"{NOISE_PER_REPORT * line.goal:.3f}",
+            f"{values['zeta']:.0f}",
+            f"{line.epsilon:.2f}",
+            *_figures(values),
+        )
+        for line, values in zip(REPORT_GOALS, found, strict=True)
+    ]
+    heading = ("population", "report goal", "noise multiplier", "zeta", "epsilon published")
+    return Table("The paper's report goals at fixed utility", (*heading, *_HEADING), rows)
+
+
+def _smallest_goals_table(found: Iterable[Values]) -> Table:
+    rows = [
+        (
+            f"{line.population:,}",
+            f"{line.epsilon:.2f}",
+            f"{line.goal:,}",
+            *(
+                f"{values[name]:,.0f} ({100 * (values[name] / line.goal - 1):+.1f} %)"
+                for name in (f"goal_{name}" for name, _ in _ACCOUNTANTS)
+            ),
+        )
+        for line, values in zip(REPORT_GOALS, found, strict=True)
+    ]
+    heading = ("population", "epsilon", "report goal published", *_HEADING)
+    return Table("The smallest report goal for the published epsilon", heading, rows)
+
+
+def _figures(values: Values) -> tuple[str, ...]:
+    return tuple(f"{values[name]:.2f}" for name, _ in _ACCOUNTANTS)
+
+
+def _figure(curves: dict[int, dict[int, Values]]) -> bytes:
+    panels = []
+    for population, curve in curves.items():
+        goals = [*curve]
+        lines = [
+            Line(label, goals, [curve[goal][name] for goal in goals], dashed=True)
+            for name, label in _ACCOUNTANTS
+        ]
+        published = [line for line in REPORT_GOALS if line.population == population]
+        lines.append(Line("published", [p.goal for p in published], [p.epsilon for p in published]))
+        title = f"{population:,} users, noise/goal {NOISE_PER_REPORT:g}, delta {DELTA:g}"
+        panels.append(Panel(title, "report goal", "epsilon", lines, log_x=True, log_y=True))
+    return panels_png(panels)
