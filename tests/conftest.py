@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Away from the sources: `python -c` imports from the current folder first."""
+"""Away from the sources, where `python -c` would import from, and without a clock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# No test asserts a time: a busy machine is not a fault.
+settings.register_profile("no clock", deadline=None)
+settings.load_profile("no clock")
 
 # Kernels for a GPU run in Triton's interpreter; it reads this when it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
