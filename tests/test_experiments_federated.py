@@ -186,6 +186,11 @@ def test_the_reduced_grid_is_scaled_and_the_full_one_has_all_methods():
         assert len(set(reduced.cells)) == len(reduced.cells)
         assert full.sizes.embedding == 96 and full.most_examples == 256
         assert reduced.sizes.vocabulary == reduced.words + 4
+    large = grid("shakespeare-96", "reduced")
+    assert large.sizes == grid("shakespeare", "full").sizes and large.most_examples == 256
+    assert {cell.method for cell in large.cells} <= set(all_methods(6)) and large == grid(
+        "shakespeare-96", "full"
+    )
     names = [method.name for method in all_methods(6)]
     assert len(set(names)) == len(names) == 12
     assert held_out(1242) == 124 and held_out(3) == 1

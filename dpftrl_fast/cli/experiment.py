@@ -125,7 +125,8 @@ def federated(
         list[str] | None,
         typer.Option(
             "--only",
-            help="report-goals, shakespeare or online-retail; may be repeated. Default: all.",
+            help="report-goals, shakespeare, shakespeare-96 or online-retail; may be repeated. "
+            "Default: all.",
         ),
     ] = None,
     data: Annotated[

@@ -44,6 +44,7 @@ def _online_retail(data: Path | None, words: int) -> Clients:
 #: Name of the experiment and what reads its data, given the size of the vocabulary.
 FEDERATED: Mapping[str, Callable[[Path | None, int], Clients]] = {
     "shakespeare": _shakespeare,
+    "shakespeare-96": _shakespeare,
     "online-retail": _online_retail,
 }
 
