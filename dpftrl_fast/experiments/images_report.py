@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from dpftrl_fast.experiments.epsilon_table import by_epsilon
 from dpftrl_fast.experiments.images_grid import LARGE_BATCH, Cell, Group
 from dpftrl_fast.experiments.images_methods import Method
 from dpftrl_fast.experiments.images_tuning import Fitted
@@ -19,20 +20,12 @@ __all__ = ["claims_table", "figures", "pairs_table", "scores_table", "settings_t
 
 def scores_table(title: str, fitted: Sequence[Fitted]) -> Table:
     """Return accuracies in percent: a method a row, an epsilon a column."""
-    return _by_epsilon(title, fitted, _percent)
+    return by_epsilon(title, fitted, _percent)
 
 
 def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
     """Return the learning rates that were chosen, powers of two."""
-    return _by_epsilon(title, fitted, lambda one: f"2^{math.log2(one.learning_rate):.0f}")
-
-
-def _by_epsilon(title: str, fitted: Sequence[Fitted], text: Callable[[Fitted], str]) -> Table:
-    epsilons = sorted({one.cell.budget.epsilon for one in fitted})
-    names = dict.fromkeys(one.cell.method.name for one in fitted)
-    cells = {(one.cell.method.name, one.cell.budget.epsilon): text(one) for one in fitted}
-    rows = [(name, *(cells.get((name, e), "") for e in epsilons)) for name in names]
-    return Table(title, ("", *(f"epsilon {e:g}" for e in epsilons)), rows)
+    return by_epsilon(title, fitted, lambda one: f"2^{math.log2(one.learning_rate):.0f}")
 
 
 class _Claim(NamedTuple):
