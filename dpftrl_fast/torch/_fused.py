@@ -53,6 +53,7 @@ class FusedUpdate:
         shares = np.arange(1, workers) * (flat.size / workers)
         cuts = [0, *np.searchsorted(table[:, 0], shares).tolist(), len(places)]
         self._runs = [slice(*bounds) for bounds in itertools.pairwise(cuts)]
+        self._sizes = [shape.numel() for shape in flat.shapes]
         self._zeros: Tensor | None = None
 
     def step(
@@ -115,14 +116,14 @@ class FusedUpdate:
     def _readable(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Return gradients of the vectors' dtype; zeros, shared by all, for those that are None."""
         found = []
-        for shape, gradient in zip(self._flat.shapes, gradients, strict=True):
+        for size, gradient in zip(self._sizes, gradients, strict=True):
             if gradient is None:
-                gradient = self._zeros_of(shape.numel())
+                gradient = self._zeros_of(size)
             elif gradient.dtype != self._dtype:
                 gradient = gradient.to(self._dtype)
-            if gradient.numel() != shape.numel() or not gradient.is_contiguous():
+            if gradient.numel() != size or not gradient.is_contiguous():
                 raise ValueError(
-                    f"a gradient must be contiguous and of shape {tuple(shape)}, got "
+                    f"a gradient must be contiguous and have {size} elements, got shape "
                     f"{tuple(gradient.shape)}"
                 )
             found.append(gradient)

@@ -186,9 +186,14 @@ class ParameterLayout:
         return found
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return this rank's parts of tensors laid out as the parameters, without graphs."""
+        """Return this rank's parts of tensors laid out as the parameters, without graphs.
+
+        The tensors themselves, where no graphs are recorded and they are whole.
+        """
         if self.sharded:
             return [local_tensor(tensor) for tensor in tensors]
+        if not torch.is_grad_enabled():
+            return [*tensors]
         return [tensor.detach() for tensor in tensors]
 
     def gradients(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
@@ -205,9 +210,11 @@ class ParameterLayout:
             gradient = p.grad
             if gradient is not None and (gradient.layout, gradient.dtype) not in _READABLE:
                 raise ValueError(_unreadable(entry.name, p, gradient))
+            if gradient is not None and gradient.requires_grad:
+                gradient = gradient.detach()
             found.append(gradient)
         if not self.sharded:
-            return [None if gradient is None else gradient.detach() for gradient in found]
+            return found
         for entry, p, gradient in zip(self.entries, parameters, found, strict=True):
             if gradient is not None and placements_of(gradient) != placements_of(p):
                 raise ValueError(
