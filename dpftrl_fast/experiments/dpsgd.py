@@ -7,8 +7,10 @@ noise is NumPy's and follows from a seed: these runs are for comparison on publi
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -77,7 +79,8 @@ def amplified_sigma(
     """
 
     def keeps(sigma: float, by: Literal["rdp", "pld"]) -> bool:
-        return dpsgd_epsilon(sigma, probability, steps, delta, accountant=by) <= epsilon
+        with _quiet("absl"):  # says which orders of Renyi DP were left out
+            return dpsgd_epsilon(sigma, probability, steps, delta, accountant=by) <= epsilon
 
     low, high = 0.2, 2.0 * noise_multiplier(epsilon, delta, steps)
     while high > 1.002 * low:
@@ -94,6 +97,18 @@ def amplified_sigma(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if keeps(middle, "pld") else (middle, high)
     return high
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Let a logger tell of errors only."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def dpsgd(

@@ -8,7 +8,6 @@ in privacy is left out for all methods alike.
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -191,10 +190,4 @@ def _noise(laboratory: Laboratory, cells: Sequence[Cell], stage: Stage, quick: b
 
 
 def _sigma(method: Method, budget: Budget, clients: int, quick: bool) -> Values:
-    logger = logging.getLogger("absl")  # says which orders of Renyi DP were left out
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        return {"sigma": noise_multiplier_of(method, budget, clients, quick=quick)}
-    finally:
-        logger.setLevel(before)
+    return {"sigma": noise_multiplier_of(method, budget, clients, quick=quick)}

@@ -8,7 +8,6 @@ costs in privacy is left out for all methods alike.
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -142,10 +141,4 @@ def _sigmas(
 
 
 def _sigma(**setting: Any) -> Values:
-    logger = logging.getLogger("absl")  # says which orders of Renyi DP were left out
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        return {"sigma": amplified_sigma(**setting)}
-    finally:
-        logger.setLevel(before)
+    return {"sigma": amplified_sigma(**setting)}

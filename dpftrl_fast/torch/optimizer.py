@@ -211,7 +211,7 @@ class DPFTRL(Optimizer):
     def _step(self) -> None:
         update, run = self._started(), self._run
         parameters, gradients, rates = run.open_step(
-            self.param_groups, self._present_rates, compare=True
+            self.param_groups, lambda _: self._present_rates(), compare=True
         )
         with torch.no_grad(), run.changing():
             sums = run.sums(gradients)
@@ -238,16 +238,16 @@ class DPFTRL(Optimizer):
         TypeError, ValueError
             If a rate is out of its range, or momentum comes after the first step.
         """
+        self._present_rates()
+
+    def _present_rates(self) -> list[Rates]:
         rates = [_rates(group) for group in self.param_groups]
         update = self._update
         if update is not None and update.velocity is None and any(r.momentum > 0.0 for r in rates):
             raise ValueError(
                 "momentum must be greater than 0 from the first step on, or stay 0, got a change"
             )
-
-    def _present_rates(self, parameters: list[Tensor]) -> list[Rates]:
-        self.check_rates()
-        return [_rates(group) for group in self.param_groups]
+        return rates
 
     def _started(self) -> FlatFTRL:
         if self._update is None:
