@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
 from dpftrl_fast.accounting._rounding import text_up
-from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
 from dpftrl_fast.accounting.guard import Guard
 from dpftrl_fast.accounting.ledger import Ledger
@@ -19,15 +18,16 @@ from dpftrl_fast.accounting.participation import Participation, check_participat
 from dpftrl_fast.accounting.planner import Schedule
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import calibrated_noise_multiplier, touched
-from dpftrl_fast.accounting.trees import (
+from dpftrl_fast.clip_norms import check_clip_norm
+from dpftrl_fast.keys import Seed
+from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
+from dpftrl_fast.mechanisms.tree_layout import (
     Complete,
     Trees,
     check_complete,
     check_lengths,
     resolve_trees,
 )
-from dpftrl_fast.clip_norms import check_clip_norm
-from dpftrl_fast.keys import Seed
 from dpftrl_fast.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
 from dpftrl_fast.plan_text import participation_words, promise_words, trees_words
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up

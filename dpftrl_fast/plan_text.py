@@ -12,7 +12,7 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     Participation,
 )
-from dpftrl_fast.accounting.trees import Trees
+from dpftrl_fast.mechanisms.tree_layout import Trees
 
 __all__ = ["participation_words", "promise_words", "trees_words"]
 
@@ -74,7 +74,7 @@ def trees_words(trees: Trees) -> str:
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.trees import resolve_trees
+    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> trees_words(resolve_trees(1600, restart_every=500, complete=True))
     'a new tree every 500 steps, completed before it'
     >>> trees_words(resolve_trees(10, tree_lengths=[5, 3, 2], complete=[True, False, True]))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.accounting.support import MAX_COORDINATES
-from dpftrl_fast.accounting.trees import Trees
+from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise import TreeNoise
 from dpftrl_fast.noise_arguments import dtype_name, integer
 from dpftrl_fast.noise_state import Position

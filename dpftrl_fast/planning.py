@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass, plan_schedule
-from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant
+from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.plan import PrivacyPlan
 
 __all__ = ["participation_of", "plan_of"]

@@ -24,7 +24,6 @@ from itertools import groupby
 from typing import Any
 
 from dpftrl_fast.accounting._checks import positive, probability
-from dpftrl_fast.accounting.choices import Variant
 from dpftrl_fast.accounting.composition import Composition
 from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
 from dpftrl_fast.accounting.participation import (
@@ -36,7 +35,8 @@ from dpftrl_fast.accounting.participation import (
 )
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import Touched, touched
-from dpftrl_fast.accounting.trees import TreeRun, Trees
+from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
 from dpftrl_fast.noise_arguments import integer
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
@@ -338,7 +338,7 @@ def trees_between(trees: Trees, first: int, last: int) -> Trees:
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.trees import resolve_trees
+    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> trees = resolve_trees(1000, restart_every=100, complete=True)
     >>> [(run.steps, run.completed, run.count) for run in trees_between(trees, 150, 420).runs]
     [(51, True, 1), (100, True, 2), (20, False, 1)]

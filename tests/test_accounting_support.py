@@ -27,7 +27,7 @@ from dpftrl_fast.accounting.support import (
     truncated_delta,
     untruncated_delta,
 )
-from dpftrl_fast.accounting.trees import resolve_trees
+from dpftrl_fast.mechanisms.tree_layout import resolve_trees
 
 RADIUS = math.sqrt(128 * math.log(2))
 PAIRS = MAX_COORDINATES // 2

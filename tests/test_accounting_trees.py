@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpftrl_fast.accounting.trees import TreeRun, Trees, check_complete, resolve_trees
+from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees, check_complete, resolve_trees
 
 FAST = settings(max_examples=200, deadline=None, derandomize=True)
 

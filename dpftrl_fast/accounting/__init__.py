@@ -35,7 +35,6 @@ from dpftrl_fast.accounting.participation import (
     SinglePass,
 )
 from dpftrl_fast.accounting.planner import Schedule, ScheduleTable, plan_schedule
-from dpftrl_fast.accounting.run_error import noise_std
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared, sensitivity_squared_by_id
 from dpftrl_fast.accounting.theorems import (
     closed_form_noise_multiplier,
@@ -43,7 +42,8 @@ from dpftrl_fast.accounting.theorems import (
     restarts_noise_multiplier,
     single_pass_noise_multiplier,
 )
-from dpftrl_fast.accounting.trees import Trees, resolve_trees
+from dpftrl_fast.mechanisms.run_error import noise_std
+from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees
 
 __all__ = [
     "Composition",

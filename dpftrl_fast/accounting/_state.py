@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.fixed_order import FixedOrder
 from dpftrl_fast.accounting.participation import Participation
-from dpftrl_fast.accounting.trees import Trees
+from dpftrl_fast.mechanisms.tree_layout import Trees
 
 __all__ = ["check_header", "declaration", "header", "integer_from", "integers_from"]
 
@@ -31,7 +31,7 @@ def declaration(participation: Participation, trees: Trees, **more: Any) -> str:
     Examples
     --------
     >>> from dpftrl_fast.accounting.participation import SinglePass
-    >>> from dpftrl_fast.accounting.trees import resolve_trees
+    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> declaration(SinglePass(3), resolve_trees(3))
     '{"participation": {"kind": "SinglePass", "steps": 3}, "trees": [[3, false, 1]]}'
     """

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from dpftrl_fast.accounting._checks import non_negative, positive, probability
 from dpftrl_fast.accounting._counts import MAX_STEPS, step_count
 from dpftrl_fast.accounting._rounding import text_up
-from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant
 from dpftrl_fast.accounting.guarantee import Guarantee
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
@@ -24,7 +23,8 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
-from dpftrl_fast.accounting.trees import check_complete, resolve_trees
+from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
+from dpftrl_fast.mechanisms.tree_layout import check_complete, resolve_trees
 
 __all__ = ["largest_epochs", "largest_participations", "largest_steps", "largest_trees"]
 

@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias
 
 from dpftrl_fast.accounting import gaussian
 from dpftrl_fast.accounting._checks import probability
-from dpftrl_fast.accounting.choices import PlanBound, Variant
 from dpftrl_fast.accounting.conversions import gdp_mu
 from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
@@ -19,7 +18,8 @@ from dpftrl_fast.accounting.support import (
     truncated_delta,
     untruncated_delta,
 )
-from dpftrl_fast.accounting.trees import Trees
+from dpftrl_fast.mechanisms.choices import PlanBound, Variant
+from dpftrl_fast.mechanisms.tree_layout import Trees
 
 __all__ = ["Guarantee", "Neighbours"]
 
@@ -65,7 +65,7 @@ class Guarantee:
         Examples
         --------
         >>> from dpftrl_fast.accounting.participation import SinglePass
-        >>> from dpftrl_fast.accounting.trees import resolve_trees
+        >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
         >>> trees = resolve_trees(1600)
         >>> promised = Guarantee.of(
         ...     2.33, SinglePass(1600), trees, bound="exact", variant="honaker"

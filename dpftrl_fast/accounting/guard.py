@@ -27,7 +27,7 @@ from dpftrl_fast.accounting.participation import (
     SinglePass,
     check_participation,
 )
-from dpftrl_fast.accounting.trees import Complete, resolve_trees
+from dpftrl_fast.mechanisms.tree_layout import Complete, resolve_trees
 
 __all__ = ["Guard"]
 

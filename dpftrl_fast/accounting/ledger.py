@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting._checks import positive, probability
 from dpftrl_fast.accounting._state import declaration, integers_from
-from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
 from dpftrl_fast.accounting.guard import Guard
 from dpftrl_fast.accounting.id_table import grown
 from dpftrl_fast.accounting.participation import Participation
-from dpftrl_fast.accounting.trees import Complete
+from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
+from dpftrl_fast.mechanisms.tree_layout import Complete
 
 __all__ = ["Ledger"]
 

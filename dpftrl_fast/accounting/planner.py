@@ -17,23 +17,23 @@ from itertools import groupby
 from typing import Any, Literal, get_args, overload
 
 from dpftrl_fast.accounting._checks import non_negative, positive_int, probability
-from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant, check_plan_bound
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
     Participation,
     check_participation,
 )
-from dpftrl_fast.accounting.run_error import (
+from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
+from dpftrl_fast.accounting.support import calibrated_noise_multiplier, touched
+from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant, check_plan_bound
+from dpftrl_fast.mechanisms.run_error import (
     NoiseStd,
     check_error_steps,
     check_momentum,
     root_mean_square,
     std_of_trees,
 )
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
-from dpftrl_fast.accounting.support import calibrated_noise_multiplier, touched
-from dpftrl_fast.accounting.trees import Trees, resolve_trees
+from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees
 
 __all__ = ["RankBy", "Schedule", "ScheduleTable", "plan_schedule"]
 

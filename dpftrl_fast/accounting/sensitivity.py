@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
-from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -37,7 +36,8 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
-from dpftrl_fast.accounting.trees import Complete, TreeRun, Trees, resolve_trees
+from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound
+from dpftrl_fast.mechanisms.tree_layout import Complete, TreeRun, Trees, resolve_trees
 
 __all__ = [
     "Bound",
@@ -169,7 +169,7 @@ def sensitivity_squared_of(
     Examples
     --------
     >>> from dpftrl_fast.accounting.participation import SinglePass
-    >>> from dpftrl_fast.accounting.trees import resolve_trees
+    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> trees = resolve_trees(1600, restart_every=100)
     >>> sensitivity_squared_of(SinglePass(1600), trees, bound="exact", variant="honaker")
     7

@@ -27,7 +27,6 @@ import numpy as np
 
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
 from dpftrl_fast.accounting._rounding import float_down, float_up, precision, smallest_double
-from dpftrl_fast.accounting.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.accounting.gaussian import delta as gaussian_delta
 from dpftrl_fast.accounting.gaussian import noise_multiplier as gaussian_noise_multiplier
 from dpftrl_fast.accounting.participation import (
@@ -37,7 +36,8 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     check_participation,
 )
-from dpftrl_fast.accounting.trees import Trees
+from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
+from dpftrl_fast.mechanisms.tree_layout import Trees
 
 __all__ = [
     "MAX_COORDINATES",
@@ -119,7 +119,7 @@ def touched(
     Examples
     --------
     >>> from dpftrl_fast.accounting.participation import SinglePass
-    >>> from dpftrl_fast.accounting.trees import resolve_trees
+    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> touched(SinglePass(1600), resolve_trees(1600))
     Touched(nodes=11, total=11, largest=1)
     >>> touched(FixedEpochs(100, 10), resolve_trees(1000, restart_every=500))

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting.choices import PlanBound, Variant
 from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared
+from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.planned_noise import PlannedNoise
 
 __all__ = ["best_completion", "noise_at", "variance_at"]

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.accounting._checks import non_negative, positive, probability
 from dpftrl_fast.accounting._rounding import smallest_double
-from dpftrl_fast.accounting.choices import PlanBound, Variant
 from dpftrl_fast.accounting.composition import Composition, compose
 from dpftrl_fast.accounting.guarantee import Neighbours
 from dpftrl_fast.accounting.participation import Participation, check_participation
@@ -33,6 +32,7 @@ from dpftrl_fast.accounting.support import calibrated_noise_multiplier
 from dpftrl_fast.convex.completion import best_completion, variance_at
 from dpftrl_fast.convex.least_squares_text import fields_from_dict, fields_to_dict, plan_words
 from dpftrl_fast.keys import Seed
+from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 

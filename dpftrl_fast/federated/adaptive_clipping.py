@@ -42,10 +42,10 @@ from dpftrl_fast.accounting.composition import Composition
 from dpftrl_fast.accounting.guarantee import Guarantee
 from dpftrl_fast.accounting.participation import FixedEpochs, FixedOrder, MinSeparation
 from dpftrl_fast.accounting.support import Touched
-from dpftrl_fast.accounting.trees import Trees
 from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.federated.running_sum import tree_key
 from dpftrl_fast.ftrl_arguments import number
+from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise import TreeNoise
 from dpftrl_fast.plan import PrivacyPlan
 

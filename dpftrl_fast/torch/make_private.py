@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from dpftrl_fast.accounting import Participation
 from dpftrl_fast.accounting._checks import positive_int
-from dpftrl_fast.accounting.choices import Completion, PlanBound, Variant
+from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planning import participation_of, plan_of
 from dpftrl_fast.torch.accumulate import Accumulator
