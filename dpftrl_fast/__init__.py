@@ -9,7 +9,7 @@ the accountant, `dpftrl_fast.reference` the whole mechanism in plain NumPy.
 from dpftrl_fast._chacha import ChaCha
 from dpftrl_fast._core import build_info
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.noise import STREAM_VERSION, TreeNoise
+from dpftrl_fast.noise.tree import STREAM_VERSION, TreeNoise
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.prefix_sum import PrefixSum
 

@@ -15,7 +15,7 @@ import threading
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence, ISpawnableSeedSequence
 
-from dpftrl_fast.keys import KeySequence, key_of_seed_sequence
+from dpftrl_fast.noise.keys import KeySequence, key_of_seed_sequence
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy

@@ -19,7 +19,6 @@ from dpftrl_fast.accounting.planner import Schedule
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import calibrated_noise_multiplier, touched
 from dpftrl_fast.clip_norms import check_clip_norm
-from dpftrl_fast.keys import Seed
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.mechanisms.tree_layout import (
     Complete,
@@ -28,6 +27,7 @@ from dpftrl_fast.mechanisms.tree_layout import (
     check_lengths,
     resolve_trees,
 )
+from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
 from dpftrl_fast.plan_text import participation_words, promise_words, trees_words
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up

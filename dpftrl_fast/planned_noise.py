@@ -14,9 +14,9 @@ import numpy as np
 
 from dpftrl_fast.accounting.support import MAX_COORDINATES
 from dpftrl_fast.mechanisms.tree_layout import Trees
-from dpftrl_fast.noise import TreeNoise
-from dpftrl_fast.noise_arguments import dtype_name, integer
-from dpftrl_fast.noise_state import Position
+from dpftrl_fast.noise.arguments import dtype_name, integer
+from dpftrl_fast.noise.state import Position
+from dpftrl_fast.noise.tree import TreeNoise
 
 __all__ = ["PlannedNoise", "check_coordinates", "std_up"]
 

@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.clip_norms import clip_limit
-from dpftrl_fast.keys import Seed
-from dpftrl_fast.noise_arguments import Memory, Variant
-from dpftrl_fast.outputs import writable_view
+from dpftrl_fast.noise.arguments import Memory, Variant
+from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.summation import two_sum
 

@@ -37,7 +37,7 @@ from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import Touched, touched
 from dpftrl_fast.mechanisms.choices import Variant
 from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
-from dpftrl_fast.noise_arguments import integer
+from dpftrl_fast.noise.arguments import integer
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 

@@ -16,7 +16,7 @@ from numpy.random import Generator, SeedSequence
 from numpy.random.bit_generator import ISeedSequence, ISpawnableSeedSequence
 
 from dpftrl_fast._chacha import ChaCha
-from dpftrl_fast.keys import KeySequence, key_of_seed
+from dpftrl_fast.noise.keys import KeySequence, key_of_seed
 
 # -------------------------------------------------------------------------------------------- seeds
 

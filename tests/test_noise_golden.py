@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import dpftrl_fast as dpf
-from dpftrl_fast import _core, keys
+from dpftrl_fast import _core
+from dpftrl_fast.noise.tree import keys
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "stream_v1.json").read_text(encoding="utf-8"))
 PURPOSES = {0: "tree", 1: "covariance", 2: "clip-norm"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dpftrl_fast as dpf
-from dpftrl_fast import keys
+from dpftrl_fast.noise.tree import keys
 
 MEMORIES: list[Any] = ["stored", "regenerate", 1, 3]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dpftrl_fast as dpf
-from dpftrl_fast.outputs import writable_view
+from dpftrl_fast.noise.outputs import writable_view
 
 SIZE = 6
 

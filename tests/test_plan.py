@@ -19,7 +19,7 @@ from dpftrl_fast.accounting.planner import plan_schedule
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import Touched, support_floor, touched
 from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-from dpftrl_fast.noise import TreeNoise
+from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan import PrivacyPlan
 
 FAST = settings(max_examples=60, deadline=None, derandomize=True)

@@ -19,8 +19,8 @@ from dpftrl_fast.accounting import (
     sensitivity_squared,
     sensitivity_squared_by_id,
 )
-from dpftrl_fast.noise import TreeNoise
-from dpftrl_fast.noise_so_far import noise_so_far
+from dpftrl_fast.noise.so_far import noise_so_far
+from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.restarts import RunAccount, trees_between
 
 

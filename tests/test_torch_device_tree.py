@@ -20,8 +20,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from dpftrl_fast import reference  # noqa: E402
-from dpftrl_fast.keys import key_of_seed  # noqa: E402
-from dpftrl_fast.noise import TreeNoise  # noqa: E402
+from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
+from dpftrl_fast.noise.tree import TreeNoise  # noqa: E402
 from dpftrl_fast.torch import device_tree  # noqa: E402
 from dpftrl_fast.torch.device_tree import DeviceTree  # noqa: E402
 

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs
-from dpftrl_fast.noise_so_far import noise_so_far
+from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.restarts import RunAccount
 from dpftrl_fast.torch.accumulate import Accumulator
 from dpftrl_fast.torch.checkpoint import TrainingRun

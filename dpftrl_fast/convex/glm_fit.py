@@ -20,8 +20,8 @@ from dpftrl_fast.accounting import Guard
 from dpftrl_fast.convex.glm_sums import Objective, clipped_sum
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.ftrl import FTRL, soft_threshold
-from dpftrl_fast.keys import Seed
-from dpftrl_fast.noise_arguments import usable_cores
+from dpftrl_fast.noise.arguments import usable_cores
+from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan import PrivacyPlan
 
 __all__ = ["GLMRun"]

@@ -37,7 +37,7 @@ from dpftrl_fast.kernels.packed import (
     packed_size,
     unpack,
 )
-from dpftrl_fast.keys import Seed
+from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.summation import two_sum
 
 __all__ = ["LeastSquares", "Solve", "batch_sums"]

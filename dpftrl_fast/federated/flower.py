@@ -41,7 +41,7 @@ from dpftrl_fast.federated.flower_settings import StrategySettings
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.ids import client_id as identity
 from dpftrl_fast.federated.server import ServerDPFTRL
-from dpftrl_fast.noise_arguments import integer
+from dpftrl_fast.noise.arguments import integer
 from dpftrl_fast.plan import PrivacyPlan
 
 __all__ = ["AskClients", "DPFTRLMod", "DPFTRLStrategy", "answer_client_id", "dpftrl_mod"]

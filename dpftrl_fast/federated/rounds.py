@@ -25,8 +25,8 @@ from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.journal import RunJournal
-from dpftrl_fast.keys import Seed, checked_key, key_of_seed
-from dpftrl_fast.noise_arguments import Memory, dtype_name, one_of
+from dpftrl_fast.noise.arguments import Memory, dtype_name, one_of
+from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 

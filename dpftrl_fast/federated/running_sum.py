@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.federated.sum_grid import noisy_sum
 from dpftrl_fast.mechanisms.tree_layout import Trees
-from dpftrl_fast.noise_so_far import noise_so_far
+from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 from dpftrl_fast.restarts import trees_between

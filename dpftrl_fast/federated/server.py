@@ -17,8 +17,8 @@ from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdat
 from dpftrl_fast.federated.rounds import PrivateRounds, Round
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.ftrl_arguments import positive_integer
-from dpftrl_fast.keys import Seed
-from dpftrl_fast.noise_arguments import Memory, one_of
+from dpftrl_fast.noise.arguments import Memory, one_of
+from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan import PrivacyPlan
 
 __all__ = ["ServerDPFTRL"]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from dpftrl_fast.convex.least_squares_plan import DEFAULT_SPLIT
 from dpftrl_fast.ftrl_arguments import positive_integer
-from dpftrl_fast.keys import key_of_seed
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
+from dpftrl_fast.noise.keys import key_of_seed
 from dpftrl_fast.schema import Schema, Task
 
 __all__ = ["LOSSES", "FitSettings", "LeastSquaresSettings", "Settings"]

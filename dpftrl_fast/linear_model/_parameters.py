@@ -10,7 +10,7 @@ import numpy as np
 
 from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.ftrl_arguments import number, positive_integer
-from dpftrl_fast.keys import key_of_seed
+from dpftrl_fast.noise.keys import key_of_seed
 
 __all__ = ["check_parameters"]
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpftrl_fast.keys import Seed, key_of_seed
-from dpftrl_fast.noise_arguments import Memory, integer
-from dpftrl_fast.noise_so_far import noise_so_far
+from dpftrl_fast.noise.arguments import Memory, integer
+from dpftrl_fast.noise.keys import Seed, key_of_seed
+from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
 from dpftrl_fast.restarts import RunAccount

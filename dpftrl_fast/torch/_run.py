@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dpftrl_fast.keys import Seed, checked_key, key_of_seed
-from dpftrl_fast.noise_arguments import (
+from dpftrl_fast.noise.arguments import (
     MAX_THREADS,
     Memory,
     dtype_name,
@@ -22,6 +21,7 @@ from dpftrl_fast.noise_arguments import (
     memory_setting,
     usable_cores,
 )
+from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 from dpftrl_fast.torch._flat import FlatViews

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from dpftrl_fast.ftrl_arguments import positive_integer
-from dpftrl_fast.keys import Seed
-from dpftrl_fast.noise_arguments import Memory
+from dpftrl_fast.noise.arguments import Memory
+from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 from dpftrl_fast.torch._run import NoiseRun

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.noise import TreeNoise
+from dpftrl_fast.noise.tree import TreeNoise
 
 __all__ = ["noise_so_far"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dpftrl_fast.noise_arguments import MAX_STEPS, integer
+from dpftrl_fast.noise.arguments import MAX_STEPS, integer
 
 __all__ = ["Position", "position_from_state", "state_of"]
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
-from dpftrl_fast.keys import Seed, checked_key, key_of_seed
-from dpftrl_fast.noise_arguments import (
+from dpftrl_fast.noise.arguments import (
     MAX_COORDINATES,
     MAX_STEPS,
     MAX_THREADS,
@@ -25,8 +24,9 @@ from dpftrl_fast.noise_arguments import (
     std_in,
     usable_cores,
 )
-from dpftrl_fast.noise_state import Position, position_from_state, state_of
-from dpftrl_fast.outputs import writable_view
+from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
+from dpftrl_fast.noise.outputs import writable_view
+from dpftrl_fast.noise.state import Position, position_from_state, state_of
 
 __all__ = ["STREAM_VERSION", "TreeNoise"]
 
