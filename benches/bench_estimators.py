@@ -45,7 +45,7 @@ from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.datasets import flights
 from dpftrl_fast.kernels import clipped_multi_sum
 from dpftrl_fast.linear_model import DPFTRLRegressor
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.reference import TreeNoise, convex
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import Encoder

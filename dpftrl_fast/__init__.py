@@ -10,8 +10,8 @@ from dpftrl_fast._chacha import ChaCha
 from dpftrl_fast._core import build_info
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.noise.tree import STREAM_VERSION, TreeNoise
-from dpftrl_fast.plan import PrivacyPlan
-from dpftrl_fast.prefix_sum import PrefixSum
+from dpftrl_fast.plan.prefix_sum import PrefixSum
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = [
     "STREAM_VERSION",

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
 from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.fitting import FitResult, Plan
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.schema import LabelTarget, Schema
 from dpftrl_fast.tables import Encoder, TableReader
 

@@ -38,8 +38,8 @@ from dpftrl_fast.accounting.support import Touched, touched
 from dpftrl_fast.mechanisms.choices import Variant
 from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
 from dpftrl_fast.noise.arguments import integer
-from dpftrl_fast.plan import PrivacyPlan
-from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["RunAccount", "trees_between"]
 

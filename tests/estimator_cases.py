@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
-from dpftrl_fast.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

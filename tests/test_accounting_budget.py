@@ -12,7 +12,7 @@ from dpftrl_fast.accounting.budget import (
     largest_trees,
 )
 from dpftrl_fast.accounting.participation import FixedEpochs, MinSeparation, SinglePass
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 DELTA = 1e-6
 BUDGETS = [(1.0, 6.0), (2.5, 4.0), (8.0, 2.33)]  # (epsilon, noise multiplier)

@@ -19,7 +19,7 @@ from dpftrl_fast.convex.glm_rates import learning_rate
 from dpftrl_fast.convex.glm_sums import Objective, clipped_sum, outputs_of
 from dpftrl_fast.convex.row_batches import Batch, SparseRows, row_norms, take_users
 from dpftrl_fast.ftrl import theory_learning_rate
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 SEED = 5
 

@@ -13,7 +13,7 @@ from dpftrl_fast.convex.glm_fit import GLMRun
 from dpftrl_fast.convex.glm_regret import RegretMeter, best_parameters, loss_sum
 from dpftrl_fast.convex.glm_sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 def rows(n=200, p=4, seed=0):

@@ -26,7 +26,7 @@ from dpftrl_fast.linear_model._data import (
 from dpftrl_fast.linear_model._parameters import check_parameters
 from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
-from dpftrl_fast.planning import participation_of, plan_of
+from dpftrl_fast.plan.from_budget import participation_of, plan_of
 
 FIRST = {"epsilon": 1.0, "noise_multiplier": None}
 PLAN = FIRST | {

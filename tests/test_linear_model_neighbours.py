@@ -19,7 +19,7 @@ from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
 from dpftrl_fast.ftrl import FTRL
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
-from dpftrl_fast.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 LINEAR = (DPFTRLRegressor, DPFTRLClassifier)
 linear = pytest.mark.parametrize("cls", LINEAR)

@@ -19,7 +19,7 @@ from sklearn.base import clone
 from sklearn.utils import estimator_html_repr
 
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares
-from dpftrl_fast.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 

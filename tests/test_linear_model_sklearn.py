@@ -30,7 +30,7 @@ from sklearn.utils.estimator_checks import (
 )
 
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
-from dpftrl_fast.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 

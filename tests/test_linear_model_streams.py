@@ -23,7 +23,7 @@ from dpftrl_fast.convex.least_squares import LeastSquares
 from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 linear = pytest.mark.parametrize("cls", [DPFTRLRegressor, DPFTRLClassifier])

@@ -20,7 +20,7 @@ from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
 from dpftrl_fast.accounting.support import Touched, support_floor, touched
 from dpftrl_fast.mechanisms.tree_layout import resolve_trees
 from dpftrl_fast.noise.tree import TreeNoise
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 PLAN = PrivacyPlan(clip_norm=0.3, noise_multiplier=2.33, participation=acc.SinglePass(1600))
@@ -282,7 +282,8 @@ def test_the_standard_deviation_is_the_plans_rounded_up(L, sigma, dtype):
 def test_noise_passes_its_options_on(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "dpftrl_fast.plan.PlannedNoise", lambda *args, **options: calls.append((args, options))
+        "dpftrl_fast.plan.privacy_plan.PlannedNoise",
+        lambda *args, **options: calls.append((args, options)),
     )
     dataclasses.replace(PLAN, variant="vanilla").noise(
         5, seed=b"s", memory=3, dtype="float64", rounds=20, threads=2, offset=9
@@ -404,7 +405,7 @@ def test_the_sensitivity_is_computed_once(monkeypatch):
         calls.append(args)
         return sensitivity_squared_of(*args, **options)
 
-    monkeypatch.setattr("dpftrl_fast.plan.sensitivity_squared_of", counted)
+    monkeypatch.setattr("dpftrl_fast.plan.privacy_plan.sensitivity_squared_of", counted)
     plan = PrivacyPlan.calibrate(
         epsilon=2.0, delta=1e-6, clip_norm=1.0, participation=acc.MinSeparation(9, 3, 2)
     )

@@ -14,7 +14,7 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     SinglePass,
 )
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 FAST = settings(max_examples=100, deadline=None, derandomize=True)
 PLAN = PrivacyPlan(clip_norm=0.3, noise_multiplier=2.33, participation=SinglePass(1600))

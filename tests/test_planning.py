@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from dpftrl_fast import PrivacyPlan, planning
+from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
-from dpftrl_fast.planning import plan_of
+from dpftrl_fast.plan.from_budget import plan_of
+from dpftrl_fast.plan.privacy_plan import from_budget as planning
 
 DELTA = 1e-5
 MANY = FixedEpochs(20, 10)

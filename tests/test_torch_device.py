@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from dpftrl_fast import reference  # noqa: E402
 from dpftrl_fast.mechanisms.tree_layout import resolve_trees  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
-from dpftrl_fast.planned_noise import PlannedNoise  # noqa: E402
+from dpftrl_fast.plan.planned_noise import PlannedNoise  # noqa: E402
 from dpftrl_fast.torch.device_noise import DeviceNoise  # noqa: E402
 from dpftrl_fast.torch.device_stream import Node, Stream  # noqa: E402
 

@@ -39,7 +39,7 @@ from dpftrl_fast.cli.patterns import (
     completion,
 )
 from dpftrl_fast.fitting import replace_one_epsilon
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["calibrate", "epsilon"]
 

@@ -135,7 +135,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     """Return what a plan promises as lines for people; ``unit`` is what neighbours differ in."""
     from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
     from dpftrl_fast.fitting import replace_one_epsilon
-    from dpftrl_fast.plan_text import participation_words, trees_words
+    from dpftrl_fast.plan.plan_text import participation_words, trees_words
 
     zeta = plan.sensitivity_squared
     covers = "the running sums only" if plan.bound == "released" else "all nodes of the tree"

@@ -44,7 +44,7 @@ from dpftrl_fast.cli.patterns import (
 )
 from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.fitting import replace_one_epsilon
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Curve, error_curves_png
 
 __all__ = ["RankBy", "command"]

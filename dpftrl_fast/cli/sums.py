@@ -24,7 +24,7 @@ from dpftrl_fast.cli.output import (
     warn_of_large_delta,
 )
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader, minibatches
 

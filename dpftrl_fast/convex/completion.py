@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.sensitivity import sensitivity_squared
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
-from dpftrl_fast.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 __all__ = ["best_completion", "noise_at", "variance_at"]
 

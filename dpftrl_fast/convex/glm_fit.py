@@ -22,7 +22,7 @@ from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.ftrl import FTRL, soft_threshold
 from dpftrl_fast.noise.arguments import usable_cores
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["GLMRun"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.convex.glm_sums import CURVATURE, Objective
 from dpftrl_fast.ftrl import theory_learning_rate
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["learning_rate"]
 

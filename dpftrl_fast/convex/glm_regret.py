@@ -31,7 +31,7 @@ class RegretMeter:
     Examples
     --------
     >>> from dpftrl_fast.accounting import SinglePass
-    >>> from dpftrl_fast.plan import PrivacyPlan
+    >>> from dpftrl_fast.plan.privacy_plan import PrivacyPlan
     >>> plan = PrivacyPlan(1.0, 1.0, SinglePass(1))
     >>> meter = RegretMeter(GLMRun(Objective("squared", 1), plan, learning_rate=1.0, batch_size=2))
     >>> meter.step(Batch(np.ones((2, 1)), np.array([1.0, 3.0])))

@@ -33,8 +33,8 @@ from dpftrl_fast.convex.completion import best_completion, variance_at
 from dpftrl_fast.convex.least_squares_text import fields_from_dict, fields_to_dict, plan_words
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.plan import PrivacyPlan
-from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["DEFAULT_SPLIT", "LeastSquaresPlan"]
 

@@ -20,7 +20,7 @@ from dpftrl_fast.accounting import FixedEpochs, SinglePass
 from dpftrl_fast.experiments.dpsgd import amplified_sigma, fixed_batches_sigma
 from dpftrl_fast.experiments.federated_clients import Population
 from dpftrl_fast.mechanisms.choices import Variant
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = [
     "MOMENTUM",

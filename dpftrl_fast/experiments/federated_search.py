@@ -17,7 +17,7 @@ from dpftrl_fast.experiments.federated_grid import DELTA, Cell
 from dpftrl_fast.experiments.federated_methods import Budget, ftrl_plan
 from dpftrl_fast.experiments.federated_tuning import Fitted, Stage, fit_job
 from dpftrl_fast.experiments.study import Laboratory
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["Found", "epsilons_at_goals", "largest_noise", "largest_passing"]
 

@@ -19,7 +19,7 @@ from dpftrl_fast.experiments.dpsgd import fixed_batches_sigma
 from dpftrl_fast.experiments.images_data import Images
 from dpftrl_fast.experiments.images_network import ImageNetwork, clipped_sums
 from dpftrl_fast.mechanisms.choices import Variant
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch import DPFTRL
 from dpftrl_fast.torch.order import EpochOrder
 

@@ -24,7 +24,7 @@ from dpftrl_fast.experiments.bounds import excess_risk_bound, mean_noise_norm, r
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
 from dpftrl_fast.ftrl import FTRL
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Line, Panel, panels_png
 
 __all__ = ["adversary", "excess_risk", "logistic_regret", "study"]

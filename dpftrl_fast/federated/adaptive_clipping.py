@@ -47,7 +47,7 @@ from dpftrl_fast.federated.running_sum import tree_key
 from dpftrl_fast.ftrl_arguments import number
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.tree import TreeNoise
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["AdaptiveClipping", "ClipNorm"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, SinglePass
 from dpftrl_fast.federated.ids import Client, client_id
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["Cohort", "Cohorts"]
 

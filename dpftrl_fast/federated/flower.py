@@ -42,7 +42,7 @@ from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.ids import client_id as identity
 from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.noise.arguments import integer
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["AskClients", "DPFTRLMod", "DPFTRLStrategy", "answer_client_id", "dpftrl_mod"]
 

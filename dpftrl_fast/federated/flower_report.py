@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from dpftrl_fast.accounting._rounding import text_up
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.server import ServerDPFTRL
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["evaluated", "log_promise", "marked", "renumbered", "reported", "round_metrics"]
 

@@ -16,7 +16,7 @@ from dpftrl_fast.federated.flower_records import Arrays
 from dpftrl_fast.federated.flower_wrapped import StrategyUpdate, aggregates_as, check_wrapped
 from dpftrl_fast.federated.layout import ModelLayout
 from dpftrl_fast.federated.server import ServerDPFTRL
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["StrategySettings"]
 

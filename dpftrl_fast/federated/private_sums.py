@@ -19,8 +19,8 @@ from dpftrl_fast.federated.round_sum import RoundSum
 from dpftrl_fast.federated.running_sum import RunningSum, tree_noise
 from dpftrl_fast.federated.sum_grid import most_contributions, sum_unit
 from dpftrl_fast.noise.arguments import std_in
-from dpftrl_fast.plan import PrivacyPlan
-from dpftrl_fast.planned_noise import PlannedNoise, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise, std_up
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 
 __all__ = ["PrivateSums"]

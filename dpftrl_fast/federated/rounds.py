@@ -27,7 +27,7 @@ from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.journal import RunJournal
 from dpftrl_fast.noise.arguments import Memory, dtype_name, one_of
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 
 __all__ = ["PrivateRounds", "Release", "Round"]

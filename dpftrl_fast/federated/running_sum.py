@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from dpftrl_fast.federated.sum_grid import noisy_sum
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.so_far import noise_so_far
-from dpftrl_fast.plan import PrivacyPlan
-from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.restarts import trees_between
 
 __all__ = ["RunningSum", "noise_grid", "tree_key", "tree_noise"]

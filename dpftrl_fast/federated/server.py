@@ -19,7 +19,7 @@ from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.noise.arguments import Memory, one_of
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["ServerDPFTRL"]
 

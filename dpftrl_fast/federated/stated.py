@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast.accounting.guarantee import Neighbours
 from dpftrl_fast.federated.round import Round
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from dpftrl_fast.linear_model._stream import (
     refuse_other_classes,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
-from dpftrl_fast.planning import participation_of
+from dpftrl_fast.plan.from_budget import participation_of
 
 __all__ = ["PrivateLinearModel", "Targets"]
 

@@ -18,7 +18,7 @@ from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._base import PrivateLinearModel, Targets
 from dpftrl_fast.linear_model._data import MemoryRows, RowSource
 from dpftrl_fast.linear_model._protocols import Stepper
-from dpftrl_fast.planning import plan_of
+from dpftrl_fast.plan.from_budget import plan_of
 
 __all__ = ["PrivateGLM"]
 

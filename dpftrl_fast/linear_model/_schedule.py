@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of an estimator's batches; its plan is made by `dpftrl_fast.planning`."""
+"""The order of an estimator's batches; its plan is made by `dpftrl_fast.plan.from_budget`."""
 
 from __future__ import annotations
 

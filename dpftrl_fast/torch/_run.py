@@ -22,7 +22,7 @@ from dpftrl_fast.noise.arguments import (
     usable_cores,
 )
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.restarts import RunAccount
 from dpftrl_fast.torch._flat import FlatViews
 from dpftrl_fast.torch._layout import ParameterLayout

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dpftrl_fast.accounting import FixedEpochs, Ledger
 from dpftrl_fast.accounting._checks import probability
 from dpftrl_fast.accounting.guarantee import Neighbours
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["TrainingLedger"]
 

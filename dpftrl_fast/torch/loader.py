@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from dpftrl_fast.accounting._checks import positive_int
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.accumulate import Accumulator
 from dpftrl_fast.torch.order import EpochOrder
 

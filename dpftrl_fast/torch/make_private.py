@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from dpftrl_fast.accounting import Participation
 from dpftrl_fast.accounting._checks import positive_int
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
-from dpftrl_fast.plan import PrivacyPlan
-from dpftrl_fast.planning import participation_of, plan_of
+from dpftrl_fast.plan.from_budget import participation_of, plan_of
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.accumulate import Accumulator
 from dpftrl_fast.torch.clipped_sums import sum_dtype
 from dpftrl_fast.torch.clipping import clipping_of
@@ -131,7 +131,7 @@ def make_private(
         Instead of a schedule that is picked here, and without `epsilon`, `noise_multiplier` and the
         four arguments below: of the same epochs, with a clip norm of at least L.
     restart_every, complete, variant, bound
-        As for :func:`dpftrl_fast.planning.plan_of`. A noise multiplier is kept for any schedule.
+        As for :func:`dpftrl_fast.plan.from_budget.plan_of`. A noise multiplier is kept for any schedule.
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is dealt at random, and afresh at restarts that
         begin an epoch.

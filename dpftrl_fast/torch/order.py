@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["EpochOrder", "steps_per_epoch"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.clipping import Clipping
 from dpftrl_fast.torch.optimizer import DPFTRL
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass, plan_schedule
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
-from dpftrl_fast.plan import PrivacyPlan
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["participation_of", "plan_of"]
 

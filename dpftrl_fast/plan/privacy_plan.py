@@ -28,9 +28,9 @@ from dpftrl_fast.mechanisms.tree_layout import (
     resolve_trees,
 )
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
-from dpftrl_fast.plan_text import participation_words, promise_words, trees_words
-from dpftrl_fast.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
+from dpftrl_fast.plan.plan_text import participation_words, promise_words, trees_words
+from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
 
 __all__ = ["Neighbours", "PrivacyPlan"]
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The privacy plan: one frozen value that makes the noise and states the epsilon."""
