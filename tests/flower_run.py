@@ -22,9 +22,10 @@ import numpy as np
 from flower_cases import LocalGrid, arrays, client_app, model, record
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from dpftrl_fast import PrivacyPlan, accounting, journal, journal_files
+from dpftrl_fast import PrivacyPlan, accounting
 from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, dpftrl_mod
 from dpftrl_fast.federated.optimizers import FTRLUpdate
+from dpftrl_fast.run import journal, journal_files
 
 ROUNDS, CLIENTS = 24, 4
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpftrl_fast.journal import RunJournal
+from dpftrl_fast.run.journal import RunJournal
 
 IDENTITY = {"plan": {"sigma": 1.5}, "order": "abc"}
 KEY = b"k" * 32

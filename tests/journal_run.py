@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.journal import RunJournal
+from dpftrl_fast.run.journal import RunJournal
 
 KEY = "the same in every process"
 IDENTITY = {"plan": "hashes", "shape": [3]}

@@ -17,8 +17,8 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.federated import AdaptiveClipping, PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.optimizers import FTRLUpdate
-from dpftrl_fast.journal import RunJournal
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.run.journal import RunJournal
 
 PLAN = PrivacyPlan(0.5, 3.0, SinglePass(6))
 
@@ -167,7 +167,7 @@ def test_a_disk_that_fails_leaves_the_round_to_be_ended_again(
 
         before = packed(one.parameters)
         with monkeypatch.context() as patch:
-            patch.setattr("dpftrl_fast.journal_files.write_sealed", full)
+            patch.setattr("dpftrl_fast.run.journal_files.write_sealed", full)
             with pytest.raises(OSError, match="No space left"):
                 one.end_round()
         assert (one.rounds_done, packed(one.parameters)) == (1, before)
@@ -271,9 +271,11 @@ def test_a_round_that_could_not_be_written_may_be_abandoned_for_another(
     play(one, 1)
     with monkeypatch.context() as patch:
         if part == "keep":
-            patch.setattr("dpftrl_fast.journal_files.write_sealed", fails)
+            patch.setattr("dpftrl_fast.run.journal_files.write_sealed", fails)
         else:  # of the log only
-            patch.setattr("dpftrl_fast.step_log.os", SimpleNamespace(**{**vars(os), part: fails}))
+            patch.setattr(
+                "dpftrl_fast.run.step_log.os", SimpleNamespace(**{**vars(os), part: fails})
+            )
         with pytest.raises(OSError, match="Input/output"):
             play(one, 1)
     one.abandon_round()

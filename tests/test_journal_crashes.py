@@ -18,8 +18,8 @@ import journal_run
 import pytest
 from journal_cases import IDENTITY, begun, digests
 
-from dpftrl_fast import sealed_files, step_log
-from dpftrl_fast.journal import RunJournal
+from dpftrl_fast.run import sealed_files, step_log
+from dpftrl_fast.run.journal import RunJournal
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from journal_cases import IDENTITY, KEY, begun, digests
 
-from dpftrl_fast.journal import RunJournal
-from dpftrl_fast.sealed_files import read_sealed, write_sealed
+from dpftrl_fast.run.journal import RunJournal
+from dpftrl_fast.run.sealed_files import read_sealed, write_sealed
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_two_openers(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="in use by another run of this process"):
             RunJournal(folder, IDENTITY)
         code = (
-            "import sys; from dpftrl_fast.journal import RunJournal\n"
+            "import sys; from dpftrl_fast.run.journal import RunJournal\n"
             "try: RunJournal(sys.argv[1], {})\n"
             "except RuntimeError as error: print(error)"
         )
@@ -52,7 +52,7 @@ def test_another_process_that_had_the_folder_meanwhile_is_noticed(
     """Reading the file "lock" in this process lets go of it: the system's rule for such locks."""
     folder = begun(tmp_path / "run", 2)
     code = (
-        "import sys; from dpftrl_fast.journal import RunJournal\n"
+        "import sys; from dpftrl_fast.run.journal import RunJournal\n"
         f"journal = RunJournal(sys.argv[1], {IDENTITY})\n"
         "journal.resume()\n"
         "if sys.argv[2] == 'and restarted': journal.restart({'key': b'fresh'})\n"

@@ -21,7 +21,7 @@ from dpftrl_fast.accounting import (
 )
 from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.noise.tree import TreeNoise
-from dpftrl_fast.restarts import RunAccount, trees_between
+from dpftrl_fast.run.account import RunAccount, trees_between
 
 
 def listed_trees(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 
 SIGMA = 50.0
 Node = tuple[int, ...]  # stretch, tree, level, index

@@ -13,7 +13,7 @@ import torch
 from dpftrl_runs import gradients, parameters, plan_of, ready, run
 from torch import nn
 
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
 from dpftrl_fast.torch._noise import FlatNoise
 from dpftrl_fast.torch._update import FlatFTRL

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs
 from dpftrl_fast.noise.so_far import noise_so_far
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.accumulate import Accumulator
 from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.clipping import FlatClipping

@@ -21,7 +21,7 @@ from dpftrl_fast.federated.sum_grid import most_contributions, sum_unit
 from dpftrl_fast.noise.arguments import std_in
 from dpftrl_fast.plan.planned_noise import PlannedNoise, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 
 __all__ = ["PrivateSums"]
 

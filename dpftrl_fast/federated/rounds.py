@@ -24,11 +24,11 @@ from dpftrl_fast.federated.private_sums import PrivateSums
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.ftrl_arguments import positive_integer
-from dpftrl_fast.journal import RunJournal
 from dpftrl_fast.noise.arguments import Memory, dtype_name, one_of
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.run.journal import RunJournal
 
 __all__ = ["PrivateRounds", "Release", "Round"]
 
@@ -63,7 +63,7 @@ class PrivateRounds(Stated):
     state : mapping, optional
         The caller's own state before round 1, for `state` (see there).
     spare_restarts, restart, accept_epsilon
-        As for :class:`dpftrl_fast.restarts.RunAccount` and its `restarted`: ``restart=True``
+        As for :class:`dpftrl_fast.run.account.RunAccount` and its `restarted`: ``restart=True``
         abandons rounds that were written ahead and goes on with fresh noise. Needed only where a
         file of the folder was lost, since a round's sum is kept until the next checkpoint. Not with
         `clipping`.

@@ -29,7 +29,7 @@ from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.restarts import trees_between
+from dpftrl_fast.run.account import trees_between
 
 __all__ = ["RunningSum", "noise_grid", "tree_key", "tree_noise"]
 

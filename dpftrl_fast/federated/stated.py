@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpftrl_fast.accounting.guarantee import Neighbours
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 
 if TYPE_CHECKING:
     from dpftrl_fast.federated.rounds import PrivateRounds

@@ -15,7 +15,7 @@ from dpftrl_fast.noise.keys import Seed, key_of_seed
 from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 
 __all__ = ["FlatNoise", "check_noise_state"]
 

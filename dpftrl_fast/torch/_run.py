@@ -23,7 +23,7 @@ from dpftrl_fast.noise.arguments import (
 )
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch._flat import FlatViews
 from dpftrl_fast.torch._layout import ParameterLayout
 from dpftrl_fast.torch._noise import FlatNoise, check_noise_state

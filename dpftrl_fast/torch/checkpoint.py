@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from dpftrl_fast.accounting._checks import positive_int
 from dpftrl_fast.accounting.guarantee import Neighbours
-from dpftrl_fast.journal import RunJournal
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
 from dpftrl_fast.torch.plain_states import (
@@ -48,7 +48,7 @@ class TrainingRun:
 
     One process at a time has the folder. Before each ``optimizer.step()`` the keyed hash of the
     step's sums and ids is written ahead; after a crash the steps since the last checkpoint are
-    taken again, only with the same sums (see :mod:`dpftrl_fast.journal` and docs/resume.md). The
+    taken again, only with the same sums (see :mod:`dpftrl_fast.run.journal` and docs/resume.md). The
     parameters are then those of a run without a crash, bit for bit, and so is epsilon.
 
     **The folder is a secret**: it holds the noise key and sums without noise.

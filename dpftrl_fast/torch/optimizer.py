@@ -15,7 +15,7 @@ from dpftrl_fast.ftrl_arguments import number, positive_integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.restarts import RunAccount
+from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch._run import NoiseRun
 from dpftrl_fast.torch._update import FlatFTRL, Rates
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpftrl_fast.sealed_files import read_sealed, sync_folder, write_sealed
-from dpftrl_fast.step_log import StepLog, create_log
+from dpftrl_fast.run.sealed_files import read_sealed, sync_folder, write_sealed
+from dpftrl_fast.run.step_log import StepLog, create_log
 
 __all__ = ["JournalFiles"]
 

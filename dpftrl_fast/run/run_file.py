@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpftrl_fast.folder_lock import LOCK
-from dpftrl_fast.sealed_files import TEMPORARY, sync_folder, write_secret
+from dpftrl_fast.run.folder_lock import LOCK
+from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
 
 __all__ = ["RunFile", "claim_folder"]
 

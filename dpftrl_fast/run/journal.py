@@ -25,7 +25,7 @@ t <= last, other digest     raises `Diverged`. The steps t..last may have left w
 
 After `Diverged` the steps t..last are abandoned: what they released stays released. The run may go
 on from the state before t with *fresh* noise of another key, and owes the privacy of the abandoned
-steps besides (:class:`dpftrl_fast.restarts.RunAccount` counts it). `restart` begins that.
+steps besides (:class:`dpftrl_fast.run.account.RunAccount` counts it). `restart` begins that.
 
 Crashes:
 
@@ -36,7 +36,7 @@ Crashes:
 - a record, checkpoint or run file that is not, bit for bit, what was written: refused. A disk that
   forgets what it was told to keep, and a backup put back in place of newer files, cannot be told.
 
-The folder has mode 0700, and all of it is a secret: `dpftrl_fast.journal_files` says what is in it.
+The folder has mode 0700, and all of it is a secret: `dpftrl_fast.run.journal_files` says what is in it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dpftrl_fast.folder_lock import FolderLock
-from dpftrl_fast.journal_files import JournalFiles
-from dpftrl_fast.run_file import RunFile, claim_folder
-from dpftrl_fast.step_log import DIGEST_SIZE, Diverged, StepLog, step_digest
+from dpftrl_fast.run.folder_lock import FolderLock
+from dpftrl_fast.run.journal_files import JournalFiles
+from dpftrl_fast.run.run_file import RunFile, claim_folder
+from dpftrl_fast.run.step_log import DIGEST_SIZE, Diverged, StepLog, step_digest
 
 __all__ = ["Diverged", "RunJournal"]
 
