@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting._gaussian_decimal import decimal_epsilon, decimal_noise_multiplier
+from dpftrl_fast.accounting.curve.gaussian_decimal import decimal_epsilon, decimal_noise_multiplier
 
 
 def scipy_log_delta(sigma: float, zeta: float, eps: float) -> float:

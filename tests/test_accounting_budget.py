@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from dpftrl_fast.accounting.budget import (
+from dpftrl_fast.accounting.participation.patterns import FixedEpochs, MinSeparation, SinglePass
+from dpftrl_fast.accounting.planner.budget import (
     largest_epochs,
     largest_participations,
     largest_steps,
     largest_trees,
 )
-from dpftrl_fast.accounting.participation import FixedEpochs, MinSeparation, SinglePass
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 DELTA = 1e-6

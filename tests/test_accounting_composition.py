@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpftrl_fast.accounting import gaussian
-from dpftrl_fast.accounting.composition import Composition, compose
-from dpftrl_fast.accounting.guarantee import Guarantee
-from dpftrl_fast.accounting.ledger import Ledger
-from dpftrl_fast.accounting.participation import SinglePass
-from dpftrl_fast.accounting.support import Touched
+from dpftrl_fast.accounting.curve import gaussian
+from dpftrl_fast.accounting.guard.ledger import Ledger
+from dpftrl_fast.accounting.participation.patterns import SinglePass
+from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
+from dpftrl_fast.accounting.statement.composition import Composition, compose
+from dpftrl_fast.accounting.statement.guarantee import Guarantee
 
 RUN = Guarantee(2.33, 11, Touched(11, 11, 1))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.conversions import best_order, gdp_mu, rdp, zcdp_rho
+from dpftrl_fast.accounting.curve.conversions import best_order, gdp_mu, rdp, zcdp_rho
 
 FAST = settings(max_examples=100, deadline=None, derandomize=True)
 SIGMAS = st.floats(-6, 6).map(lambda x: 10.0**x)

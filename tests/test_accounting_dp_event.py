@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.dp_event import dp_event, dpsgd_epsilon, unamplified_dpsgd_epsilon
+from dpftrl_fast.accounting.statement.dp_event import (
+    dp_event,
+    dpsgd_epsilon,
+    unamplified_dpsgd_epsilon,
+)
 
 DELTA = 1e-6
 
@@ -139,7 +143,7 @@ def test_without_the_package(monkeypatch):
 
 def test_the_package_is_not_imported_before_it_is_needed(tmp_path):
     code = (
-        "import sys, dpftrl_fast.accounting.dp_event\n"
+        "import sys, dpftrl_fast.accounting.statement.dp_event\n"
         "print([name for name in sys.modules if name.startswith('dp_accounting')])"
     )
     done = subprocess.run(

@@ -15,8 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting._hockey_stick import hockey_stick, mills_ratio
-from dpftrl_fast.accounting._rounding import smallest_double
+from dpftrl_fast.accounting.curve.hockey_stick import hockey_stick, mills_ratio
+from dpftrl_fast.accounting.curve.rounding import smallest_double
 
 
 def true_delta(sigma, zeta, eps):

@@ -24,9 +24,9 @@ from participation_runs import (
     uses_by_id,
 )
 
-from dpftrl_fast.accounting.guard import Guard
-from dpftrl_fast.accounting.id_table import IdTable
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.accounting.guard.id_table import IdTable
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dpftrl_fast import _core
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting import gaussian
-from dpftrl_fast.accounting._gaussian_decimal import (
+from dpftrl_fast.accounting.curve import gaussian
+from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_delta,
     decimal_epsilon,
     decimal_noise_multiplier,

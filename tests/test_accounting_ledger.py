@@ -22,11 +22,16 @@ from participation_runs import (
     uses_by_id,
 )
 
-from dpftrl_fast.accounting.guarantee import Guarantee
-from dpftrl_fast.accounting.guard import Guard
-from dpftrl_fast.accounting.ledger import Ledger
-from dpftrl_fast.accounting.participation import FixedEpochs, FixedOrder, MinSeparation, SinglePass
-from dpftrl_fast.accounting.support import Touched
+from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.accounting.guard.ledger import Ledger
+from dpftrl_fast.accounting.participation.patterns import (
+    FixedEpochs,
+    FixedOrder,
+    MinSeparation,
+    SinglePass,
+)
+from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
+from dpftrl_fast.accounting.statement.guarantee import Guarantee
 
 
 def through_json(state: dict[str, Any]) -> Any:

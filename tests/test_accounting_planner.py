@@ -11,7 +11,7 @@ import pytest
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.planner import Schedule, plan_schedule
+from dpftrl_fast.accounting.planner.schedules import Schedule, plan_schedule
 
 
 def rows_by_schedule(table: acc.ScheduleTable) -> dict[tuple[Any, Any], Schedule]:

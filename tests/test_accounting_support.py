@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpftrl_fast.accounting.gaussian import delta as gaussian_delta
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.curve.gaussian import delta as gaussian_delta
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
     SinglePass,
 )
-from dpftrl_fast.accounting.support import (
+from dpftrl_fast.accounting.sensitivity.delta_floor import (
     MAX_COORDINATES,
     Touched,
     calibrated_noise_multiplier,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.theorems import (
+from dpftrl_fast.accounting.sensitivity.theorems import (
     closed_form_noise_multiplier,
     least_squares_noise_multiplier,
     restarts_noise_multiplier,

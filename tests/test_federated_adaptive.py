@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
-from dpftrl_fast.accounting.gaussian import epsilon as gaussian_epsilon
+from dpftrl_fast.accounting.curve.gaussian import epsilon as gaussian_epsilon
 from dpftrl_fast.federated import AdaptiveClipping, PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.adaptive_clipping import ClipNorm
 from dpftrl_fast.federated.cohorts import Cohorts

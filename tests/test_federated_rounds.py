@@ -14,7 +14,7 @@ import pytest
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
-from dpftrl_fast.accounting.guard import Guard
+from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.federated import PrivateRounds, Round, ServerDPFTRL, client_id
 from dpftrl_fast.federated import cohorts as cohorts_module
 

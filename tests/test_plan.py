@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.planner import plan_schedule
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
-from dpftrl_fast.accounting.support import Touched, support_floor, touched
+from dpftrl_fast.accounting.planner.schedules import plan_schedule
+from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, support_floor, touched
+from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
 from dpftrl_fast.mechanisms.tree_layout import resolve_trees
 from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan

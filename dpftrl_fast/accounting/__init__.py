@@ -15,32 +15,36 @@ Examples
 True
 """
 
-from dpftrl_fast.accounting.budget import (
-    largest_epochs,
-    largest_participations,
-    largest_steps,
-    largest_trees,
-)
-from dpftrl_fast.accounting.composition import Composition, compose
-from dpftrl_fast.accounting.conversions import best_order, gdp_mu, rdp, zcdp_rho
-from dpftrl_fast.accounting.dp_event import dp_event, dpsgd_epsilon, unamplified_dpsgd_epsilon
-from dpftrl_fast.accounting.gaussian import delta, epsilon, noise_multiplier
-from dpftrl_fast.accounting.guard import Guard
-from dpftrl_fast.accounting.ledger import Ledger
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.curve.conversions import best_order, gdp_mu, rdp, zcdp_rho
+from dpftrl_fast.accounting.curve.gaussian import delta, epsilon, noise_multiplier
+from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.accounting.guard.ledger import Ledger
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
     Participation,
     SinglePass,
 )
-from dpftrl_fast.accounting.planner import Schedule, ScheduleTable, plan_schedule
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared, sensitivity_squared_by_id
-from dpftrl_fast.accounting.theorems import (
+from dpftrl_fast.accounting.planner.budget import (
+    largest_epochs,
+    largest_participations,
+    largest_steps,
+    largest_trees,
+)
+from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
+from dpftrl_fast.accounting.sensitivity.theorems import (
     closed_form_noise_multiplier,
     least_squares_noise_multiplier,
     restarts_noise_multiplier,
     single_pass_noise_multiplier,
+)
+from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared, sensitivity_squared_by_id
+from dpftrl_fast.accounting.statement.composition import Composition, compose
+from dpftrl_fast.accounting.statement.dp_event import (
+    dp_event,
+    dpsgd_epsilon,
+    unamplified_dpsgd_epsilon,
 )
 from dpftrl_fast.mechanisms.run_error import noise_std
 from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,

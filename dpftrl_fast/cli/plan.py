@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dpftrl_fast.accounting.planner import Schedule, ScheduleTable, plan_schedule
+from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
 from dpftrl_fast.cli.output import (
     NEIGHBOURS,
     UNIT,

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.accounting._checks import non_negative, positive, probability
-from dpftrl_fast.accounting._rounding import smallest_double
-from dpftrl_fast.accounting.composition import Composition, compose
-from dpftrl_fast.accounting.guarantee import Neighbours
-from dpftrl_fast.accounting.participation import Participation, check_participation
-from dpftrl_fast.accounting.support import calibrated_noise_multiplier
+from dpftrl_fast.accounting.curve.rounding import smallest_double
+from dpftrl_fast.accounting.participation.patterns import Participation, check_participation
+from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
+from dpftrl_fast.accounting.statement.composition import Composition, compose
+from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.convex.completion import best_completion, variance_at
 from dpftrl_fast.convex.least_squares_text import fields_from_dict, fields_to_dict, plan_words
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpftrl_fast.accounting._checks import probability
-from dpftrl_fast.accounting._rounding import text_up
-from dpftrl_fast.accounting.guarantee import Neighbours
-from dpftrl_fast.accounting.participation import participation_from_dict
+from dpftrl_fast.accounting.curve.rounding import text_up
+from dpftrl_fast.accounting.participation.patterns import participation_from_dict
+from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.plan.plan_text import participation_words
 
 __all__ = ["fields_from_dict", "fields_to_dict", "plan_words"]

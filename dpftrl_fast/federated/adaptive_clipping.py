@@ -38,10 +38,10 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.accounting.composition import Composition
-from dpftrl_fast.accounting.guarantee import Guarantee
-from dpftrl_fast.accounting.participation import FixedEpochs, FixedOrder, MinSeparation
-from dpftrl_fast.accounting.support import Touched
+from dpftrl_fast.accounting.participation.patterns import FixedEpochs, FixedOrder, MinSeparation
+from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
+from dpftrl_fast.accounting.statement.composition import Composition
+from dpftrl_fast.accounting.statement.guarantee import Guarantee
 from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.federated.running_sum import tree_key
 from dpftrl_fast.ftrl_arguments import number

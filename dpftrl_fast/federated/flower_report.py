@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from dpftrl_fast.accounting._rounding import text_up
+from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan

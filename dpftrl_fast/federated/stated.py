@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from dpftrl_fast.accounting.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount

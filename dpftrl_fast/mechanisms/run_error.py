@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast import _core
 from dpftrl_fast.accounting._checks import non_negative
-from dpftrl_fast.accounting.participation import Participation, check_participation
+from dpftrl_fast.accounting.participation.patterns import Participation, check_participation
 from dpftrl_fast.mechanisms.choices import Variant, check_variant
 from dpftrl_fast.mechanisms.tree_layout import Complete, Trees, resolve_trees
 

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from dpftrl_fast.accounting._checks import probability
-from dpftrl_fast.accounting._rounding import text_up
-from dpftrl_fast.accounting.guarantee import Guarantee
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.curve.rounding import text_up
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
     Participation,
 )
+from dpftrl_fast.accounting.statement.guarantee import Guarantee
 from dpftrl_fast.mechanisms.tree_layout import Trees
 
 __all__ = ["participation_words", "promise_words", "trees_words"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.accounting.support import MAX_COORDINATES
+from dpftrl_fast.accounting.sensitivity.delta_floor import MAX_COORDINATES
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.arguments import dtype_name, integer
 from dpftrl_fast.noise.state import Position

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
-from dpftrl_fast.accounting._rounding import text_up
-from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
-from dpftrl_fast.accounting.guard import Guard
-from dpftrl_fast.accounting.ledger import Ledger
-from dpftrl_fast.accounting.participation import Participation, check_participation
-from dpftrl_fast.accounting.planner import Schedule
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
-from dpftrl_fast.accounting.support import calibrated_noise_multiplier, touched
+from dpftrl_fast.accounting.curve.rounding import text_up
+from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.accounting.guard.ledger import Ledger
+from dpftrl_fast.accounting.participation.patterns import Participation, check_participation
+from dpftrl_fast.accounting.planner.schedules import Schedule
+from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
+from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
+from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
 from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.mechanisms.tree_layout import (

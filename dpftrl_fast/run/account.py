@@ -24,17 +24,17 @@ from itertools import groupby
 from typing import Any
 
 from dpftrl_fast.accounting._checks import positive, probability
-from dpftrl_fast.accounting.composition import Composition
-from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
     Participation,
     SinglePass,
 )
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
-from dpftrl_fast.accounting.support import Touched, touched
+from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, touched
+from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
+from dpftrl_fast.accounting.statement.composition import Composition
+from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
 from dpftrl_fast.mechanisms.choices import Variant
 from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
 from dpftrl_fast.noise.arguments import integer

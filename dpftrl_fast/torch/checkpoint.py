@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpftrl_fast.accounting._checks import positive_int
-from dpftrl_fast.accounting.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.torch.ledger import TrainingLedger

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dpftrl_fast.accounting import FixedEpochs, Ledger
 from dpftrl_fast.accounting._checks import probability
-from dpftrl_fast.accounting.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["TrainingLedger"]

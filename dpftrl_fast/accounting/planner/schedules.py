@@ -17,14 +17,14 @@ from itertools import groupby
 from typing import Any, Literal, get_args, overload
 
 from dpftrl_fast.accounting._checks import non_negative, positive_int, probability
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     MinSeparation,
     Participation,
     check_participation,
 )
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
-from dpftrl_fast.accounting.support import calibrated_noise_multiplier, touched
+from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
+from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant, check_plan_bound
 from dpftrl_fast.mechanisms.run_error import (
     NoiseStd,

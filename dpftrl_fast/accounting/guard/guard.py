@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting._checks import at_least, integer_array
-from dpftrl_fast.accounting._state import (
+from dpftrl_fast.accounting.guard.id_table import IdTable, grown
+from dpftrl_fast.accounting.guard.state import (
     check_header,
     declaration,
     header,
     integer_from,
     integers_from,
 )
-from dpftrl_fast.accounting.fixed_order import FixedOrder
-from dpftrl_fast.accounting.id_table import IdTable, grown
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     MinSeparation,
     Participation,

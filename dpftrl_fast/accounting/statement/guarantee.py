@@ -6,18 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from dpftrl_fast.accounting import gaussian
 from dpftrl_fast.accounting._checks import probability
-from dpftrl_fast.accounting.conversions import gdp_mu
-from dpftrl_fast.accounting.participation import Participation
-from dpftrl_fast.accounting.sensitivity import sensitivity_squared_of
-from dpftrl_fast.accounting.support import (
+from dpftrl_fast.accounting.curve import gaussian
+from dpftrl_fast.accounting.curve.conversions import gdp_mu
+from dpftrl_fast.accounting.participation.patterns import Participation
+from dpftrl_fast.accounting.sensitivity.delta_floor import (
     Touched,
     support_floor,
     touched,
     truncated_delta,
     untruncated_delta,
 )
+from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.mechanisms.tree_layout import Trees
 
@@ -64,7 +64,7 @@ class Guarantee:
 
         Examples
         --------
-        >>> from dpftrl_fast.accounting.participation import SinglePass
+        >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
         >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
         >>> trees = resolve_trees(1600)
         >>> promised = Guarantee.of(

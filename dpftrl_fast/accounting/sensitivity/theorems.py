@@ -31,8 +31,8 @@ from typing import Literal, TypeAlias
 
 from dpftrl_fast.accounting._checks import positive, probability
 from dpftrl_fast.accounting._counts import step_count
-from dpftrl_fast.accounting._rounding import float_up, precision
-from dpftrl_fast.accounting.gaussian import noise_multiplier, sensitivity
+from dpftrl_fast.accounting.curve.gaussian import noise_multiplier, sensitivity
+from dpftrl_fast.accounting.curve.rounding import float_up, precision
 
 __all__ = [
     "Factor",

@@ -15,9 +15,14 @@ from decimal import Decimal
 from fractions import Fraction
 
 from dpftrl_fast.accounting._checks import non_negative, positive, probability
-from dpftrl_fast.accounting._rounding import float_up, precision, smallest_double
-from dpftrl_fast.accounting.gaussian import mean_shift, sensitivity
-from dpftrl_fast.accounting.renyi import Conversion, best_excess, check_conversion, check_orders
+from dpftrl_fast.accounting.curve.gaussian import mean_shift, sensitivity
+from dpftrl_fast.accounting.curve.renyi import (
+    Conversion,
+    best_excess,
+    check_conversion,
+    check_orders,
+)
+from dpftrl_fast.accounting.curve.rounding import float_up, precision, smallest_double
 
 __all__ = ["best_order", "gdp_mu", "rdp", "zcdp_rho"]
 
@@ -152,7 +157,7 @@ def best_order(
     delta : float
         0 < delta < 1.
     conversion : {"cks", "mironov"}
-        See :mod:`dpftrl_fast.accounting.renyi`.
+        See :mod:`dpftrl_fast.accounting.curve.renyi`.
 
     Returns
     -------

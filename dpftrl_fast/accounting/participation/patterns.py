@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dpftrl_fast.accounting._counts import step_count
-from dpftrl_fast.accounting.fixed_order import FixedOrder
+from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
 
 __all__ = [
     "FixedEpochs",

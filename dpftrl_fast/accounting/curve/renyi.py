@@ -26,7 +26,7 @@ from decimal import Decimal
 from typing import Literal
 
 from dpftrl_fast.accounting._checks import positive
-from dpftrl_fast.accounting._rounding import float_up, precision
+from dpftrl_fast.accounting.curve.rounding import float_up, precision
 
 __all__ = ["Conversion", "best_excess", "check_conversion", "check_orders", "rdp_epsilon"]
 

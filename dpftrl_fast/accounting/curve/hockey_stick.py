@@ -22,7 +22,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
-from dpftrl_fast.accounting._rounding import precision
+from dpftrl_fast.accounting.curve.rounding import precision
 
 __all__ = ["HockeyStick", "hockey_stick", "mills_ratio"]
 

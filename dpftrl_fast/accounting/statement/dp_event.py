@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from dpftrl_fast.accounting._checks import positive, positive_int, probability
-from dpftrl_fast.accounting._rounding import smallest_double
-from dpftrl_fast.accounting.gaussian import mean_shift, sensitivity
+from dpftrl_fast.accounting.curve.gaussian import mean_shift, sensitivity
+from dpftrl_fast.accounting.curve.rounding import smallest_double
 
 __all__ = ["dp_event", "dpsgd_epsilon", "unamplified_dpsgd_epsilon"]
 

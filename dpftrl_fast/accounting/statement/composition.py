@@ -7,7 +7,7 @@ what the ones before gave out, are together one Gaussian mechanism with
     mu^2 = sum of zeta_i/sigma_i^2
 
 (Dong, Roth and Su 2022, Corollary 3.3, and the joint density of the node sums). The floor of the
-noise stream (see :mod:`dpftrl_fast.accounting.support`) is a sum over the nodes that an id shifts,
+noise stream (see :mod:`dpftrl_fast.accounting.sensitivity.delta_floor`) is a sum over the nodes that an id shifts,
 whatever tree they are in: the runs' nodes, shifts and floors are summed.
 """
 
@@ -18,12 +18,16 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Protocol
 
-from dpftrl_fast.accounting import gaussian
 from dpftrl_fast.accounting._checks import non_negative, probability
-from dpftrl_fast.accounting._rounding import float_up, precision
-from dpftrl_fast.accounting.conversions import gdp_mu
-from dpftrl_fast.accounting.guarantee import Guarantee, Neighbours
-from dpftrl_fast.accounting.support import Touched, truncated_delta, untruncated_delta
+from dpftrl_fast.accounting.curve import gaussian
+from dpftrl_fast.accounting.curve.conversions import gdp_mu
+from dpftrl_fast.accounting.curve.rounding import float_up, precision
+from dpftrl_fast.accounting.sensitivity.delta_floor import (
+    Touched,
+    truncated_delta,
+    untruncated_delta,
+)
+from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
 
 __all__ = ["Composition", "Guaranteed", "compose"]
 
@@ -172,8 +176,8 @@ def compose(runs: Iterable[Guaranteed]) -> Composition:
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.ledger import Ledger
-    >>> from dpftrl_fast.accounting.participation import SinglePass
+    >>> from dpftrl_fast.accounting.guard.ledger import Ledger
+    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
     >>> runs = [Ledger(SinglePass(1600), 2.33), Ledger(SinglePass(800), 4.0)]
     >>> together = compose(runs)
     >>> round(together.mu, 4), round(together.epsilon(1e-6), 3)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting.fixed_order import FixedOrder
-from dpftrl_fast.accounting.participation import Participation
+from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
+from dpftrl_fast.accounting.participation.patterns import Participation
 from dpftrl_fast.mechanisms.tree_layout import Trees
 
 __all__ = ["check_header", "declaration", "header", "integer_from", "integers_from"]
@@ -30,7 +30,7 @@ def declaration(participation: Participation, trees: Trees, **more: Any) -> str:
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.participation import SinglePass
+    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
     >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> declaration(SinglePass(3), resolve_trees(3))
     '{"participation": {"kind": "SinglePass", "steps": 3}, "trees": [[3, false, 1]]}'

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 
-from dpftrl_fast.accounting._hockey_stick import hockey_stick
-from dpftrl_fast.accounting._rounding import float_up, precision, smallest_double
+from dpftrl_fast.accounting.curve.hockey_stick import hockey_stick
+from dpftrl_fast.accounting.curve.rounding import float_up, precision, smallest_double
 
 __all__ = ["decimal_delta", "decimal_epsilon", "decimal_mean_shift", "decimal_noise_multiplier"]
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from dpftrl_fast.accounting._checks import non_negative, positive, probability
 from dpftrl_fast.accounting._counts import MAX_STEPS, step_count
-from dpftrl_fast.accounting._rounding import text_up
-from dpftrl_fast.accounting.guarantee import Guarantee
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.curve.rounding import text_up
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     MinSeparation,
     Participation,
     SinglePass,
 )
+from dpftrl_fast.accounting.statement.guarantee import Guarantee
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.mechanisms.tree_layout import check_complete, resolve_trees
 

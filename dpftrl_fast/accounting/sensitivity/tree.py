@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
@@ -168,7 +168,7 @@ def sensitivity_squared_of(
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.participation import SinglePass
+    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
     >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> trees = resolve_trees(1600, restart_every=100)
     >>> sensitivity_squared_of(SinglePass(1600), trees, bound="exact", variant="honaker")

@@ -26,10 +26,10 @@ from decimal import Decimal
 import numpy as np
 
 from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
-from dpftrl_fast.accounting._rounding import float_down, float_up, precision, smallest_double
-from dpftrl_fast.accounting.gaussian import delta as gaussian_delta
-from dpftrl_fast.accounting.gaussian import noise_multiplier as gaussian_noise_multiplier
-from dpftrl_fast.accounting.participation import (
+from dpftrl_fast.accounting.curve.gaussian import delta as gaussian_delta
+from dpftrl_fast.accounting.curve.gaussian import noise_multiplier as gaussian_noise_multiplier
+from dpftrl_fast.accounting.curve.rounding import float_down, float_up, precision, smallest_double
+from dpftrl_fast.accounting.participation.patterns import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
@@ -118,7 +118,7 @@ def touched(
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.participation import SinglePass
+    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
     >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> touched(SinglePass(1600), resolve_trees(1600))
     Touched(nodes=11, total=11, largest=1)

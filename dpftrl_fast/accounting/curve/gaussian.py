@@ -22,13 +22,13 @@ from typing import Any, Literal
 
 from dpftrl_fast import _core
 from dpftrl_fast.accounting._checks import non_negative, positive, probability
-from dpftrl_fast.accounting._gaussian_decimal import (
+from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_delta,
     decimal_epsilon,
     decimal_mean_shift,
     decimal_noise_multiplier,
 )
-from dpftrl_fast.accounting.renyi import Conversion, rdp_epsilon
+from dpftrl_fast.accounting.curve.renyi import Conversion, rdp_epsilon
 
 __all__ = ["delta", "epsilon", "mean_shift", "noise_multiplier", "sensitivity"]
 
@@ -99,7 +99,7 @@ def epsilon(
     conversion : {"cks", "mironov"}, optional
         Only for ``"rdp"``: from RDP to (epsilon, delta). ``"cks"`` (the default there) is that of
         Canonne, Kamath and Steinke, ``"mironov"`` the older and looser one; see
-        :mod:`dpftrl_fast.accounting.renyi`.
+        :mod:`dpftrl_fast.accounting.curve.renyi`.
 
     Returns
     -------

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the ids of each step against the declared participation."""

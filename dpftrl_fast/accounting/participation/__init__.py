@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Participation patterns: which record can take part in which steps."""

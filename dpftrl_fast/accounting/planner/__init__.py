@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search for the mechanism or the largest run that keeps a budget."""
