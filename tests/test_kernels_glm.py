@@ -16,12 +16,12 @@ from dpftrl_fast.kernels import (
     _jit,
     clipped_gradient_sum,
     clipped_gradient_sum_csr,
-    dense_loops,
     glm,
     predict,
     predict_csr,
 )
-from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.loops import dense as dense_loops
+from dpftrl_fast.kernels.loops.dense import CHUNK
 
 LOSSES = ["squared", "logistic", "huber", "hinge"]
 MARGIN = 1 - 2.0**-20

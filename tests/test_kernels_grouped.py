@@ -9,7 +9,7 @@ import scipy.sparse
 from gradient_oracle import kernel, oracle
 
 from dpftrl_fast.kernels import clipped_user_sum, clipped_user_sum_csr
-from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.loops.dense import CHUNK
 
 both = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
 cases = pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import numba
 import pytest
 from numba import types
 
-from dpftrl_fast.kernels import _jit, ftrl_update, triangle_loops
+from dpftrl_fast.kernels import _jit, ftrl_update
 from dpftrl_fast.kernels._jit import exact_helper, helper, read_only, writable
+from dpftrl_fast.kernels.loops import triangle as triangle_loops
 
 
 def flags_of(function, *argument_types):

@@ -13,7 +13,7 @@ import torch
 from gradient_oracle import kernel, oracle
 
 from dpftrl_fast.kernels import clipped_multi_sum, clipped_multi_sum_csr
-from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.loops.dense import CHUNK
 
 both = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
 losses = pytest.mark.parametrize("loss", ["multinomial", "hinge"])

@@ -11,7 +11,7 @@ import pytest
 from gradient_oracle import kernel, oracle
 
 from dpftrl_fast.kernels import clipped_gradient_sum, clipped_gradient_sum_csr
-from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.loops.dense import CHUNK
 
 both = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.kernels._checks import Array
-from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.loops.dense import CHUNK
 
 __all__ = ["sum_of_chunks"]
 

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpftrl_fast.kernels._checks import FLOATS, INT64, Array, check_array, check_number
-from dpftrl_fast.kernels.client_loops import (
+from dpftrl_fast.kernels.loops.client import (
     BLOCK,
     FULL,
     INTEGERS,

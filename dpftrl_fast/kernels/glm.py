@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from numba import types
 
-from dpftrl_fast.kernels import csr_loops, dense_loops
 from dpftrl_fast.kernels._checks import (
     FLOAT64,
     FLOATS,
@@ -22,6 +21,8 @@ from dpftrl_fast.kernels._checks import (
 )
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
 from dpftrl_fast.kernels._threads import sum_of_chunks
+from dpftrl_fast.kernels.loops import csr as csr_loops
+from dpftrl_fast.kernels.loops import dense as dense_loops
 from dpftrl_fast.kernels.losses import Loss
 
 _F64 = "d"

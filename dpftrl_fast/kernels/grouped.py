@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from numba import types
 
-from dpftrl_fast.kernels import grouped_loops
 from dpftrl_fast.kernels._checks import (
     FLOAT64,
     FLOATS,
@@ -24,6 +23,7 @@ from dpftrl_fast.kernels._checks import (
 )
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
 from dpftrl_fast.kernels._threads import sum_of_chunks
+from dpftrl_fast.kernels.loops import grouped as grouped_loops
 from dpftrl_fast.kernels.losses import Loss, MultiLoss
 
 __all__ = ["clipped_user_sum", "clipped_user_sum_csr"]

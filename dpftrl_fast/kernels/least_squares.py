@@ -3,7 +3,7 @@
 
 BLAS makes the products, block by block, so that a block is added to the packed sum while it is in
 cache and no p x p matrix is ever held; Numba does what BLAS does not (see
-`dpftrl_fast.kernels.triangle_loops`). Products and sums are in float64 whatever the rows are: the
+`dpftrl_fast.kernels.loops.triangle`). Products and sums are in float64 whatever the rows are: the
 rounding errors of a float32 product of 256 rows can exceed the margin that scaling leaves.
 """
 
@@ -17,7 +17,6 @@ from numba import types
 from scipy.linalg import blas
 
 from dpftrl_fast.clip_norms import clip_limit
-from dpftrl_fast.kernels import triangle_loops
 from dpftrl_fast.kernels._blas import one_blas_thread
 from dpftrl_fast.kernels._checks import (
     FLOATS,
@@ -28,6 +27,7 @@ from dpftrl_fast.kernels._checks import (
     check_number,
 )
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
+from dpftrl_fast.kernels.loops import triangle as triangle_loops
 from dpftrl_fast.kernels.packed import check_changed, packed_size
 
 __all__ = ["MOST_ROWS", "RankUpdate"]

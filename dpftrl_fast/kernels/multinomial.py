@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from numba import types
 
-from dpftrl_fast.kernels import multinomial_loops
 from dpftrl_fast.kernels._checks import (
     FLOAT64,
     FLOATS,
@@ -23,6 +22,7 @@ from dpftrl_fast.kernels._checks import (
 )
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
 from dpftrl_fast.kernels._threads import sum_of_chunks
+from dpftrl_fast.kernels.loops import multinomial as multinomial_loops
 from dpftrl_fast.kernels.losses import MultiLoss
 
 __all__ = ["clipped_multi_sum", "clipped_multi_sum_csr"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed triangles of symmetric matrices: the checked calls.
 
-A triangle is the upper one, row after row; see `dpftrl_fast.kernels.triangle_loops`.
+A triangle is the upper one, row after row; see `dpftrl_fast.kernels.loops.triangle`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numba import types
 
-from dpftrl_fast.kernels import triangle_loops
 from dpftrl_fast.kernels._checks import FLOAT64, FLOATS, Array, check_array, check_length
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
+from dpftrl_fast.kernels.loops import triangle as triangle_loops
 
 __all__ = [
     "add_noise",

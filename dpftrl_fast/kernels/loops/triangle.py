@@ -26,7 +26,7 @@ import numpy as np
 
 from dpftrl_fast.kernels._jit import exact_helper, helper
 from dpftrl_fast.kernels.clipping import LARGEST_SQUARE
-from dpftrl_fast.kernels.csr_loops import is_canonical, is_in_range
+from dpftrl_fast.kernels.loops.csr import is_canonical, is_in_range
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels.csr_loops import load_row
-from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.loops.csr import load_row
+from dpftrl_fast.kernels.loops.dense import CHUNK
+from dpftrl_fast.kernels.loops.multinomial import csr_outputs, read_row, scale_values
 from dpftrl_fast.kernels.losses import slopes
-from dpftrl_fast.kernels.multinomial_loops import csr_outputs, read_row, scale_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from dpftrl_fast.kernels._jit import helper
 from dpftrl_fast.kernels.clipping import row_scale, scaled_square
-from dpftrl_fast.kernels.csr_loops import load_row
-from dpftrl_fast.kernels.dense_loops import CHUNK
+from dpftrl_fast.kernels.loops.csr import load_row
+from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slopes
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -25,7 +25,7 @@ from dpftrl_fast.kernels.clipping import (
     row_scale,
     scaled_square,
 )
-from dpftrl_fast.kernels.dense_loops import CHUNK, Array
+from dpftrl_fast.kernels.loops.dense import CHUNK, Array
 from dpftrl_fast.kernels.losses import slope
 
 
