@@ -39,8 +39,8 @@ import threadpoolctl
 from sklearn.linear_model import SGDRegressor
 
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_sums import Objective
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.datasets import flights
 from dpftrl_fast.kernels import clipped_multi_sum

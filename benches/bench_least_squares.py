@@ -32,9 +32,9 @@ from scipy.linalg import blas
 
 from dpftrl_fast import TreeNoise
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
-from dpftrl_fast.convex.least_squares_solver import Minimiser
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.solver import Minimiser
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.least_squares import RankUpdate
 from dpftrl_fast.kernels.packed import add_noise, noise_grid, packed_size

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.fitting import FitResult, Plan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpftrl_fast.convex import glm_fit
+from dpftrl_fast.convex.glm import fit as glm_fit
 from dpftrl_fast.fitting import Settings, fit
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader

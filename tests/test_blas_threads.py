@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels import _blas
 from dpftrl_fast.kernels._blas import one_blas_thread

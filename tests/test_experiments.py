@@ -14,7 +14,7 @@ import scipy.sparse
 from command_line import run, run_json
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.convex.glm_sums import Objective
+from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import SparseRows
 from dpftrl_fast.datasets import InstEval
 from dpftrl_fast.experiments import fashion, flights, insteval, theory
@@ -273,7 +273,7 @@ def test_the_regret_bound_is_least_at_the_rate_of_the_theory():
 
 
 def test_the_risk_bound_has_the_ridge_and_the_noise_of_the_plan():
-    from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+    from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 
     plan = LeastSquaresPlan(1.0, 0.5, 3.0, acc.SinglePass(4), split=0.5, complete=False)
     sigma, root = 3.0 * np.sqrt(2.0), np.sqrt(100 / (2 - 2**-2))  # 4 steps: one node, variance

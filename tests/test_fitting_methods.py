@@ -26,8 +26,8 @@ from fitting_cases import (
     table,
 )
 
-from dpftrl_fast.convex import least_squares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.engine import engine as least_squares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.evaluation import scores
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, fit, make_plan
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor

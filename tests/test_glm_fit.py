@@ -14,9 +14,9 @@ from gradient_oracle import oracle
 
 from dpftrl_fast import reference
 from dpftrl_fast.accounting import FixedEpochs, SinglePass, noise_std
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_rates import learning_rate
-from dpftrl_fast.convex.glm_sums import Objective, clipped_sum, outputs_of
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.rates import learning_rate
+from dpftrl_fast.convex.glm.sums import Objective, clipped_sum, outputs_of
 from dpftrl_fast.convex.row_batches import Batch, SparseRows, row_norms, take_users
 from dpftrl_fast.ftrl import theory_learning_rate
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan

@@ -9,9 +9,9 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression, QuantileRegressor
 
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_regret import RegretMeter, best_parameters, loss_sum
-from dpftrl_fast.convex.glm_sums import Objective
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.regret import RegretMeter, best_parameters, loss_sum
+from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 

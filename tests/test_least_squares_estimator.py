@@ -12,8 +12,8 @@ import scipy.sparse
 pytest.importorskip("sklearn", reason="needs the extra sklearn")
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model.least_squares import DPFTRLLeastSquares
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
 from dpftrl_fast import reference
-from dpftrl_fast.convex.completion import best_completion
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.completion import best_completion
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 
 PASS = acc.SinglePass(100)
 

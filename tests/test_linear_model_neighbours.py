@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dpftrl_fast import reference
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.ftrl import FTRL
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 from dpftrl_fast.plan.planned_noise import PlannedNoise

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from estimator_cases import CLASSES, NAMES, learned, make, rows
 
-from dpftrl_fast.convex.glm_fit import GLMRun
+from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor, _parquet
 from dpftrl_fast.linear_model._parquet import DatasetRows
 

@@ -12,8 +12,8 @@ import pytest
 import scipy.sparse
 from estimator_cases import CLASSES, NAMES, Array, first_of, make, outcome, rows, stream
 
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.least_squares import LeastSquares
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 
 every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)

@@ -17,10 +17,10 @@ import scipy.sparse
 from estimator_cases import CLASSES, NAMES, first_of, make, rows, stream
 
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_sums import Objective
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpftrl_fast import files
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.files import write_files
 from dpftrl_fast.fitting import FitResult, FitSettings, LeastSquaresSettings, fit
 from dpftrl_fast.model_file import check_target, load_model, model_facts, save_model

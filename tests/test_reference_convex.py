@@ -16,10 +16,10 @@ from gradient_oracle import kernel
 from scipy.optimize import minimize
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_sums import Objective
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.ftrl import FTRL
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor

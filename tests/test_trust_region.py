@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from dpftrl_fast.convex.trust_region import (
+from dpftrl_fast.convex.least_squares.trust_region import (
     conjugate_gradients,
     definite_solution,
     minimise_on_ball,

@@ -133,7 +133,7 @@ def rounded_up(value: float | None, digits: int = 4) -> str:
 
 def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, Any]:
     """Return what a plan promises as lines for people; ``unit`` is what neighbours differ in."""
-    from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+    from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
     from dpftrl_fast.fitting import replace_one_epsilon
     from dpftrl_fast.plan.plan_text import participation_words, trees_words
 

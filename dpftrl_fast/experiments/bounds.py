@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import erfc
 
 from dpftrl_fast.accounting import noise_std
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["excess_risk_bound", "mean_noise_norm", "regret_bound"]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import dpsgd_epsilon, noise_multiplier
-from dpftrl_fast.convex.glm_sums import Objective, clipped_sum
+from dpftrl_fast.convex.glm.sums import Objective, clipped_sum
 from dpftrl_fast.convex.row_batches import Batch, Rows, take_users
 
 __all__ = ["Iterates", "amplified_sigma", "dpsgd", "fixed_batches_sigma"]

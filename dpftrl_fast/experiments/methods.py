@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.convex.glm_sums import Objective
+from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.experiments.dpsgd import dpsgd, fixed_batches_sigma
 from dpftrl_fast.experiments.problem import Problem
 from dpftrl_fast.experiments.results import Values

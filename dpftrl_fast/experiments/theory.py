@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_rates import learning_rate
-from dpftrl_fast.convex.glm_regret import loss_sum
-from dpftrl_fast.convex.glm_sums import Objective
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.rates import learning_rate
+from dpftrl_fast.convex.glm.regret import loss_sum
+from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.convex.trust_region import minimise_on_ball
 from dpftrl_fast.experiments.bounds import excess_risk_bound, mean_noise_norm, regret_bound
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table

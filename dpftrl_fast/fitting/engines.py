@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_sums import Objective
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.fitting.settings import LeastSquaresSettings, Settings
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.convex.least_squares_solver import Solve
+from dpftrl_fast.convex.least_squares.solver import Solve
 from dpftrl_fast.fitting.engines import Plan
 from dpftrl_fast.fitting.settings import Settings
 from dpftrl_fast.schema import Schema

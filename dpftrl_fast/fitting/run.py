@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.convex.glm_fit import GLMRun
+from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.row_batches import Batch, SparseRows
 from dpftrl_fast.fitting.engines import Engine, make_engine, make_plan
 from dpftrl_fast.fitting.results import Curve, FitResult

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
-from dpftrl_fast.convex.least_squares_plan import DEFAULT_SPLIT
+from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
 from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.noise.keys import key_of_seed

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.accounting import Participation
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_rates import learning_rate
-from dpftrl_fast.convex.glm_regret import RegretMeter
-from dpftrl_fast.convex.glm_sums import Objective
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.rates import learning_rate
+from dpftrl_fast.convex.glm.regret import RegretMeter
+from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._base import PrivateLinearModel, Targets
 from dpftrl_fast.linear_model._data import MemoryRows, RowSource

@@ -12,8 +12,8 @@ from sklearn.base import RegressorMixin
 
 from dpftrl_fast.accounting import Participation
 from dpftrl_fast.clip_norms import clip_limit
-from dpftrl_fast.convex.least_squares import LeastSquares
-from dpftrl_fast.convex.least_squares_plan import DEFAULT_SPLIT, LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.linear_model._base import PrivateLinearModel, Targets
 from dpftrl_fast.linear_model._data import MemoryRows, RowSource
 from dpftrl_fast.linear_model._targets import NumberTargets
@@ -105,7 +105,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         sigma, and zeta of each tree (of the released prefixes).
     plan_ : LeastSquaresPlan
         With ``plan_.describe(delta_)`` in words, replace-one neighbours included.
-    solves_ : tuple of dpftrl_fast.convex.least_squares_solver.Solve
+    solves_ : tuple of dpftrl_fast.convex.least_squares.solver.Solve
         How each model was made: its step, its ridge and the case that held ("definite" or
         "projected"; in a ball "interior", "boundary" or "hard").
     reproducible_ : bool

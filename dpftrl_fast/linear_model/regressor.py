@@ -52,7 +52,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     epochs : int, default 1
         Passes over the rows.
     learning_rate : float, "auto" or "theory", default "auto"
-        1/lambda. The words: see `dpftrl_fast.convex.glm_rates.learning_rate`.
+        1/lambda. The words: see `dpftrl_fast.convex.glm.rates.learning_rate`.
     clip_norm : float, default 1.0
         L: the gradient of a row (the summed gradient of a user) is clipped to this norm.
     momentum : float, default 0.0

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from dpftrl_fast.convex.glm_fit import GLMRun
-from dpftrl_fast.convex.glm_sums import Objective, clipped_sum, outputs_of
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.sums import Objective, clipped_sum, outputs_of
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.losses import loss_values
 

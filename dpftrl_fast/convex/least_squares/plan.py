@@ -29,8 +29,8 @@ from dpftrl_fast.accounting.participation.patterns import Participation, check_p
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
 from dpftrl_fast.accounting.statement.composition import Composition, compose
 from dpftrl_fast.accounting.statement.guarantee import Neighbours
-from dpftrl_fast.convex.completion import best_completion, variance_at
-from dpftrl_fast.convex.least_squares_text import fields_from_dict, fields_to_dict, plan_words
+from dpftrl_fast.convex.least_squares.completion import best_completion, variance_at
+from dpftrl_fast.convex.least_squares.plan_text import fields_from_dict, fields_to_dict, plan_words
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up

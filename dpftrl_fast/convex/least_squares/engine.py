@@ -21,12 +21,12 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.convex.completion import noise_at
-from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
-from dpftrl_fast.convex.least_squares_solver import Minimiser, Solve, Solver
-from dpftrl_fast.convex.least_squares_sums import add_batch, batch_sums, update_of
+from dpftrl_fast.convex.least_squares.completion import noise_at
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
+from dpftrl_fast.convex.least_squares.sums import add_batch, batch_sums, update_of
+from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.convex.trust_region import minimise_on_ball
 from dpftrl_fast.ftrl_arguments import check_vector, number, positive_integer
 from dpftrl_fast.kernels.least_squares import MOST_ROWS
 from dpftrl_fast.kernels.packed import (

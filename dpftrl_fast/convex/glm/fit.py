@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import Guard
-from dpftrl_fast.convex.glm_sums import Objective, clipped_sum
+from dpftrl_fast.convex.glm.sums import Objective, clipped_sum
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.ftrl import FTRL, soft_threshold
 from dpftrl_fast.noise.arguments import usable_cores

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.convex.trust_region import (
+from dpftrl_fast.convex.least_squares.trust_region import (
     conjugate_gradients,
     definite_solution,
     minimise_on_ball,
@@ -37,7 +37,7 @@ class Solve(NamedTuple):
     case : {"definite", "projected", "interior", "boundary", "hard"}
         Over R^p: W_t + lambda_t/2 I was "definite", or W_t was "projected" on the positive
         semidefinite matrices first. Over a ball: where the exact minimiser lies, see
-        :class:`dpftrl_fast.convex.trust_region.BallSolution`.
+        :class:`dpftrl_fast.convex.least_squares.trust_region.BallSolution`.
     half_ridge : float
         lambda_t/2.
     multiplier : float
@@ -64,7 +64,7 @@ class Minimiser:
         R of the ball. Without it theta is any vector, and where W + lambda/2 I is not positive
         definite, W is projected on the positive semidefinite matrices.
     solver : {"auto", "cholesky", "cg"}
-        See :class:`dpftrl_fast.convex.least_squares.LeastSquares`.
+        See :class:`dpftrl_fast.convex.least_squares.engine.LeastSquares`.
 
     Raises
     ------

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from dpftrl_fast.accounting import noise_std
-from dpftrl_fast.convex.glm_sums import CURVATURE, Objective
+from dpftrl_fast.convex.glm.sums import CURVATURE, Objective
 from dpftrl_fast.ftrl import theory_learning_rate
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
