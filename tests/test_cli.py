@@ -18,7 +18,7 @@ from command_line import run, run_json
 import dpftrl_fast
 from dpftrl_fast import PrivacyPlan, accounting, reference
 from dpftrl_fast.cli.output import rounded_up
-from dpftrl_fast.model_file import load_model
+from dpftrl_fast.fitting.model_file import load_model
 
 SCHEMA: dict[str, Any] = {
     "rows": 40,

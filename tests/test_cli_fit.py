@@ -13,7 +13,7 @@ from command_line import run, run_json
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.model_file import load_model
+from dpftrl_fast.fitting.model_file import load_model
 from dpftrl_fast.plan.from_budget import plan_of
 
 SCHEMA: dict[str, Any] = {

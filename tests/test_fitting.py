@@ -27,12 +27,12 @@ from fitting_cases import (
 )
 
 from dpftrl_fast import reference
-from dpftrl_fast.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
 from dpftrl_fast.fitting.engines import make_engine
+from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
+from dpftrl_fast.fitting.model_file import model_facts
 from dpftrl_fast.fitting.settings import LOSSES
 from dpftrl_fast.linear_model import DPFTRLRegressor
-from dpftrl_fast.model_file import model_facts
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableError
 

@@ -28,10 +28,10 @@ from fitting_cases import (
 
 from dpftrl_fast.convex.least_squares.engine import engine as least_squares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.evaluation import scores
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, fit, make_plan
+from dpftrl_fast.fitting.evaluation import scores
+from dpftrl_fast.fitting.model_file import model_facts
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
-from dpftrl_fast.model_file import model_facts
 from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableError
 
