@@ -47,8 +47,8 @@ from dpftrl_fast.kernels import clipped_multi_sum
 from dpftrl_fast.linear_model import DPFTRLRegressor
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.reference import TreeNoise, convex
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import Encoder
+from dpftrl_fast.tables.schema import Schema
 
 B, CLIP_NORM, ROW_BOUND, CONSTANT = 256, 0.3, 15**0.5 / 4, 0.25
 RATE = 0.9  # 1/lambda

@@ -12,8 +12,8 @@ import pytest
 
 from dpftrl_fast.convex.glm import fit as glm_fit
 from dpftrl_fast.fitting import Settings, fit
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader
+from dpftrl_fast.tables.schema import Schema
 
 ROWS, BATCH = 50, 8
 LABELS = ["low", "mid", "high"]

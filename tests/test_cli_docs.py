@@ -12,8 +12,8 @@ import typer.testing
 
 from dpftrl_fast.cli.app import app
 from dpftrl_fast.datasets import flights_schema
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import cells
+from dpftrl_fast.tables.schema import Schema
 
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
 

@@ -20,8 +20,8 @@ from dpftrl_fast import datasets
 from dpftrl_fast.datasets import flights, flights_order, flights_schema
 from dpftrl_fast.fitting import FitSettings, fit
 from dpftrl_fast.fitting.evaluation import ridge_reference, scores
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import Encoder, TableReader
+from dpftrl_fast.tables.schema import Schema
 
 
 def installed() -> bool:

@@ -33,8 +33,8 @@ from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import model_facts
 from dpftrl_fast.fitting.settings import LOSSES
 from dpftrl_fast.linear_model import DPFTRLRegressor
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableError
+from dpftrl_fast.tables.schema import Schema
 
 SETTINGS = FitSettings(batch_size=BATCH, clip_norm=0.5, noise_seed=3)
 

@@ -32,8 +32,8 @@ from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, fit, make_pla
 from dpftrl_fast.fitting.evaluation import scores
 from dpftrl_fast.fitting.model_file import model_facts
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableError
+from dpftrl_fast.tables.schema import Schema
 
 BY_USER = {**REGRESSION, **USERS}
 FTRL = FitSettings(batch_size=3, clip_norm=0.5, noise_seed=3)

@@ -14,8 +14,8 @@ from dpftrl_fast.convex.least_squares.engine import LeastSquares, batch_sums
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.datasets import flights
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import Encoder
+from dpftrl_fast.tables.schema import Schema
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

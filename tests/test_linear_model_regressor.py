@@ -12,8 +12,8 @@ from dpftrl_fast import reference
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.datasets import flights
 from dpftrl_fast.linear_model import DPFTRLRegressor
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import Encoder
+from dpftrl_fast.tables.schema import Schema
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -18,8 +18,8 @@ from dpftrl_fast.files import write_files
 from dpftrl_fast.fitting import FitResult, FitSettings, LeastSquaresSettings, fit
 from dpftrl_fast.fitting.model_file import check_target, load_model, model_facts, save_model
 from dpftrl_fast.plots import learning_curve_png
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader
+from dpftrl_fast.tables.schema import Schema
 
 SEED = 918273645
 SCHEMA = Schema.from_dict(

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dpftrl_fast.schema import Schema, SchemaError
 from dpftrl_fast.tables import Encoder, TableError, TableReader, draft_schema
+from dpftrl_fast.tables.schema import Schema, SchemaError
 
 GOOD: dict[str, Any] = {
     "version": 1,

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import (
     Encoder,
     Rows,
@@ -27,6 +26,7 @@ from dpftrl_fast.tables import (
     minibatches,
     validate,
 )
+from dpftrl_fast.tables.schema import Schema
 
 SCHEMA = Schema.from_dict(
     {

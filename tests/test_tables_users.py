@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import (
     Encoder,
     Rows,
@@ -24,6 +23,7 @@ from dpftrl_fast.tables import (
     users,
     validate,
 )
+from dpftrl_fast.tables.schema import Schema
 
 SCHEMA = Schema.from_dict(
     {

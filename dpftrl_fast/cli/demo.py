@@ -12,7 +12,7 @@ from dpftrl_fast.cli.fit_run import Files, run
 from dpftrl_fast.cli.output import Json, friendly, show
 from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
 from dpftrl_fast.fitting import FitSettings
-from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["command"]
 

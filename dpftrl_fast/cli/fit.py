@@ -13,8 +13,8 @@ from dpftrl_fast.cli.fit_run import Files, run, show_validation
 from dpftrl_fast.cli.output import Json, friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["Loss", "Method", "Task", "command"]
 

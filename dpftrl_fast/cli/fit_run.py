@@ -23,8 +23,8 @@ from dpftrl_fast.fitting import FitResult, Settings, fit, make_plan
 from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import check_target, save_model
 from dpftrl_fast.plots import learning_curve_png
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader, validate
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["Files", "run", "show_validation"]
 

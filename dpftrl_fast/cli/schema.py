@@ -18,8 +18,8 @@ from dpftrl_fast.cli.output import (
     show,
 )
 from dpftrl_fast.files import write_files
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import draft_schema
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["check", "draft"]
 

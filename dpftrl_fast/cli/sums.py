@@ -25,8 +25,8 @@ from dpftrl_fast.cli.output import (
 )
 from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import TableReader, minibatches
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["command"]
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dpftrl_fast.datasets.order import hashed_order
 from dpftrl_fast.datasets.packages import installed_file
 from dpftrl_fast.files import write_files
-from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables.schema import Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

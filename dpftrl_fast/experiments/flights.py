@@ -20,8 +20,8 @@ from dpftrl_fast.experiments.scoreboard import Scored, comparison, panel, settin
 from dpftrl_fast.experiments.study import Job, Laboratory, Report
 from dpftrl_fast.experiments.tuning import Grid, Run, tuned
 from dpftrl_fast.plots import panels_png
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import Encoder, TableReader
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["load", "study"]
 

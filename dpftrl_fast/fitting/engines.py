@@ -12,7 +12,7 @@ from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.fitting.settings import LeastSquaresSettings, Settings
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.schema import NumericColumn, Schema
+from dpftrl_fast.tables.schema import NumericColumn, Schema
 
 __all__ = ["Engine", "Plan", "make_engine", "make_plan"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.schema import Schema
 from dpftrl_fast.tables import Encoder, Rows, TableError, TableReader
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["metric_name", "ridge_reference", "scores"]
 

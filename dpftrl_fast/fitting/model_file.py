@@ -24,8 +24,8 @@ from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.fitting import FitResult, Plan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.schema import LabelTarget, Schema
 from dpftrl_fast.tables import Encoder, TableReader
+from dpftrl_fast.tables.schema import LabelTarget, Schema
 
 __all__ = ["Model", "check_target", "load_model", "model_facts", "save_model"]
 

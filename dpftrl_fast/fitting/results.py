@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpftrl_fast.convex.least_squares.solver import Solve
 from dpftrl_fast.fitting.engines import Plan
 from dpftrl_fast.fitting.settings import Settings
-from dpftrl_fast.schema import Schema
+from dpftrl_fast.tables.schema import Schema
 
 __all__ = ["Curve", "FitResult", "replace_one_epsilon"]
 

@@ -62,7 +62,7 @@ def fit(
     Examples
     --------
     >>> import tempfile, pathlib
-    >>> from dpftrl_fast.schema import Schema
+    >>> from dpftrl_fast.tables.schema import Schema
     >>> from dpftrl_fast.tables import TableReader
     >>> schema = Schema.from_dict({
     ...     "rows": 3,

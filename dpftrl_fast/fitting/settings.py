@@ -12,7 +12,7 @@ from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
 from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.noise.keys import key_of_seed
-from dpftrl_fast.schema import Schema, Task
+from dpftrl_fast.tables.schema import Schema, Task
 
 __all__ = ["LOSSES", "FitSettings", "LeastSquaresSettings", "Settings"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dpftrl_fast.schema import CategoricalColumn, LabelTarget, NumericColumn, Schema
 from dpftrl_fast.tables.cells import MISSING, codes, numbers
+from dpftrl_fast.tables.schema import CategoricalColumn, LabelTarget, NumericColumn, Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

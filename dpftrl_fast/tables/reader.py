@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpftrl_fast.schema import NumericColumn, Schema
 from dpftrl_fast.tables.cells import is_category, is_number
 from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
 from dpftrl_fast.tables.encoding import Encoder, Rows
+from dpftrl_fast.tables.schema import NumericColumn, Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.schema import NumericColumn
 from dpftrl_fast.tables.cells import MISSING, UNKNOWN, codes, numbers
 from dpftrl_fast.tables.encoding import Encoder
 from dpftrl_fast.tables.reader import TableReader
+from dpftrl_fast.tables.schema import NumericColumn
 from dpftrl_fast.tables.users import UserNumbers
 
 __all__ = ["NOT_PRIVATE", "validate"]

@@ -9,9 +9,9 @@ holds. `columns` has the columns, `declared` the schema, `entries` the checks of
 `texts` the two forms of a file.
 """
 
-from dpftrl_fast.schema.columns import CategoricalColumn, LabelTarget, NumericColumn
-from dpftrl_fast.schema.declared import TASKS, Schema, Task
-from dpftrl_fast.schema.entries import SchemaError
+from dpftrl_fast.tables.schema.columns import CategoricalColumn, LabelTarget, NumericColumn
+from dpftrl_fast.tables.schema.declared import TASKS, Schema, Task
+from dpftrl_fast.tables.schema.entries import SchemaError
 
 __all__ = [
     "TASKS",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpftrl_fast.schema.entries import SchemaError, known_keys, mapping, number, positive
+from dpftrl_fast.tables.schema.entries import SchemaError, known_keys, mapping, number, positive
 
 __all__ = ["CategoricalColumn", "LabelTarget", "NumericColumn", "read_column", "read_target"]
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from dpftrl_fast.schema.columns import (
+from dpftrl_fast.tables.schema.columns import (
     CategoricalColumn,
     LabelTarget,
     NumericColumn,
     read_column,
     read_target,
 )
-from dpftrl_fast.schema.entries import SchemaError, count, known_keys, mapping, positive
-from dpftrl_fast.schema.texts import read_data
+from dpftrl_fast.tables.schema.entries import SchemaError, count, known_keys, mapping, positive
+from dpftrl_fast.tables.schema.texts import read_data
 
 __all__ = ["TASKS", "Schema", "Task"]
 

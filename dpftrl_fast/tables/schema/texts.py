@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpftrl_fast.schema.entries import SchemaError
+from dpftrl_fast.tables.schema.entries import SchemaError
 
 __all__ = ["read_data"]
 
