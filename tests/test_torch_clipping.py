@@ -13,15 +13,15 @@ import torch
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.clip_norms import clip_limit
-from dpftrl_fast.torch.accumulate import Accumulator
-from dpftrl_fast.torch.clipped_sums import (
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
     contribution_limit,
     joint_norms,
     row_norms,
     sum_dtype,
 )
-from dpftrl_fast.torch.clipping import (
+from dpftrl_fast.torch.gradients.clipping import (
     AutomaticClipping,
     Clipping,
     FlatClipping,

@@ -21,8 +21,8 @@ from dpftrl_fast import reference  # noqa: E402
 from dpftrl_fast.mechanisms.tree_layout import resolve_trees  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
 from dpftrl_fast.plan.planned_noise import PlannedNoise  # noqa: E402
-from dpftrl_fast.torch.device_noise import DeviceNoise  # noqa: E402
-from dpftrl_fast.torch.device_stream import Node, Stream  # noqa: E402
+from dpftrl_fast.torch.device.noise import DeviceNoise  # noqa: E402
+from dpftrl_fast.torch.device.stream import Node, Stream  # noqa: E402
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -157,8 +157,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dpftrl_fast.reference.stream import POLYNOMIALS
-from dpftrl_fast.torch.device_stream import coefficients
-from dpftrl_fast.torch.triton_stream import SCALARS, sum_kernel
+from dpftrl_fast.torch.device.stream import coefficients
+from dpftrl_fast.torch.device.triton_stream import SCALARS, sum_kernel
 
 dtype = np.dtype(sys.argv[1])
 pointer = {"float32": "*fp32", "float64": "*fp64"}[dtype.name]

@@ -22,8 +22,8 @@ pytest.importorskip("triton")
 from dpftrl_fast import reference  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
 from dpftrl_fast.noise.tree import TreeNoise  # noqa: E402
-from dpftrl_fast.torch import device_tree  # noqa: E402
-from dpftrl_fast.torch.device_tree import DeviceTree  # noqa: E402
+from dpftrl_fast.torch.device import tree as device_tree  # noqa: E402
+from dpftrl_fast.torch.device.tree import DeviceTree  # noqa: E402
 
 KEY, SIZE, OFFSET, STD = key_of_seed(3), 5, 7, 1.5
 

@@ -20,9 +20,9 @@ from torch import nn
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.torch import DPFTRL, ResidualNoise
-from dpftrl_fast.torch._noise import FlatNoise
-from dpftrl_fast.torch._tensors import local_range
-from dpftrl_fast.torch.distributed import ranks_of
+from dpftrl_fast.torch.flat.distributed import ranks_of
+from dpftrl_fast.torch.flat.noise import FlatNoise
+from dpftrl_fast.torch.flat.tensors import local_range
 
 SIZE = 32  # parameters of the model
 # Sums over ranks differ in order from those of one process, by some units of float32 in gradients

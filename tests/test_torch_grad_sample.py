@@ -20,10 +20,10 @@ from torch_cases import (
     one_by_one,
 )
 
-from dpftrl_fast.torch.accumulate import Accumulator
-from dpftrl_fast.torch.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
-from dpftrl_fast.torch.grad_sample import HookGradients, VmapModule, check_criterion
-from dpftrl_fast.torch.layers import (
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
+from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.layers import (
     check_examples_apart,
     check_layers,
     check_mode,

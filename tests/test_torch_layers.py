@@ -16,10 +16,10 @@ from torch_cases import accumulator, grads, one_by_one
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.torch.accumulate import Accumulator
-from dpftrl_fast.torch.clipping import FlatClipping
-from dpftrl_fast.torch.grad_sample import HookGradients, VmapModule
-from dpftrl_fast.torch.layers import check_layers, incompatible_layers
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipping import FlatClipping
+from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule
+from dpftrl_fast.torch.gradients.layers import check_layers, incompatible_layers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),

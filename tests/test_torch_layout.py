@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpftrl_fast.torch._flat import FlatViews
-from dpftrl_fast.torch._layout import ParameterLayout
+from dpftrl_fast.torch.flat.layout import ParameterLayout
+from dpftrl_fast.torch.flat.views import FlatViews
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:

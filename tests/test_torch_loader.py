@@ -20,8 +20,8 @@ from torch_cases import accumulator
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
-from dpftrl_fast.torch.accumulate import Accumulator
-from dpftrl_fast.torch.clipping import FlatClipping
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.order import EpochOrder
 

@@ -18,7 +18,7 @@ from torch_cases import cross_entropy, flat_sums, one_by_one
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
 from dpftrl_fast.plan.from_budget import plan_of
-from dpftrl_fast.torch.clipped_sums import contribution_limit
+from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.make_private import PrivateTraining, make_private
 from dpftrl_fast.torch.optimizer import DPFTRL

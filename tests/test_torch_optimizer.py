@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from dpftrl_fast.ftrl import FTRL
 from dpftrl_fast.torch import DPFTRL
-from dpftrl_fast.torch._flat import FlatViews
-from dpftrl_fast.torch._update import FlatFTRL, Rates
+from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
+from dpftrl_fast.torch.flat.views import FlatViews
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])

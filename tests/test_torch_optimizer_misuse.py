@@ -17,7 +17,7 @@ from torch import nn
 
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch import DPFTRL
-from dpftrl_fast.torch._update import FlatFTRL
+from dpftrl_fast.torch.flat.update import FlatFTRL
 
 
 @pytest.mark.parametrize(

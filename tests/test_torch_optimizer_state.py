@@ -15,8 +15,8 @@ from torch import nn
 
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
-from dpftrl_fast.torch._noise import FlatNoise
-from dpftrl_fast.torch._update import FlatFTRL
+from dpftrl_fast.torch.flat.noise import FlatNoise
+from dpftrl_fast.torch.flat.update import FlatFTRL
 
 
 @pytest.mark.parametrize("memory", ["stored", "regenerate", 2])

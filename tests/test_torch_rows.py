@@ -167,7 +167,9 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 @pytest.fixture(autouse=True)
 def layers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let layers pass that are refused by name already: here the rows are watched."""
-    monkeypatch.setattr("dpftrl_fast.torch.grad_sample.check_layers", lambda *args, **more: None)
+    monkeypatch.setattr(
+        "dpftrl_fast.torch.gradients.grad_sample.check_layers", lambda *args, **more: None
+    )
 
 
 @pytest.mark.parametrize("way", HOOKS)

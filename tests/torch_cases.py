@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.torch.accumulate import Accumulator
-from dpftrl_fast.torch.clipping import Clipping
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipping import Clipping
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

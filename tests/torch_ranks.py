@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dpftrl_fast import PrivacyPlan, accounting
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
-from dpftrl_fast.torch.distributed import Replicas, Shards
+from dpftrl_fast.torch.flat.distributed import Replicas, Shards
 
 STEPS, BATCH = 9, 6
 PLAN = PrivacyPlan(1.0, 0.5, accounting.SinglePass(STEPS), restart_every=4)

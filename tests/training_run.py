@@ -21,10 +21,10 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs
 from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch.accumulate import Accumulator
 from dpftrl_fast.torch.checkpoint import TrainingRun
-from dpftrl_fast.torch.clipping import FlatClipping
-from dpftrl_fast.torch.grad_sample import VmapModule
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipping import FlatClipping
+from dpftrl_fast.torch.gradients.grad_sample import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
 from dpftrl_fast.torch.optimizer import DPFTRL

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from dpftrl_fast.accounting._checks import positive_int
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.torch.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.order import EpochOrder
 
 __all__ = ["FixedOrderLoader", "check_loader"]

@@ -18,11 +18,11 @@ from dpftrl_fast.accounting._checks import positive_int
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.torch.accumulate import Accumulator
-from dpftrl_fast.torch.clipped_sums import sum_dtype
-from dpftrl_fast.torch.clipping import clipping_of
-from dpftrl_fast.torch.grad_sample import HookGradients, VmapModule, check_criterion
-from dpftrl_fast.torch.layers import GradSampleMode, check_layers, check_mode
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
+from dpftrl_fast.torch.gradients.clipping import clipping_of
+from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
@@ -167,7 +167,7 @@ def make_private(
     Notes
     -----
     With the hooks, the model is tried before its first pass in training mode, which takes the time
-    of some steps, see `dpftrl_fast.torch.rows`: models whose rows are not the examples, each apart
+    of some steps, see `dpftrl_fast.torch.gradients.rows`: models whose rows are not the examples, each apart
     from the others, are refused there.
 
     Sums of clipped gradients get noise and are divided by B, the last batch of an epoch too if it

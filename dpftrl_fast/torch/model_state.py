@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from dpftrl_fast.torch._tensors import is_sharded
+from dpftrl_fast.torch.flat.tensors import is_sharded
 
 __all__ = ["model_state_dict"]
 

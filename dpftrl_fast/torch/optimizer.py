@@ -16,8 +16,8 @@ from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch._run import NoiseRun
-from dpftrl_fast.torch._update import FlatFTRL, Rates
+from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
+from dpftrl_fast.torch.noise_run import NoiseRun
 
 __all__ = ["DPFTRL"]
 
@@ -77,7 +77,7 @@ class DPFTRL(Optimizer):
         32 secret bytes, used for no other run; default from the operating system.
     process_group : ProcessGroup, optional
         The processes of the run; default all, where torch.distributed is initialised. See
-        `dpftrl_fast.torch.distributed`. Seed and key are those of rank 0.
+        `dpftrl_fast.torch.flat.distributed`. Seed and key are those of rank 0.
 
     Attributes
     ----------

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.torch.clipping import Clipping
+from dpftrl_fast.torch.gradients.clipping import Clipping
 from dpftrl_fast.torch.optimizer import DPFTRL
 
 __all__ = ["check_dtypes", "check_optimizer", "check_plan", "sgd_options"]

@@ -16,8 +16,8 @@ from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch._run import NoiseRun
-from dpftrl_fast.torch.clipped_sums import sum_dtype
+from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
+from dpftrl_fast.torch.noise_run import NoiseRun
 
 __all__ = ["ResidualNoise"]
 

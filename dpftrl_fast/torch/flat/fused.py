@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpftrl_fast.kernels.ftrl_step import ftrl_loop
-from dpftrl_fast.torch._flat import FlatViews
+from dpftrl_fast.torch.flat.views import FlatViews
 
 __all__ = ["FusedUpdate"]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from dpftrl_fast.accounting._checks import positive_int
-from dpftrl_fast.torch.accumulate import Accumulator
-from dpftrl_fast.torch.layers import check_layers
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.layers import check_layers
 
 __all__ = ["HookGradients", "VmapModule", "check_criterion"]
 
@@ -25,7 +25,7 @@ class HookGradients:
     The model is wrapped in Opacus's ``GradSampleModule``, which leaves them in ``p.grad_sample``
     after ``loss.backward()``. They are clipped and added up before the next forward pass in
     training mode and at the step, so that those of one piece exist at a time. The rows that layers
-    get are watched, and the first pass is tried before it is run, see `dpftrl_fast.torch.rows`.
+    get are watched, and the first pass is tried before it is run, see `dpftrl_fast.torch.gradients.rows`.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class HookGradients:
     Examples
     --------
     >>> from dpftrl_fast import PrivacyPlan, accounting
-    >>> from dpftrl_fast.torch.clipping import FlatClipping
+    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
     >>> model = nn.Linear(2, 1, bias=False)
     >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
     >>> sums = Accumulator([model.weight], FlatClipping(1.0), 2, plan.guard())
@@ -76,8 +76,8 @@ class HookGradients:
     ) -> None:
         from opacus.grad_sample import AbstractGradSampleModule
 
-        from dpftrl_fast.torch.plain_strides import PlainStrides
-        from dpftrl_fast.torch.rows import watch_rows
+        from dpftrl_fast.torch.gradients.plain_strides import PlainStrides
+        from dpftrl_fast.torch.gradients.rows import watch_rows
 
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
@@ -182,7 +182,7 @@ class VmapModule(nn.Module):
     Examples
     --------
     >>> from dpftrl_fast import PrivacyPlan, accounting
-    >>> from dpftrl_fast.torch.clipping import FlatClipping
+    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
     >>> model = nn.Linear(2, 1, bias=False)
     >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
     >>> sums = Accumulator([model.weight], FlatClipping(1.0), 2, plan.guard())

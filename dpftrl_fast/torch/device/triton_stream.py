@@ -3,7 +3,7 @@
 
 docs/stream.md is the definition, and the bits are those of the C++ core: integers, and IEEE add,
 subtract, multiply and square root (`sqrt_rn`) in the written order. Contraction has to be off:
-launches say ``enable_fp_fusion=False`` (`dpftrl_fast.torch.device_stream`).
+launches say ``enable_fp_fusion=False`` (`dpftrl_fast.torch.device.stream`).
 
 A lane makes one ChaCha block (float64: a pair) and the 16 normals of its column of a superblock,
 and adds up in registers whatever belongs to them: what is kept of a tree is read once; sum, average

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpftrl_fast.torch._tensors import is_sharded, local_range, local_tensor, placements_of
-from dpftrl_fast.torch.clipped_sums import sum_dtype
+from dpftrl_fast.torch.flat.tensors import is_sharded, local_range, local_tensor, placements_of
+from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 
 __all__ = ["Entry", "ParameterLayout"]
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpftrl_fast.torch._flat import Block, FlatViews
-from dpftrl_fast.torch._fused import FusedUpdate
+from dpftrl_fast.torch.flat.fused import FusedUpdate
+from dpftrl_fast.torch.flat.views import Block, FlatViews
 
 __all__ = ["FlatFTRL", "Rates"]
 

@@ -22,14 +22,14 @@ from torch.optim import Optimizer
 
 from dpftrl_fast.accounting import Guard
 from dpftrl_fast.accounting._checks import integer_array, positive_int
-from dpftrl_fast.torch.clipped_sums import (
+from dpftrl_fast.torch.flat.parameters import check_parameters, let_grad_be_a_sum
+from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
     contribution_limit,
     row_norms,
     sum_dtype,
 )
-from dpftrl_fast.torch.clipping import Clipping
-from dpftrl_fast.torch.parameters import check_parameters, let_grad_be_a_sum
+from dpftrl_fast.torch.gradients.clipping import Clipping
 
 __all__ = ["Accumulator", "Source"]
 
@@ -105,7 +105,7 @@ class Accumulator:
     Examples
     --------
     >>> from dpftrl_fast import PrivacyPlan, accounting
-    >>> from dpftrl_fast.torch.clipping import FlatClipping
+    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
     >>> w = torch.nn.Parameter(torch.zeros(2))
     >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
     >>> sums = Accumulator([w], FlatClipping(1.0), 2, plan.guard())

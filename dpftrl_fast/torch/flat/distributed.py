@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpftrl_fast.torch._tensors import is_sharded, mesh_of, shard_dimension
+from dpftrl_fast.torch.flat.tensors import is_sharded, mesh_of, shard_dimension
 
 __all__ = ["Ranks", "Replicas", "Shards", "ranks_of"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpftrl_fast.torch.clipped_sums import sum_dtype
+from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 
 __all__ = ["check_parameters", "let_grad_be_a_sum"]
 

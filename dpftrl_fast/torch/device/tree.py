@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpftrl_fast.torch.device_stream import HIGHEST_LEVEL, Node, Stream
+from dpftrl_fast.torch.device.stream import HIGHEST_LEVEL, Node, Stream
 
 __all__ = ["DeviceTree"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpftrl_fast.accounting._checks import positive, positive_int
 from dpftrl_fast.clip_norms import check_clip_norm
-from dpftrl_fast.torch.clipped_sums import joint_norms
+from dpftrl_fast.torch.gradients.clipped_sums import joint_norms
 
 __all__ = ["AutomaticClipping", "Clipping", "FlatClipping", "PerLayerClipping", "clipping_of"]
 

@@ -206,7 +206,7 @@ def _noise_on(
     if device.type != "cuda":
         raise ValueError(f"parameters must lie on the CPU or on a CUDA device, got {device}")
     try:
-        from dpftrl_fast.torch.device_noise import DeviceNoise
+        from dpftrl_fast.torch.device.noise import DeviceNoise
     except ImportError as error:
         raise ValueError(
             f"parameters on {device} need Triton, which makes their noise there, got none ({error})"

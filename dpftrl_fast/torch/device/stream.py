@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dpftrl_fast.reference.stream import POLYNOMIALS
-from dpftrl_fast.torch.triton_stream import sum_kernel
+from dpftrl_fast.torch.device.triton_stream import sum_kernel
 
 __all__ = ["HIGHEST_LEVEL", "Node", "Stream", "coefficients"]
 

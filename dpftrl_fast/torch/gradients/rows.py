@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpftrl_fast.torch.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 __all__ = ["watch_rows"]
@@ -73,9 +73,9 @@ def watch_rows(
     Examples
     --------
     >>> from dpftrl_fast import PrivacyPlan, accounting
-    >>> from dpftrl_fast.torch.accumulate import Accumulator
-    >>> from dpftrl_fast.torch.clipping import FlatClipping
-    >>> from dpftrl_fast.torch.grad_sample import HookGradients
+    >>> from dpftrl_fast.torch.gradients.accumulate import Accumulator
+    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
+    >>> from dpftrl_fast.torch.gradients.grad_sample import HookGradients
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=0), nn.Linear(2, 2))
     >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
     >>> sums = Accumulator(list(model.parameters()), FlatClipping(1.0), 3, plan.guard())

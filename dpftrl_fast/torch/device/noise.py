@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpftrl_fast.plan.planned_noise import PlannedNoise
-from dpftrl_fast.torch.device_tree import DeviceTree
+from dpftrl_fast.torch.device.tree import DeviceTree
 
 __all__ = ["DeviceNoise"]
 

@@ -24,10 +24,10 @@ from dpftrl_fast.noise.arguments import (
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch._flat import FlatViews
-from dpftrl_fast.torch._layout import ParameterLayout
-from dpftrl_fast.torch._noise import FlatNoise, check_noise_state
-from dpftrl_fast.torch.distributed import Ranks, ranks_of
+from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of
+from dpftrl_fast.torch.flat.layout import ParameterLayout
+from dpftrl_fast.torch.flat.noise import FlatNoise, check_noise_state
+from dpftrl_fast.torch.flat.views import FlatViews
 
 __all__ = ["NoiseRun"]
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters as one flat vector: layout, noise and update."""
