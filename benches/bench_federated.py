@@ -28,10 +28,10 @@ import numpy as np
 import pytest
 
 from dpftrl_fast import PrivacyPlan, accounting
-from dpftrl_fast.federated.layout import ModelLayout
-from dpftrl_fast.federated.round_sum import RoundSum
 from dpftrl_fast.federated.server import ServerDPFTRL
-from dpftrl_fast.federated.sum_grid import noisy_sum, sum_unit
+from dpftrl_fast.federated.sums.grid import noisy_sum, sum_unit
+from dpftrl_fast.federated.sums.layout import ModelLayout
+from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Update = dict[str, Array]

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.federated import ServerDPFTRL
-from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, answer_client_id
+from dpftrl_fast.federated.flower.strategy import AskClients, DPFTRLStrategy, answer_client_id
 
 with contextlib.suppress(ImportError):  # an older flwr has none, and needs none
     from flwr.supercore.task_identity import TaskIdentity

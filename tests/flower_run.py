@@ -23,7 +23,7 @@ from flower_cases import LocalGrid, arrays, client_app, model, record
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from dpftrl_fast import PrivacyPlan, accounting
-from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, dpftrl_mod
+from dpftrl_fast.federated.flower.strategy import AskClients, DPFTRLStrategy, dpftrl_mod
 from dpftrl_fast.federated.optimizers import FTRLUpdate
 from dpftrl_fast.run import journal, journal_files
 

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from dpftrl_fast import PrivacyPlan, accounting
-from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, dpftrl_mod
+from dpftrl_fast.federated.flower.strategy import AskClients, DPFTRLStrategy, dpftrl_mod
 
 ROUNDS, CLIENTS = 2, 6
 FOLDER = Path(sys.argv[1])

@@ -17,7 +17,7 @@ from dpftrl_fast.accounting.curve.gaussian import epsilon as gaussian_epsilon
 from dpftrl_fast.federated import AdaptiveClipping, PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.adaptive_clipping import ClipNorm
 from dpftrl_fast.federated.cohorts import Cohorts
-from dpftrl_fast.federated.running_sum import tree_key, tree_noise
+from dpftrl_fast.federated.sums.running_sum import tree_key, tree_noise
 
 KEY = bytes(range(32))
 EPOCHS = PrivacyPlan(1.0, 2.0, FixedEpochs(3, 4), restart_every=3)

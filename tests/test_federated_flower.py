@@ -34,9 +34,9 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.federated.flower import DPFTRLMod, DPFTRLStrategy, dpftrl_mod
-from dpftrl_fast.federated.flower_wrapped import StrategyUpdate
-from dpftrl_fast.federated.layout import ModelLayout
+from dpftrl_fast.federated.flower.strategy import DPFTRLMod, DPFTRLStrategy, dpftrl_mod
+from dpftrl_fast.federated.flower.wrapped import StrategyUpdate
+from dpftrl_fast.federated.sums.layout import ModelLayout
 
 # ---- The step ----
 

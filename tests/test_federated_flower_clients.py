@@ -30,8 +30,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.federated import AdaptiveClipping
-from dpftrl_fast.federated.flower import AskClients, DPFTRLMod, dpftrl_mod
-from dpftrl_fast.federated.flower_records import difference
+from dpftrl_fast.federated.flower.records import difference
+from dpftrl_fast.federated.flower.strategy import AskClients, DPFTRLMod, dpftrl_mod
 
 # ---- Who takes part ----
 

@@ -31,8 +31,13 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
 from dpftrl_fast.federated import AdaptiveClipping
-from dpftrl_fast.federated.flower import AskClients, DPFTRLMod, answer_client_id, dpftrl_mod
-from dpftrl_fast.federated.flower_clients import NodeUsers, OfferedNodes
+from dpftrl_fast.federated.flower.clients import NodeUsers, OfferedNodes
+from dpftrl_fast.federated.flower.strategy import (
+    AskClients,
+    DPFTRLMod,
+    answer_client_id,
+    dpftrl_mod,
+)
 
 # ---- The server's own troubles ----
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from dpftrl_fast.federated.layout import ModelLayout
+from dpftrl_fast.federated.sums.layout import ModelLayout
 
 
 def model() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dpftrl_fast.accounting import (
     sensitivity_squared,
 )
 from dpftrl_fast.federated import PrivateRounds, ServerDPFTRL
-from dpftrl_fast.federated.running_sum import noise_grid
+from dpftrl_fast.federated.sums.running_sum import noise_grid
 
 SIZE = 40
 MODEL = {"w": np.zeros((5, 7), np.float32), "b": np.zeros(5)}

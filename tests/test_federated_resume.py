@@ -187,7 +187,7 @@ def test_an_interrupted_step_goes_on_from_the_folder_only(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dpftrl_fast.federated.running_sum.RunningSum.step", interrupted)
+        patch.setattr("dpftrl_fast.federated.sums.running_sum.RunningSum.step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             play(one, 1)
     for call in (one.end_round, one.abandon_round, one.checkpoint, lambda: one.begin_round([])):

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast.clip_norms import clip_limit
-from dpftrl_fast.federated.layout import ModelLayout
-from dpftrl_fast.federated.round_sum import RoundSum
-from dpftrl_fast.federated.sum_grid import (
+from dpftrl_fast.federated.sums.grid import (
     check_unit,
     most_contributions,
     noisy_sum,
     sum_unit,
 )
+from dpftrl_fast.federated.sums.layout import ModelLayout
+from dpftrl_fast.federated.sums.round_sum import RoundSum
 from dpftrl_fast.kernels.client_sums import add_clipped
 
 SHAPES = {"embedding": (120, 300), "bias": (7,), "gate": (3, 5), "dense": (80, 500), "one": ()}
@@ -252,7 +252,7 @@ def test_the_total_cannot_be_written_to() -> None:
 
 
 def test_a_sum_is_full_before_int64_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpftrl_fast.federated.round_sum.most_contributions", lambda *_: 2)
+    monkeypatch.setattr("dpftrl_fast.federated.sums.round_sum.most_contributions", lambda *_: 2)
     result = sums()
     result.add(update(11))
     result.add(update(12))

@@ -43,7 +43,7 @@ from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
 from dpftrl_fast.accounting.statement.composition import Composition
 from dpftrl_fast.accounting.statement.guarantee import Guarantee
 from dpftrl_fast.clip_norms import check_clip_norm
-from dpftrl_fast.federated.running_sum import tree_key
+from dpftrl_fast.federated.sums.running_sum import tree_key
 from dpftrl_fast.ftrl_arguments import number
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.tree import TreeNoise

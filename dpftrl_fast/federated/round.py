@@ -11,7 +11,7 @@ import numpy as np
 
 from dpftrl_fast.federated.cohorts import Cohort
 from dpftrl_fast.federated.ids import Client, client_id
-from dpftrl_fast.federated.round_sum import RoundSum
+from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 __all__ = ["Round"]
 

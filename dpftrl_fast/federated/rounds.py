@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import Client
-from dpftrl_fast.federated.layout import Arrays, ModelLayout
-from dpftrl_fast.federated.private_sums import PrivateSums
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.stated import Stated
+from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
+from dpftrl_fast.federated.sums.private_sums import PrivateSums
 from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.noise.arguments import Memory, dtype_name, one_of
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
@@ -71,7 +71,7 @@ class PrivateRounds(Stated):
         Takes a folder that was copied, which voids the guarantee.
     memory, dtype, threads
         Of the noise, as for :class:`dpftrl_fast.TreeNoise`. What leaves is float64, on a grid that
-        is as coarse as the noise of `dtype` (see `dpftrl_fast.federated.running_sum`).
+        is as coarse as the noise of `dtype` (see `dpftrl_fast.federated.sums.running_sum`).
     noise_seed : int or bytes, optional
         For tests: the run is then `reproducible`, not private.
     key : bytes, optional

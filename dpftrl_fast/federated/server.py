@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.ids import Client
-from dpftrl_fast.federated.layout import Arrays, ModelLayout
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdate
 from dpftrl_fast.federated.rounds import PrivateRounds, Round
 from dpftrl_fast.federated.stated import Stated
+from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
 from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.noise.arguments import Memory, one_of
 from dpftrl_fast.noise.keys import Seed

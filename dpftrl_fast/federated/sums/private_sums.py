@@ -14,10 +14,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping, ClipNorm
-from dpftrl_fast.federated.layout import ModelLayout
-from dpftrl_fast.federated.round_sum import RoundSum
-from dpftrl_fast.federated.running_sum import RunningSum, tree_noise
-from dpftrl_fast.federated.sum_grid import most_contributions, sum_unit
+from dpftrl_fast.federated.sums.grid import most_contributions, sum_unit
+from dpftrl_fast.federated.sums.layout import ModelLayout
+from dpftrl_fast.federated.sums.round_sum import RoundSum
+from dpftrl_fast.federated.sums.running_sum import RunningSum, tree_noise
 from dpftrl_fast.noise.arguments import std_in
 from dpftrl_fast.plan.planned_noise import PlannedNoise, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan

@@ -11,11 +11,11 @@ from typing import Any
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from dpftrl_fast.accounting._checks import positive, positive_int
-from dpftrl_fast.federated.flower_clients import AskClients, ClientIdSource, NodeUsers
-from dpftrl_fast.federated.flower_records import Arrays
-from dpftrl_fast.federated.flower_wrapped import StrategyUpdate, aggregates_as, check_wrapped
-from dpftrl_fast.federated.layout import ModelLayout
+from dpftrl_fast.federated.flower.clients import AskClients, ClientIdSource, NodeUsers
+from dpftrl_fast.federated.flower.records import Arrays
+from dpftrl_fast.federated.flower.wrapped import StrategyUpdate, aggregates_as, check_wrapped
 from dpftrl_fast.federated.server import ServerDPFTRL
+from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 __all__ = ["StrategySettings"]

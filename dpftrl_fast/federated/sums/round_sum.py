@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.clip_norms import check_clip_norm, clip_limit
-from dpftrl_fast.federated.layout import Array, Arrays, ModelLayout
-from dpftrl_fast.federated.sum_grid import check_unit, most_contributions
+from dpftrl_fast.federated.sums.grid import check_unit, most_contributions
+from dpftrl_fast.federated.sums.layout import Array, Arrays, ModelLayout
 from dpftrl_fast.ftrl_arguments import number
 from dpftrl_fast.kernels.client_sums import (
     IntegerSum,
@@ -43,7 +43,7 @@ class RoundSum:
     clip_norm : float
         L, in [1e-100, 1e100].
     unit : float
-        Of the grid, from :func:`dpftrl_fast.federated.sum_grid.sum_unit`.
+        Of the grid, from :func:`dpftrl_fast.federated.sums.grid.sum_unit`.
 
     Raises
     ------

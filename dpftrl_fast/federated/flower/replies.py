@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from flwr.app import Message
 
-from dpftrl_fast.federated.flower_records import (
+from dpftrl_fast.federated.flower.records import (
     DIFFERENCE,
     TOKEN,
     UPDATE,

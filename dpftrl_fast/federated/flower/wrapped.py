@@ -18,8 +18,8 @@ from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 from numpy.typing import NDArray
 
-from dpftrl_fast.federated.flower_records import Arrays, array_record, arrays_of
-from dpftrl_fast.federated.layout import ModelLayout
+from dpftrl_fast.federated.flower.records import Arrays, array_record, arrays_of
+from dpftrl_fast.federated.sums.layout import ModelLayout
 
 __all__ = ["StrategyUpdate", "aggregates_as", "check_wrapped"]
 

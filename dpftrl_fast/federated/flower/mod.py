@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from dpftrl_fast.clip_norms import check_clip_norm, clip_limit
-from dpftrl_fast.federated.flower_records import (
+from dpftrl_fast.federated.flower.records import (
     CLIENT_ID,
     CLIP_NORM,
     DIFFERENCE,

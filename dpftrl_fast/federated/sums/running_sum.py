@@ -2,7 +2,7 @@
 """`RunningSum`: the sum of all rounds so far with the tree's noise on it.
 
 The sum of the clipped updates is kept in integers, and the noise is added in integers (see
-`dpftrl_fast.federated.sum_grid`): neither the order of clients nor a restart changes a bit. A
+`dpftrl_fast.federated.sums.grid`): neither the order of clients nor a restart changes a bit. A
 float32 has 24 bits: where the noise is large, it says nothing about bits of the sum below its last
 place. So what leaves is rounded to a public grid as coarse as the last place of the largest values
 that the noise has (16 standard deviations; beyond them, which has a chance below 1e-56, a bit could
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.federated.sum_grid import noisy_sum
+from dpftrl_fast.federated.sums.grid import noisy_sum
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up

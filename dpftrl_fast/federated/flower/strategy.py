@@ -12,15 +12,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord,
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpftrl_fast.federated.flower_clients import (
+from dpftrl_fast.federated.flower.clients import (
     AskClients,
     ClientIdSource,
     NodeUsers,
     OfferedNodes,
     distinct_users,
 )
-from dpftrl_fast.federated.flower_mod import DPFTRLMod, answer_client_id, dpftrl_mod
-from dpftrl_fast.federated.flower_records import (
+from dpftrl_fast.federated.flower.mod import DPFTRLMod, answer_client_id, dpftrl_mod
+from dpftrl_fast.federated.flower.records import (
     CLIP_NORM,
     TOKEN,
     addressed,
@@ -29,15 +29,15 @@ from dpftrl_fast.federated.flower_records import (
     trained,
     untrained,
 )
-from dpftrl_fast.federated.flower_replies import take_reply
-from dpftrl_fast.federated.flower_report import (
+from dpftrl_fast.federated.flower.replies import take_reply
+from dpftrl_fast.federated.flower.report import (
     evaluated,
     log_promise,
     renumbered,
     reported,
     round_metrics,
 )
-from dpftrl_fast.federated.flower_settings import StrategySettings
+from dpftrl_fast.federated.flower.settings import StrategySettings
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.ids import client_id as identity
 from dpftrl_fast.federated.server import ServerDPFTRL

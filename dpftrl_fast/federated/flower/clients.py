@@ -16,8 +16,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from dpftrl_fast.federated.flower_mod import CLIENT_ID_ACTION
-from dpftrl_fast.federated.flower_records import CLIENT_ID, RECORD
+from dpftrl_fast.federated.flower.mod import CLIENT_ID_ACTION
+from dpftrl_fast.federated.flower.records import CLIENT_ID, RECORD
 from dpftrl_fast.federated.ids import Client, client_id
 
 __all__ = ["AskClients", "ClientIdSource", "NodeUsers", "OfferedNodes", "distinct_users"]
@@ -32,7 +32,7 @@ _LONGEST = 1000  # characters of a name, which nodes choose
 class AskClients:
     """Ask each node, before its first training, which user it belongs to.
 
-    The client app answers with `dpftrl_fast.federated.flower.answer_client_id`. An answer is
+    The client app answers with `dpftrl_fast.federated.flower.strategy.answer_client_id`. An answer is
     believed: a node that lies gets more rounds for its user than were declared, or takes those of
     another. Where nodes are not trusted, map their authenticated node ids with a callable instead.
 
