@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpftrl_fast.experiments.federated_network import BEGIN, END, UNKNOWN, Sizes
-from dpftrl_fast.experiments.federated_text import Clients
+from dpftrl_fast.experiments.federated.network import BEGIN, END, UNKNOWN, Sizes
+from dpftrl_fast.experiments.federated.text import Clients
 
 SIZES = Sizes(104, 8, 8, 8)
 

@@ -17,15 +17,26 @@ from dpftrl_fast import accounting as acc
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import SparseRows
 from dpftrl_fast.datasets import InstEval
-from dpftrl_fast.experiments import fashion, flights, insteval, theory
-from dpftrl_fast.experiments.bounds import excess_risk_bound, regret_bound
-from dpftrl_fast.experiments.convex import run_experiments
-from dpftrl_fast.experiments.dpsgd import amplified_sigma, dpsgd, fixed_batches_sigma
-from dpftrl_fast.experiments.methods import AMPLIFIED, FIXED, FTRL, gradient_method, least_squares
-from dpftrl_fast.experiments.problem import Problem
+from dpftrl_fast.experiments.convex.bounds import excess_risk_bound, regret_bound
+from dpftrl_fast.experiments.convex.command import (
+    fashion,
+    flights,
+    insteval,
+    run_experiments,
+    theory,
+)
+from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, dpsgd, fixed_batches_sigma
+from dpftrl_fast.experiments.convex.methods import (
+    AMPLIFIED,
+    FIXED,
+    FTRL,
+    gradient_method,
+    least_squares,
+)
+from dpftrl_fast.experiments.convex.problem import Problem
+from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Job, Laboratory
-from dpftrl_fast.experiments.tuning import Grid, Run, tuned
 from dpftrl_fast.linear_model import DPFTRLRegressor
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -292,7 +303,7 @@ def test_slopes():
 @pytest.fixture
 def ready_noise(monkeypatch):
     """The noise of amplified runs is slow to find, and tested above."""
-    monkeypatch.setattr("dpftrl_fast.experiments.tuning.amplified_sigma", lambda **_: 1.0)
+    monkeypatch.setattr("dpftrl_fast.experiments.convex.tuning.amplified_sigma", lambda **_: 1.0)
 
 
 def test_theory_quick(tmp_path):
@@ -377,7 +388,7 @@ def test_missing_data_are_an_error_only_where_they_were_asked_for(tmp_path, monk
         raise FileNotFoundError("expected data, not found")
 
     monkeypatch.setattr(
-        "dpftrl_fast.experiments.convex.EXPERIMENTS", {"one": missing, "two": missing}
+        "dpftrl_fast.experiments.convex.command.EXPERIMENTS", {"one": missing, "two": missing}
     )
     ends = list(run_experiments([], tmp_path))
     assert [(end.name, end.report, end.missing) for end in ends] == [

@@ -11,11 +11,13 @@ from command_line import run, run_json
 from next_token_cases import SIZES, some_clients
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.experiments import federated, federated_methods, federated_report
 from dpftrl_fast.experiments.climbing import climb
-from dpftrl_fast.experiments.federated_clients import Population
-from dpftrl_fast.experiments.federated_grid import Cell, all_methods, grid, held_out
-from dpftrl_fast.experiments.federated_methods import (
+from dpftrl_fast.experiments.federated.clients import Population
+from dpftrl_fast.experiments.federated.command import command as federated
+from dpftrl_fast.experiments.federated.command import methods as federated_methods
+from dpftrl_fast.experiments.federated.command import report as federated_report
+from dpftrl_fast.experiments.federated.grid import Cell, all_methods, grid, held_out
+from dpftrl_fast.experiments.federated.methods import (
     Budget,
     Method,
     Setting,
@@ -24,14 +26,14 @@ from dpftrl_fast.experiments.federated_methods import (
     noise_multiplier_of,
     train,
 )
-from dpftrl_fast.experiments.federated_report import claims_table, scores_table, search_tables
-from dpftrl_fast.experiments.federated_search import (
+from dpftrl_fast.experiments.federated.report import claims_table, scores_table, search_tables
+from dpftrl_fast.experiments.federated.search import (
     Found,
     epsilons_at_goals,
     largest_noise,
     largest_passing,
 )
-from dpftrl_fast.experiments.federated_tuning import Fitted, Stage
+from dpftrl_fast.experiments.federated.tuning import Fitted, Stage
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory
 
@@ -228,7 +230,7 @@ def searched(monkeypatch, tmp_path, population):
         asked.append(noise)
         return 0.2 / (1.0 + noise)
 
-    monkeypatch.setattr("dpftrl_fast.experiments.federated_tuning.train", accuracy)
+    monkeypatch.setattr("dpftrl_fast.experiments.federated.tuning.train", accuracy)
     laboratory = Laboratory("demo", Results(tmp_path / "results.jsonl"))
     noises = (4.0, 2.0, 1.0)
     fitted = fitted_at(noises, [0.2 / (1 + noise) for noise in noises])

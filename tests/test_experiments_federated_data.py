@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dpftrl_fast.datasets import OnlineRetail, Shakespeare
-from dpftrl_fast.experiments.federated_items import buying_clients, load_online_retail
-from dpftrl_fast.experiments.federated_text import (
+from dpftrl_fast.experiments.federated.items import buying_clients, load_online_retail
+from dpftrl_fast.experiments.federated.text import (
     BEGIN,
     END,
     FIRST_WORD,

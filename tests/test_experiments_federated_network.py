@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from next_token_cases import SIZES, sequences, some_clients
 
-from dpftrl_fast.experiments.federated_clients import Population
-from dpftrl_fast.experiments.federated_network import (
+from dpftrl_fast.experiments.federated.clients import Population
+from dpftrl_fast.experiments.federated.network import (
     BEGIN,
     END,
     PAD,
@@ -20,13 +20,13 @@ from dpftrl_fast.experiments.federated_network import (
     Packed,
     Sizes,
 )
-from dpftrl_fast.experiments.federated_text import Clients
+from dpftrl_fast.experiments.federated.text import Clients
 
 # ---- The network ----
 
 
 def test_special_tokens_are_those_of_the_data():
-    from dpftrl_fast.experiments import federated_text as text
+    from dpftrl_fast.experiments.federated.command import text
 
     assert (PAD, BEGIN, END, UNKNOWN) == (text.PADDING, text.BEGIN, text.END, text.OTHER)
 

@@ -13,17 +13,19 @@ torch = pytest.importorskip("torch")
 from command_line import run, run_json  # noqa: E402
 
 from dpftrl_fast import accounting as acc  # noqa: E402
-from dpftrl_fast.experiments import images, images_data, images_methods  # noqa: E402
 from dpftrl_fast.experiments.climbing import climb  # noqa: E402
-from dpftrl_fast.experiments.images_data import Images, load_digits  # noqa: E402
-from dpftrl_fast.experiments.images_grid import all_methods, groups  # noqa: E402
-from dpftrl_fast.experiments.images_methods import (  # noqa: E402
+from dpftrl_fast.experiments.images.command import command as images  # noqa: E402
+from dpftrl_fast.experiments.images.command import data as images_data  # noqa: E402
+from dpftrl_fast.experiments.images.command import methods as images_methods  # noqa: E402
+from dpftrl_fast.experiments.images.data import Images, load_digits  # noqa: E402
+from dpftrl_fast.experiments.images.grid import all_methods, groups  # noqa: E402
+from dpftrl_fast.experiments.images.methods import (  # noqa: E402
     Budget,
     Method,
     ftrl_plan,
     train,
 )
-from dpftrl_fast.experiments.images_network import ImageNetwork, clipped_sums  # noqa: E402
+from dpftrl_fast.experiments.images.network import ImageNetwork, clipped_sums  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = 26_010
@@ -281,7 +283,7 @@ def test_rates_are_climbed_until_both_neighbours_are_worse():
 @pytest.fixture
 def small(monkeypatch):
     """Small pictures, and a noise multiplier that is found at once."""
-    from dpftrl_fast.experiments import images_tuning
+    from dpftrl_fast.experiments.images.command import tuning as images_tuning
 
     monkeypatch.setattr(images_tuning, "amplified_sigma", lambda *a, **b: 1.0)
     loaders = {"images-digits": lambda data: pictures()}

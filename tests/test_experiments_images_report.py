@@ -9,19 +9,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpftrl_fast.experiments import images_tuning  # noqa: E402
-from dpftrl_fast.experiments.images import study  # noqa: E402
-from dpftrl_fast.experiments.images_data import Images  # noqa: E402
-from dpftrl_fast.experiments.images_grid import Cell, Group  # noqa: E402
-from dpftrl_fast.experiments.images_methods import Budget, Method  # noqa: E402
-from dpftrl_fast.experiments.images_report import (  # noqa: E402
+from dpftrl_fast.experiments.images.command import study  # noqa: E402
+from dpftrl_fast.experiments.images.command import tuning as images_tuning  # noqa: E402
+from dpftrl_fast.experiments.images.data import Images  # noqa: E402
+from dpftrl_fast.experiments.images.grid import Cell, Group  # noqa: E402
+from dpftrl_fast.experiments.images.methods import Budget, Method  # noqa: E402
+from dpftrl_fast.experiments.images.report import (  # noqa: E402
     claims_table,
     figures,
     pairs_table,
     scores_table,
     settings_table,
 )
-from dpftrl_fast.experiments.images_tuning import Fitted  # noqa: E402
+from dpftrl_fast.experiments.images.tuning import Fitted  # noqa: E402
 from dpftrl_fast.experiments.results import Results  # noqa: E402
 from dpftrl_fast.experiments.study import Laboratory  # noqa: E402
 

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.experiments.report_goals import (
+from dpftrl_fast.experiments.federated.report_goals import (
     DELTA,
     NOISE_PER_REPORT,
     ORDERS,
@@ -128,7 +128,7 @@ def test_epsilons_have_a_figure_for_each_accountant():
 def test_examples_of_the_docstrings_hold():
     import doctest
 
-    module = importlib.import_module("dpftrl_fast.experiments.report_goals")
+    module = importlib.import_module("dpftrl_fast.experiments.federated.report_goals")
     assert doctest.testmod(module).failed == 0
-    module = importlib.import_module("dpftrl_fast.experiments.federated_text")
+    module = importlib.import_module("dpftrl_fast.experiments.federated.text")
     assert doctest.testmod(module).failed == 0

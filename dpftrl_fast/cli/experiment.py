@@ -16,7 +16,7 @@ from dpftrl_fast.experiments.study import Progress
 from dpftrl_fast.experiments.study import Table as TextTable
 
 if TYPE_CHECKING:
-    from dpftrl_fast.experiments.convex import Finished
+    from dpftrl_fast.experiments.convex.command import Finished
 
 __all__ = ["group"]
 
@@ -62,7 +62,7 @@ def convex(
     on; to measure afresh, delete the file.
     """
     with _needs("all"):
-        from dpftrl_fast.experiments.convex import run_experiments
+        from dpftrl_fast.experiments.convex.command import run_experiments
 
         ends = run_experiments(
             only or [], out, data=_folder(data), quick=quick, progress=_bars(json_)
@@ -101,7 +101,7 @@ def images(
     """
     size = _size(full, quick)
     with _needs("all,torch"):
-        from dpftrl_fast.experiments.images import run_images
+        from dpftrl_fast.experiments.images.command import run_images
 
         ends = run_images(
             only or [], out, data=_folder(data), size=size, threads=threads, progress=_bars(json_)
@@ -141,7 +141,7 @@ def federated(
     """
     size = _size(full, quick)
     with _needs("all"):
-        from dpftrl_fast.experiments.federated import run_federated
+        from dpftrl_fast.experiments.federated.command import run_federated
 
         ends = run_federated(only or [], out, data=_folder(data), size=size, progress=_bars(json_))
         _tell(ends, out, quick, json_)
@@ -180,7 +180,7 @@ def _bars(quiet: bool) -> Progress:
 
 
 def _tell(ends: Iterator[Finished], out: Path, quick: bool, json_: bool) -> None:
-    from dpftrl_fast.experiments.convex import as_data
+    from dpftrl_fast.experiments.convex.command import as_data
 
     finished = []
     for end in ends:

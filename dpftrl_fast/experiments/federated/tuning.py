@@ -16,9 +16,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from dpftrl_fast.experiments.climbing import climb
-from dpftrl_fast.experiments.federated_clients import Population
-from dpftrl_fast.experiments.federated_grid import MOMENTUM_GAIN, Cell, Grid
-from dpftrl_fast.experiments.federated_methods import (
+from dpftrl_fast.experiments.federated.clients import Population
+from dpftrl_fast.experiments.federated.grid import MOMENTUM_GAIN, Cell, Grid
+from dpftrl_fast.experiments.federated.methods import (
     Budget,
     Method,
     Setting,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from dpftrl_fast.experiments.epsilon_table import by_epsilon
-from dpftrl_fast.experiments.images_grid import LARGE_BATCH, Cell, Group
-from dpftrl_fast.experiments.images_methods import Method
-from dpftrl_fast.experiments.images_tuning import Fitted
+from dpftrl_fast.experiments.images.grid import LARGE_BATCH, Cell, Group
+from dpftrl_fast.experiments.images.methods import Method
+from dpftrl_fast.experiments.images.tuning import Fitted
 from dpftrl_fast.experiments.study import Table
 from dpftrl_fast.plots import Line, Panel, panels_png
 

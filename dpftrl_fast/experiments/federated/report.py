@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dpftrl_fast.experiments.epsilon_table import by_epsilon
-from dpftrl_fast.experiments.federated_methods import Method
-from dpftrl_fast.experiments.federated_search import Found, epsilons_at_goals
-from dpftrl_fast.experiments.federated_tuning import Fitted
+from dpftrl_fast.experiments.federated.methods import Method
+from dpftrl_fast.experiments.federated.search import Found, epsilons_at_goals
+from dpftrl_fast.experiments.federated.tuning import Fitted
 from dpftrl_fast.experiments.study import Table
 from dpftrl_fast.plots import Line, Panel, panels_png
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from dpftrl_fast.experiments.convex import Finished, run_experiments
-from dpftrl_fast.experiments.images_data import Images, load_digits, load_fashion
-from dpftrl_fast.experiments.images_grid import SIZES, Group, Size, groups
-from dpftrl_fast.experiments.images_report import (
+from dpftrl_fast.experiments.convex.command import Finished, run_experiments
+from dpftrl_fast.experiments.images.data import Images, load_digits, load_fashion
+from dpftrl_fast.experiments.images.grid import SIZES, Group, Size, groups
+from dpftrl_fast.experiments.images.report import (
     claims_table,
     figures,
     pairs_table,
     scores_table,
     settings_table,
 )
-from dpftrl_fast.experiments.images_tuning import Fitted, tuned
+from dpftrl_fast.experiments.images.tuning import Fitted, tuned
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report, Table
 
 __all__ = ["IMAGES", "run_images", "study"]
@@ -87,7 +87,7 @@ def run_images(
     threads: int = 1,
     progress: Progress | None = None,
 ) -> Iterator[Finished]:
-    """Run the experiments on pictures, as `dpftrl_fast.experiments.convex.run_experiments`.
+    """Run the experiments on pictures, as `dpftrl_fast.experiments.convex.command.run_experiments`.
 
     Parameters
     ----------

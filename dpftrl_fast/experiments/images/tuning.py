@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dpftrl_fast.experiments.climbing import climb
-from dpftrl_fast.experiments.dpsgd import amplified_sigma
-from dpftrl_fast.experiments.images_data import Images
-from dpftrl_fast.experiments.images_grid import Cell
-from dpftrl_fast.experiments.images_methods import train
+from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma
+from dpftrl_fast.experiments.images.data import Images
+from dpftrl_fast.experiments.images.grid import Cell
+from dpftrl_fast.experiments.images.methods import train
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory
 

@@ -13,12 +13,18 @@ import numpy as np
 from scipy.sparse import csr_array, vstack
 
 from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
-from dpftrl_fast.experiments.methods import AMPLIFIED, FIXED, FTRL, gradient_method, least_squares
-from dpftrl_fast.experiments.problem import Problem
+from dpftrl_fast.experiments.convex.methods import (
+    AMPLIFIED,
+    FIXED,
+    FTRL,
+    gradient_method,
+    least_squares,
+)
+from dpftrl_fast.experiments.convex.problem import Problem
+from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
+from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.results import Values
-from dpftrl_fast.experiments.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.study import Job, Laboratory, Report
-from dpftrl_fast.experiments.tuning import Grid, Run, tuned
 from dpftrl_fast.plots import panels_png
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import Schema

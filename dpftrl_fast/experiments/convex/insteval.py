@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpftrl_fast.datasets import InstEval, hashed_order, insteval
-from dpftrl_fast.experiments.methods import AMPLIFIED, FIXED, FTRL, least_squares
-from dpftrl_fast.experiments.problem import Problem
-from dpftrl_fast.experiments.scoreboard import Scored, comparison, panel, settings_table
+from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL, least_squares
+from dpftrl_fast.experiments.convex.problem import Problem
+from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
+from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
-from dpftrl_fast.experiments.tuning import Grid, Run, tuned
 from dpftrl_fast.plots import panels_png
 
 __all__ = ["load", "study"]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dpftrl_fast.experiments.federated_grid import DELTA, Cell
-from dpftrl_fast.experiments.federated_methods import Budget, ftrl_plan
-from dpftrl_fast.experiments.federated_tuning import Fitted, Stage, fit_job
+from dpftrl_fast.experiments.federated.grid import DELTA, Cell
+from dpftrl_fast.experiments.federated.methods import Budget, ftrl_plan
+from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, fit_job
 from dpftrl_fast.experiments.study import Laboratory
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 

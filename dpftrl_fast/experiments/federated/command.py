@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpftrl_fast.experiments import report_goals
-from dpftrl_fast.experiments.convex import Finished, run_experiments
-from dpftrl_fast.experiments.federated_clients import Population
-from dpftrl_fast.experiments.federated_grid import SIZES, Grid, Size, grid, held_out
-from dpftrl_fast.experiments.federated_items import load_online_retail
-from dpftrl_fast.experiments.federated_report import (
+from dpftrl_fast.experiments.convex.command import Finished, run_experiments
+from dpftrl_fast.experiments.federated.clients import Population
+from dpftrl_fast.experiments.federated.command import report_goals
+from dpftrl_fast.experiments.federated.grid import SIZES, Grid, Size, grid, held_out
+from dpftrl_fast.experiments.federated.items import load_online_retail
+from dpftrl_fast.experiments.federated.report import (
     claims_table,
     figure,
     noise_table,
@@ -24,9 +24,9 @@ from dpftrl_fast.experiments.federated_report import (
     search_tables,
     settings_table,
 )
-from dpftrl_fast.experiments.federated_search import Found, largest_noise
-from dpftrl_fast.experiments.federated_text import Clients, load_shakespeare
-from dpftrl_fast.experiments.federated_tuning import Fitted, Stage, tuned
+from dpftrl_fast.experiments.federated.search import Found, largest_noise
+from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
+from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, tuned
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.kernels._blas import one_blas_thread
 
@@ -115,7 +115,7 @@ def run_federated(
     size: Size = "reduced",
     progress: Progress | None = None,
 ) -> Iterator[Finished]:
-    """Run the federated experiments, as `dpftrl_fast.experiments.convex.run_experiments`.
+    """Run the federated experiments, as `dpftrl_fast.experiments.convex.command.run_experiments`.
 
     All on one thread: products of matrices so small gain nothing by a second one, and sums would
     depend on it.

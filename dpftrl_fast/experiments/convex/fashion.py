@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.datasets import FashionMNIST, fashion_mnist
-from dpftrl_fast.experiments.methods import AMPLIFIED, FIXED, FTRL
-from dpftrl_fast.experiments.problem import Problem
-from dpftrl_fast.experiments.scoreboard import Scored, comparison, panel, settings_table
+from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL
+from dpftrl_fast.experiments.convex.problem import Problem
+from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
+from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.study import Job, Laboratory, Report
-from dpftrl_fast.experiments.tuning import Grid, Run, tuned
 from dpftrl_fast.plots import panels_png
 
 __all__ = ["load", "study"]

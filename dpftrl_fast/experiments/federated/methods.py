@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
-from dpftrl_fast.experiments.dpsgd import amplified_sigma, fixed_batches_sigma
-from dpftrl_fast.experiments.federated_clients import Population
+from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, fixed_batches_sigma
+from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.mechanisms.choices import Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 

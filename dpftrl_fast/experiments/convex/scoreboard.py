@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from dpftrl_fast.experiments.convex.tuning import Outcome
 from dpftrl_fast.experiments.study import Table
-from dpftrl_fast.experiments.tuning import Outcome
 from dpftrl_fast.plots import Line, Panel
 
 __all__ = ["Scored", "comparison", "panel", "settings_table"]

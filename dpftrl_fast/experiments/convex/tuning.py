@@ -12,9 +12,9 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from dpftrl_fast.experiments.dpsgd import amplified_sigma
-from dpftrl_fast.experiments.methods import AMPLIFIED, gradient_method
-from dpftrl_fast.experiments.problem import Problem
+from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma
+from dpftrl_fast.experiments.convex.methods import AMPLIFIED, gradient_method
+from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory
 
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     Attributes
     ----------
     method : str
-        Of `dpftrl_fast.experiments.methods`.
+        Of `dpftrl_fast.experiments.convex.methods`.
     unit : {"row", "user"}
         Who is protected.
     epsilon, delta : float

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
-from dpftrl_fast.experiments.images_methods import MOMENTUM, Budget, Method
+from dpftrl_fast.experiments.images.methods import MOMENTUM, Budget, Method
 from dpftrl_fast.mechanisms.choices import Variant
 
 __all__ = [

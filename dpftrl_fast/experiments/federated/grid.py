@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
-from dpftrl_fast.experiments.federated_methods import MOMENTUM, Budget, Method
-from dpftrl_fast.experiments.federated_network import UNKNOWN, Sizes
+from dpftrl_fast.experiments.federated.methods import MOMENTUM, Budget, Method
+from dpftrl_fast.experiments.federated.network import UNKNOWN, Sizes
 from dpftrl_fast.mechanisms.choices import Variant
 
 __all__ = [

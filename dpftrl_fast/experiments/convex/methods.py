@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.convex.glm.sums import Objective
-from dpftrl_fast.experiments.dpsgd import dpsgd, fixed_batches_sigma
-from dpftrl_fast.experiments.problem import Problem
+from dpftrl_fast.experiments.convex.dpsgd import dpsgd, fixed_batches_sigma
+from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 

@@ -20,7 +20,7 @@ from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.experiments.bounds import excess_risk_bound, mean_noise_norm, regret_bound
+from dpftrl_fast.experiments.convex.bounds import excess_risk_bound, mean_noise_norm, regret_bound
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
 from dpftrl_fast.ftrl import FTRL

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
-from dpftrl_fast.experiments.dpsgd import fixed_batches_sigma
-from dpftrl_fast.experiments.images_data import Images
-from dpftrl_fast.experiments.images_network import ImageNetwork, clipped_sums
+from dpftrl_fast.experiments.convex.dpsgd import fixed_batches_sigma
+from dpftrl_fast.experiments.images.data import Images
+from dpftrl_fast.experiments.images.network import ImageNetwork, clipped_sums
 from dpftrl_fast.mechanisms.choices import Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch import DPFTRL

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.experiments.federated_network import NextToken, Packed, Sizes
-from dpftrl_fast.experiments.federated_text import Clients
+from dpftrl_fast.experiments.federated.network import NextToken, Packed, Sizes
+from dpftrl_fast.experiments.federated.text import Clients
 
 __all__ = ["BATCH_SIZE", "Population"]
 
