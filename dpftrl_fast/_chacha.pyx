@@ -24,7 +24,7 @@ from numpy.random cimport BitGenerator
 __all__ = ["ChaCha"]
 
 
-cdef extern from "dpftrl/stream.hpp" namespace "dpftrl" nogil:
+cdef extern from "dpftrl/noise/stream.hpp" namespace "dpftrl" nogil:
     cdef enum class Purpose(uint8_t):
         bit_generator
 
@@ -48,7 +48,7 @@ cdef extern from "dpftrl/stream.hpp" namespace "dpftrl" nogil:
     Counter make_counter(const NodeStream &, Kind, uint32_t) noexcept
 
 
-cdef extern from "dpftrl/chacha.hpp" namespace "dpftrl" nogil:
+cdef extern from "dpftrl/noise/chacha.hpp" namespace "dpftrl" nogil:
     void chacha_keystream(const uint32_t *, const uint32_t *, int, size_t, uint32_t *) noexcept
 
 

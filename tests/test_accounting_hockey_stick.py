@@ -149,7 +149,7 @@ def test_the_binding_refuses_what_the_curve_has_not():
 
 
 def miller_starts(x):
-    """Where csrc/src/mills_ratio.hpp enters the recurrence: in double, and in double-double."""
+    """Where csrc/src/accounting/mills_ratio.hpp enters the recurrence: in double, and in double-double."""
     return 34 + int(1660 / (x * x)), 17 + int(500 / (x * x))
 
 

@@ -24,7 +24,7 @@ from dpftrl_fast.reference import (
     stream_python,
 )
 
-HEADER = Path(__file__).parents[1] / "csrc/include/dpftrl/gaussian_coefficients.hpp"
+HEADER = Path(__file__).parents[1] / "csrc/include/dpftrl/noise/gaussian_coefficients.hpp"
 DTYPES = ["float32", "float64"]
 KEY = key_from_seed(b"tests of the stream")
 NODE = {"tree": 1, "level": 2, "index": 3}

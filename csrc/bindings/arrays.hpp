@@ -11,7 +11,7 @@
 #include <cstring>
 #include <string>
 
-#include "dpftrl/noise_kernel.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
 
 namespace dpftrl::bindings {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "bindings.hpp"
-#include "dpftrl/hockey_stick.hpp"
+#include "dpftrl/accounting/hockey_stick.hpp"
 
 namespace py = pybind11;
 

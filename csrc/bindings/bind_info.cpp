@@ -2,8 +2,8 @@
 
 #include "bindings.hpp"
 #include "dpftrl/build_info.hpp"
-#include "dpftrl/noise_kernel.hpp"
-#include "dpftrl/stream.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
+#include "dpftrl/noise/stream.hpp"
 
 namespace py = pybind11;
 

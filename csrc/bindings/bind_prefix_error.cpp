@@ -7,7 +7,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
-#include "dpftrl/prefix_error.hpp"
+#include "dpftrl/accounting/prefix_error.hpp"
 #include "tree_runs.hpp"
 
 namespace dpftrl::bindings {

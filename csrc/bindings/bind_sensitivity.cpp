@@ -11,7 +11,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
-#include "dpftrl/sensitivity.hpp"
+#include "dpftrl/accounting/sensitivity.hpp"
 #include "signals.hpp"
 #include "tree_runs.hpp"
 

@@ -6,9 +6,9 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
-#include "dpftrl/chacha.hpp"
-#include "dpftrl/float_environment.hpp"
-#include "dpftrl/gaussian.hpp"
+#include "dpftrl/infra/float_environment.hpp"
+#include "dpftrl/noise/chacha.hpp"
+#include "dpftrl/noise/gaussian.hpp"
 
 namespace dpftrl::bindings {
 namespace {

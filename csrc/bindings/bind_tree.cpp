@@ -16,7 +16,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
-#include "dpftrl/tree.hpp"
+#include "dpftrl/noise/tree.hpp"
 #include "signals.hpp"
 
 namespace dpftrl::bindings {

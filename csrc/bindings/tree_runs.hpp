@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "dpftrl/equal_trees.hpp"
+#include "dpftrl/accounting/equal_trees.hpp"
 
 namespace dpftrl::bindings {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/chacha.hpp"
-#include "dpftrl/noise_kernel.hpp"
-#include "dpftrl/stream.hpp"
+#include "dpftrl/noise/chacha.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
+#include "dpftrl/noise/stream.hpp"
 
 using namespace dpftrl;
 

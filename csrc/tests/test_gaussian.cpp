@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "check.hpp"
-#include "dpftrl/gaussian.hpp"
+#include "dpftrl/noise/gaussian.hpp"
 
 using namespace dpftrl;
 

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "accounting/mills_ratio.hpp"
 #include "check.hpp"
-#include "dpftrl/hockey_stick.hpp"
-#include "mills_ratio.hpp"
+#include "dpftrl/accounting/hockey_stick.hpp"
 
 using namespace dpftrl;
 

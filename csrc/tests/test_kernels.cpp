@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/chacha.hpp"
-#include "dpftrl/float_environment.hpp"
-#include "dpftrl/gaussian.hpp"
-#include "dpftrl/noise_kernel.hpp"
+#include "dpftrl/infra/float_environment.hpp"
+#include "dpftrl/noise/chacha.hpp"
+#include "dpftrl/noise/gaussian.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
 
 using namespace dpftrl;
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/prefix_error.hpp"
+#include "dpftrl/accounting/prefix_error.hpp"
 
 using namespace dpftrl;
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/sensitivity.hpp"
+#include "dpftrl/accounting/sensitivity.hpp"
 
 using namespace dpftrl;
 

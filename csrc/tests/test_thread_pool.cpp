@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/thread_pool.hpp"
+#include "dpftrl/infra/thread_pool.hpp"
 
 #if defined(__SANITIZE_THREAD__)
 #define UNDER_TSAN 1

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/float_environment.hpp"
-#include "dpftrl/tree.hpp"
+#include "dpftrl/infra/float_environment.hpp"
+#include "dpftrl/noise/tree.hpp"
 #include "tree_oracle.hpp"
 
 using namespace dpftrl;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/tree.hpp"
+#include "dpftrl/noise/tree.hpp"
 
 using namespace dpftrl;
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "dpftrl/tree.hpp"
+#include "dpftrl/noise/tree.hpp"
 #include "tree_oracle.hpp"
 
 #if defined(__x86_64__) || defined(_M_X64)

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "dpftrl/tree.hpp"
+#include "dpftrl/noise/tree.hpp"
 
 namespace oracle {
 

@@ -3,7 +3,7 @@
 
 Run ``python docs/derivations/fit_polynomials.py``: it prints the relative (log, sine) or absolute
 (cosine) minimax error before rounding, and each coefficient as the hexadecimal literal of
-``csrc/include/dpftrl/gaussian_coefficients.hpp``. Needs mpmath and NumPy.
+``csrc/include/dpftrl/noise/gaussian_coefficients.hpp``. Needs mpmath and NumPy.
 """
 
 from __future__ import annotations

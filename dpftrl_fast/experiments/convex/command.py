@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from dpftrl_fast.experiments.convex.command import fashion, flights, insteval, theory
+from dpftrl_fast.experiments.convex import fashion, flights, insteval, theory
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.files import check_folder, write_files

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree on a GPU: which sums are made, which vectors are kept, as in `csrc/src/tree.cpp`.
+"""The tree on a GPU: which sums are made, which vectors are kept, as in `csrc/src/noise/tree.cpp`.
 
 It has the interface of the compiled trees (`dpftrl_fast._core.TreeFloat32`), with tensors of one
 device for arrays, so that a `TreeNoise` can stand on either. A position and the key determine

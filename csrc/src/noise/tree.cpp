@@ -2,7 +2,7 @@
 
 // What a call has to add up, and which vectors are kept of it.
 
-#include "dpftrl/tree.hpp"
+#include "dpftrl/noise/tree.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "dpftrl/chacha.hpp"
+#include "dpftrl/noise/chacha.hpp"
 
 namespace dpftrl {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "dpftrl/equal_trees.hpp"
+#include "dpftrl/accounting/equal_trees.hpp"
 
 namespace dpftrl {
 

@@ -8,7 +8,7 @@
 // and its inverses, each rounded up to the next double and certified: the value returned is the smallest double that is
 // not below the true one, or the answer is "not certified" and the caller has to find it with more digits.
 
-#include "dpftrl/double_double.hpp"
+#include "dpftrl/accounting/double_double.hpp"
 
 namespace dpftrl {
 

@@ -18,8 +18,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "dpftrl/equal_trees.hpp"
-#include "dpftrl/poll.hpp"
+#include "dpftrl/accounting/equal_trees.hpp"
+#include "dpftrl/infra/poll.hpp"
 
 namespace dpftrl {
 

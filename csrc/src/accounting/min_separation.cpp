@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include "dpftrl/node.hpp"
-#include "dpftrl/sensitivity.hpp"
+#include "dpftrl/accounting/sensitivity.hpp"
+#include "dpftrl/noise/node.hpp"
 
 namespace dpftrl {
 namespace {

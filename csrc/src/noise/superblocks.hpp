@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "dpftrl/gaussian.hpp"
-#include "dpftrl/stream.hpp"
+#include "dpftrl/noise/gaussian.hpp"
+#include "dpftrl/noise/stream.hpp"
 
 namespace dpftrl {
 namespace {

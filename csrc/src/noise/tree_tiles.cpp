@@ -8,10 +8,10 @@
 #include <cstring>
 #include <vector>
 
-#include "dpftrl/float_environment.hpp"
-#include "dpftrl/thread_pool.hpp"
-#include "dpftrl/tree.hpp"
-#include "memory_traffic.hpp"
+#include "dpftrl/infra/float_environment.hpp"
+#include "dpftrl/infra/thread_pool.hpp"
+#include "dpftrl/noise/tree.hpp"
+#include "noise/memory_traffic.hpp"
 
 namespace dpftrl {
 namespace {

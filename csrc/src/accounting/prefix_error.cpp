@@ -14,12 +14,12 @@
 // A new leaf starts with covariance 0, and where nodes are merged r = z + (r_left + r_right)/2 gives the mean of the
 // two covariances (Honaker), or the new node's own noise gives 0 (vanilla). All terms are >= 0: nothing cancels.
 
-#include "dpftrl/prefix_error.hpp"
+#include "dpftrl/accounting/prefix_error.hpp"
 
 #include <array>
 #include <cmath>
 
-#include "dpftrl/node.hpp"
+#include "dpftrl/noise/node.hpp"
 
 namespace dpftrl {
 namespace {

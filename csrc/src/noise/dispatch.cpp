@@ -5,9 +5,9 @@
 #include <cstring>
 #include <initializer_list>
 
-#include "dpftrl/chacha.hpp"
-#include "dpftrl/float_environment.hpp"
-#include "dpftrl/noise_kernel.hpp"
+#include "dpftrl/infra/float_environment.hpp"
+#include "dpftrl/noise/chacha.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
 
 #if defined(_MSC_VER) && defined(_M_X64)
 #include <immintrin.h>

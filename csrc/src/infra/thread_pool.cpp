@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "dpftrl/thread_pool.hpp"
+#include "dpftrl/infra/thread_pool.hpp"
 
 #include <algorithm>
 #include <atomic>

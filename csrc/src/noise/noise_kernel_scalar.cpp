@@ -4,11 +4,11 @@
 
 #include <cstring>
 
-#include "dpftrl/chacha.hpp"
-#include "dpftrl/gaussian.hpp"
-#include "dpftrl/noise_kernel.hpp"
-#include "superblocks.hpp"
-#include "tile_arithmetic.hpp"
+#include "dpftrl/noise/chacha.hpp"
+#include "dpftrl/noise/gaussian.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
+#include "noise/superblocks.hpp"
+#include "noise/tile_arithmetic.hpp"
 
 namespace dpftrl {
 

@@ -12,14 +12,14 @@
 // more step and then decides between neighbouring doubles with a proved error bound (docs/derivations/hockey_stick.md).
 // So a search needs about three evaluations in DoubleDouble. Nothing is ever decided by a guess.
 
-#include "dpftrl/hockey_stick.hpp"
+#include "dpftrl/accounting/hockey_stick.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "dpftrl/float_environment.hpp"
-#include "mills_ratio.hpp"
+#include "accounting/mills_ratio.hpp"
+#include "dpftrl/infra/float_environment.hpp"
 
 namespace dpftrl {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "dpftrl/noise_kernel.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
 
 namespace dpftrl {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <arm_neon.h>
 
-#include "noise_kernel_simd.hpp"
+#include "noise/noise_kernel_simd.hpp"
 
 namespace dpftrl {
 namespace {

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "dpftrl/gaussian_coefficients.hpp"
+#include "dpftrl/noise/gaussian_coefficients.hpp"
 
 namespace dpftrl {
 

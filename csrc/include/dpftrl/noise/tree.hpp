@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "dpftrl/node.hpp"
-#include "dpftrl/noise_kernel.hpp"
-#include "dpftrl/poll.hpp"
-#include "dpftrl/stream.hpp"
+#include "dpftrl/infra/poll.hpp"
+#include "dpftrl/noise/node.hpp"
+#include "dpftrl/noise/noise_kernel.hpp"
+#include "dpftrl/noise/stream.hpp"
 
 namespace dpftrl {
 

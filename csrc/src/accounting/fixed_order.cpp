@@ -12,8 +12,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "dpftrl/node.hpp"
-#include "dpftrl/sensitivity.hpp"
+#include "dpftrl/accounting/sensitivity.hpp"
+#include "dpftrl/noise/node.hpp"
 
 #if defined(__GNUC__) || defined(__clang__)
 #define DPFTRL_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)

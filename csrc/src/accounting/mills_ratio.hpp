@@ -20,7 +20,7 @@
 
 #include <cmath>
 
-#include "dpftrl/double_double.hpp"
+#include "dpftrl/accounting/double_double.hpp"
 
 namespace dpftrl {
 

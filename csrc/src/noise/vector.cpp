@@ -7,7 +7,7 @@
 #include <limits>
 #include <new>
 
-#include "dpftrl/tree.hpp"
+#include "dpftrl/noise/tree.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>

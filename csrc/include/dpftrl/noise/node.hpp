@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "dpftrl/stream.hpp"
+#include "dpftrl/noise/stream.hpp"
 
 namespace dpftrl {
 
