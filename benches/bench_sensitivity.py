@@ -16,7 +16,7 @@ import pytest
 
 from dpftrl_fast import accounting as acc
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from separation_program import plain_min_separation
 
 # (T, E, b): zeta

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Privacy accounting: who takes part when -> squared sensitivity -> epsilon(delta).
 
-Nothing here knows of noise or data; :class:`dpftrl_fast.plan.privacy_plan.PrivacyPlan` joins the two.
+Nothing here knows of noise or data; :class:`dpftrl_fast.PrivacyPlan` joins the two.
 
 Examples
 --------

@@ -2,7 +2,7 @@
 """The server's side of federated learning with user-level DP-FTRL.
 
 `ServerDPFTRL` needs no framework: clients' updates come as NumPy arrays. `PrivateRounds` is its
-private part alone, for other update rules. `dpftrl_fast.federated.flower.strategy` has the strategy for
+private part alone, for other update rules. `dpftrl_fast.federated.flower` has the strategy for
 Flower, which is the extra ``federated``.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RunAccount`: what a run owes whose tree had to restart where the plan did not say so.
 
-A run that cannot take its last steps again as they were (see :mod:`dpftrl_fast.run.journal`) goes on
+A run that cannot take its last steps again as they were (see `run.journal`) goes on
 with fresh noise, from a step before the last one that may have left. Let it have taken the steps
 1..t_1, gone on from step j_1 <= t_1 and come to t_2, gone on from j_2, and so on. Each stretch
 j_(i-1)..t_i is a run of its own: its participation is what the plan's steps j_(i-1)..t_i have, its
@@ -57,7 +57,7 @@ class RunAccount:
         more tree (under `FixedEpochs` with ``reshuffle=True``, if the steps that are abandoned lie
         in one tree) or of one more run (else), whether it happens or not.
     abandoned : tuple of (first, last)
-        The stretches before the present one, as :attr:`dpftrl_fast.run.journal.RunJournal.abandoned`
+        The stretches before the present one, as :attr:`RunJournal.abandoned`
         has them.
     start : int
         First step of the present stretch.

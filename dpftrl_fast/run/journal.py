@@ -36,7 +36,7 @@ Crashes:
 - a record, checkpoint or run file that is not, bit for bit, what was written: refused. A disk that
   forgets what it was told to keep, and a backup put back in place of newer files, cannot be told.
 
-The folder has mode 0700, and all of it is a secret: `dpftrl_fast.run.journal_files` says what is in it.
+The folder has mode 0700, and all of it is a secret: `run.journal_files` says what is in it.
 """
 
 from __future__ import annotations

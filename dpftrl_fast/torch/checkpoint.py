@@ -48,7 +48,7 @@ class TrainingRun:
 
     One process at a time has the folder. Before each ``optimizer.step()`` the keyed hash of the
     step's sums and ids is written ahead; after a crash the steps since the last checkpoint are
-    taken again, only with the same sums (see :mod:`dpftrl_fast.run.journal` and docs/resume.md). The
+    taken again, only with the same sums (see docs/resume.md). The
     parameters are then those of a run without a crash, bit for bit, and so is epsilon.
 
     **The folder is a secret**: it holds the noise key and sums without noise.

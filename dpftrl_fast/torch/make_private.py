@@ -131,7 +131,7 @@ def make_private(
         Instead of a schedule that is picked here, and without `epsilon`, `noise_multiplier` and the
         four arguments below: of the same epochs, with a clip norm of at least L.
     restart_every, complete, variant, bound
-        As for :func:`dpftrl_fast.plan.from_budget.plan_of`. A noise multiplier is kept for any schedule.
+        As for `plan.from_budget.plan_of`. A noise multiplier is kept for any schedule.
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is dealt at random, and afresh at restarts that
         begin an epoch.
@@ -167,7 +167,7 @@ def make_private(
     Notes
     -----
     With the hooks, the model is tried before its first pass in training mode, which takes the time
-    of some steps, see `dpftrl_fast.torch.gradients.rows`: models whose rows are not the examples, each apart
+    of some steps, see `gradients.rows`: models whose rows are not the examples, each apart
     from the others, are refused there.
 
     Sums of clipped gradients get noise and are divided by B, the last batch of an epoch too if it

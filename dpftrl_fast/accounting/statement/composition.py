@@ -7,7 +7,7 @@ what the ones before gave out, are together one Gaussian mechanism with
     mu^2 = sum of zeta_i/sigma_i^2
 
 (Dong, Roth and Su 2022, Corollary 3.3, and the joint density of the node sums). The floor of the
-noise stream (see :mod:`dpftrl_fast.accounting.sensitivity.delta_floor`) is a sum over the nodes that an id shifts,
+noise stream (see :mod:`~.sensitivity.delta_floor`) is a sum over the nodes that an id shifts,
 whatever tree they are in: the runs' nodes, shifts and floors are summed.
 """
 

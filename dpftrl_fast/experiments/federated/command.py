@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpftrl_fast.experiments.convex.command import Finished, run_experiments
-from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.experiments.federated import report_goals
+from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.experiments.federated.grid import SIZES, Grid, Size, grid, held_out
 from dpftrl_fast.experiments.federated.items import load_online_retail
 from dpftrl_fast.experiments.federated.report import (

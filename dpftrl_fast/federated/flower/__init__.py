@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FTRL for Flower: the strategy, the clients' mod and the answer to which user a node is."""
+
+from dpftrl_fast.federated.flower.clients import AskClients
+from dpftrl_fast.federated.flower.mod import DPFTRLMod, answer_client_id, dpftrl_mod
+from dpftrl_fast.federated.flower.strategy import DPFTRLStrategy
+
+__all__ = ["AskClients", "DPFTRLMod", "DPFTRLStrategy", "answer_client_id", "dpftrl_mod"]

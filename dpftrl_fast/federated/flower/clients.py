@@ -32,7 +32,7 @@ _LONGEST = 1000  # characters of a name, which nodes choose
 class AskClients:
     """Ask each node, before its first training, which user it belongs to.
 
-    The client app answers with `dpftrl_fast.federated.flower.strategy.answer_client_id`. An answer is
+    The client app answers with `answer_client_id`. An answer is
     believed: a node that lies gets more rounds for its user than were declared, or takes those of
     another. Where nodes are not trusted, map their authenticated node ids with a callable instead.
 

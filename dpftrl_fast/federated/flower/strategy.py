@@ -13,13 +13,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpftrl_fast.federated.flower.clients import (
-    AskClients,
     ClientIdSource,
     NodeUsers,
     OfferedNodes,
     distinct_users,
 )
-from dpftrl_fast.federated.flower.mod import DPFTRLMod, answer_client_id, dpftrl_mod
 from dpftrl_fast.federated.flower.records import (
     CLIP_NORM,
     TOKEN,
@@ -44,7 +42,7 @@ from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.noise.arguments import integer
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["AskClients", "DPFTRLMod", "DPFTRLStrategy", "answer_client_id", "dpftrl_mod"]
+__all__ = ["DPFTRLStrategy"]
 
 _log = logging.getLogger("flwr")
 

@@ -25,7 +25,7 @@ class HookGradients:
     The model is wrapped in Opacus's ``GradSampleModule``, which leaves them in ``p.grad_sample``
     after ``loss.backward()``. They are clipped and added up before the next forward pass in
     training mode and at the step, so that those of one piece exist at a time. The rows that layers
-    get are watched, and the first pass is tried before it is run, see `dpftrl_fast.torch.gradients.rows`.
+    get are watched, and the first pass is tried before it is run, see `gradients.rows`.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ from __future__ import annotations
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from dpftrl_fast.federated.flower.strategy import DPFTRLMod, answer_client_id
+from dpftrl_fast.federated.flower import DPFTRLMod, answer_client_id
 from private_app import task
 
 # The mod sends the difference to the model instead of the model, clipped.

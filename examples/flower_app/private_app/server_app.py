@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from dpftrl_fast import PrivacyPlan, accounting
-from dpftrl_fast.federated.flower.strategy import AskClients, DPFTRLStrategy
+from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy
 from private_app import task
 
 app = ServerApp()

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Python block of the README runs, and every command line of it exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+SHELL = re.findall(r"^dpftrl-fast .*$", README, flags=re.MULTILINE)
+
+
+def test_the_readme_has_examples() -> None:
+    assert len(PYTHON) == 5
+    assert len(SHELL) >= 4
+
+
+# torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize(
+    "block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "pytorch", "federated"]
+)
+def test_python_block(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_command_line_exists(line: str) -> None:
+    from typer.testing import CliRunner
+
+    from dpftrl_fast.cli.app import app
+
+    words = shlex.split(line, comments=True)[1:]
+    path = words[: 2 if words[0] in ("schema", "experiment") else 1]
+    result = CliRunner().invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+    for word in words:
+        if word.startswith("--"):
+            assert word in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def test_relative_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if not target.startswith("http"):
+            assert (ROOT / target).exists(), target

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Flower run in a folder, by processes that are killed; usage: flower_run.py FOLDER KILLS.
+
+First a run without kills, then one whose process is killed KILLS times (SIGKILL), each time at
+another event: before a client answers, around the writing ahead, around the strategy's step, around
+the writing of a file. Both models must be the same bits. With FedAdam inside, and without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flower_cases import LocalGrid, arrays, client_app, model, record
+from flwr.serverapp.strategy import FedAdam, FedAvg
+
+from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, dpftrl_mod
+from dpftrl_fast.federated.optimizers import FTRLUpdate
+from dpftrl_fast.run import journal, journal_files
+
+ROUNDS, CLIENTS = 24, 4
+
+
+def strategy(folder: Path, inside: bool) -> DPFTRLStrategy:
+    named: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": CLIENTS}
+    return DPFTRLStrategy(
+        FedAdam(**named, eta=0.05) if inside else FedAvg(**named),
+        plan=PrivacyPlan(
+            0.3, 8.0, accounting.MinSeparation(ROUNDS, ROUNDS, 1), restart_every=10, complete=True
+        ),
+        report_goal=CLIENTS,
+        delta=1e-5,
+        aggregate="strategy" if inside else "server",
+        client_id=AskClients(),
+        folder=folder,
+        checkpoint_every=3,
+        noise_seed=11,
+        **({} if inside else {"momentum": 0.9}),
+    )
+
+
+def run(folder: Path, inside: bool) -> tuple[dict[str, Any], float]:
+    rng = random.SystemRandom()
+    # Other node ids in every process, another order of answers in every round.
+    grid = LocalGrid(
+        client_app(mods=[dpftrl_mod]),
+        CLIENTS,
+        first=rng.randrange(1, 2**63),
+        order=lambda replies: rng.sample(replies, len(replies)),
+    )
+    with strategy(folder, inside) as private:
+        result = private.start(grid, record(model()))
+        assert private.rounds_done == ROUNDS
+        return arrays(result.arrays), private.epsilon_spent()
+
+
+def bomb(event: int) -> None:
+    """Kill this process at one of the next events."""
+    count = 0
+
+    def tick() -> None:
+        nonlocal count
+        count += 1
+        if count == event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **named: Any) -> Any:
+            tick()
+            value = original(*args, **named)
+            tick()
+            return value
+
+        setattr(owner, name, wrapped)
+
+    around(LocalGrid, "answer")
+    around(journal.RunJournal, "write_ahead")
+    around(journal_files, "write_sealed")
+    around(FedAdam, "aggregate_train")
+    around(FTRLUpdate, "step")
+
+
+def killed(folder: Path, inside: bool, event: int) -> bool:
+    child = os.fork()
+    if child == 0:
+        bomb(event)
+        try:
+            run(folder, inside)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def main(kills: int) -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    events = random.Random(3)
+    for inside in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            torn = Path(folder) / "killed"
+            for _ in range(kills):
+                assert killed(torn, inside, events.randrange(1, 40)), "expected a killed process"
+            expected, epsilon = run(Path(folder) / "whole", inside)
+            found, again = run(torn, inside)
+            assert again == epsilon
+            assert list(found) == list(expected)
+            for name, array in expected.items():
+                np.testing.assert_array_equal(found[name], array, strict=True)
+    print("the same bits")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Flower simulation with clients in processes of their own; usage: flower_simulation.py FOLDER.
+
+One of six users always fails, one sends NaN. The result is compared with that of the same clients
+in this process, and written to FOLDER/result.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flower_cases import LocalGrid, arrays, client_app, model, record, step_of
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, dpftrl_mod
+
+ROUNDS, CLIENTS = 2, 6
+FOLDER = Path(sys.argv[1])
+
+
+def bad(user: int, round_: int, sent: dict[str, Any]) -> dict[str, Any]:
+    if user == 2:
+        raise RuntimeError("out of battery")
+    after = step_of(user, round_, sent)
+    return {**after, "scale": np.array(np.nan, np.float32)} if user == 4 else after
+
+
+def leaves_a_trace(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    (FOLDER / f"process-{os.getpid()}").touch()
+    return call_next(message, context)
+
+
+def some_use_the_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    user = int(context.node_config["partition-id"])
+    return dpftrl_mod(message, context, call_next) if user % 2 else call_next(message, context)
+
+
+app = client_app(bad, [some_use_the_mod, leaves_a_trace])
+server = ServerApp()
+
+
+def trained(grid: Grid) -> tuple[DPFTRLStrategy, Any]:
+    strategy = DPFTRLStrategy(
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS),
+        plan=PrivacyPlan(0.3, 6.0, accounting.MinSeparation(ROUNDS, ROUNDS, 1)),
+        report_goal=CLIENTS,
+        delta=1e-5,
+        client_id=AskClients(),
+        momentum=0.5,
+        noise_seed=7,
+    )
+    return strategy, strategy.start(grid, record(model()))
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    strategy, result = trained(grid)
+    processes = len(list(FOLDER.glob("process-*")))
+    _, alone = trained(LocalGrid(app, CLIENTS))
+    expected, found = arrays(alone.arrays), arrays(result.arrays)
+    counts = result.train_metrics_clientapp.values()
+    report = {
+        "processes": processes,
+        "same bits as in one process": list(found) == list(expected)
+        and all(np.array_equal(found[name], array) for name, array in expected.items()),
+        "refused": strategy.refused,
+        "accepted": [metrics["accepted (not private)"] for metrics in counts],
+    }
+    (FOLDER / "result.json").write_text(json.dumps(report), "utf-8")
+
+
+if __name__ == "__main__":
+    run_simulation(
+        server,
+        app,
+        num_supernodes=CLIENTS,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0},
+            "init_args": {"num_cpus": 2},
+        },
+    )
