@@ -16,7 +16,8 @@ from scipy.optimize import minimize
 
 from dpftrl_fast import accounting as acc
 from dpftrl_fast import reference
-from dpftrl_fast.convex.least_squares.engine import LeastSquares, batch_sums, engine
+from dpftrl_fast.convex.least_squares import engine
+from dpftrl_fast.convex.least_squares.engine import LeastSquares, batch_sums
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch, SparseRows
 from dpftrl_fast.kernels.packed import packed_size
