@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["check_folder", "write_files"]
-
 
 def check_folder(directory: str | Path) -> None:
     """Raise what would make `write_files` into this folder fail: before a run, not after it.

@@ -9,18 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast.ftrl_arguments import (
-    Vector,
-    check_vector,
-    finite_vector,
-    number,
-    positive_integer,
-)
+from dpftrl_fast._validate import finite_vector, positive_integer, real, vector_of
 from dpftrl_fast.kernels.ftrl_update import (
     ITERATES,
     ROWS,
@@ -32,6 +26,7 @@ from dpftrl_fast.kernels.ftrl_update import (
     update_loop,
 )
 
+Vector: TypeAlias = NDArray[np.float64]
 Prox = Callable[[Vector, float], Vector]
 
 _STATE_VERSION = 1
@@ -148,9 +143,9 @@ def theory_learning_rate(
     1.0
     """
     steps = positive_integer("steps", steps)
-    distance = number("distance", distance, above=0.0)
-    gradient_norm = number("gradient_norm", gradient_norm, above=0.0)
-    noise_norm = number("noise_norm", noise_norm, least=0.0)
+    distance = real("distance", distance, above=0.0)
+    gradient_norm = real("gradient_norm", gradient_norm, above=0.0)
+    noise_norm = real("noise_norm", noise_norm, least=0.0)
     return distance / math.sqrt(steps * gradient_norm * (gradient_norm + 2.0 * noise_norm))
 
 
@@ -220,12 +215,12 @@ class FTRL:
         prox: Prox | None = None,
     ) -> None:
         self._theta_0 = finite_vector("theta_0", theta_0)
-        self._learning_rate = number("learning_rate", learning_rate, above=0.0)
+        self._learning_rate = real("learning_rate", learning_rate, above=0.0)
         self._batch_size = positive_integer("batch_size", batch_size)
         self._steps = positive_integer("steps", steps)
-        self._momentum = number("momentum", momentum, least=0.0, below=1.0)
-        self._l1 = number("l1", l1, least=0.0)
-        self._radius = None if radius is None else number("radius", radius, above=0.0)
+        self._momentum = real("momentum", momentum, least=0.0, below=1.0)
+        self._l1 = real("l1", l1, least=0.0)
+        self._radius = None if radius is None else real("radius", radius, above=0.0)
         if not (prox is None or callable(prox)):
             raise TypeError(f"prox must be callable or None, got {type(prox).__name__}")
         self._prox = prox
@@ -295,8 +290,8 @@ class FTRL:
             If all declared steps have been taken. Nothing has changed then.
         """
         p = self._theta_0.size
-        check_vector("gradient_sum", gradient_sum, p, (np.dtype(np.float64),))
-        check_vector("noise", noise, p, _NOISE_DTYPES)
+        vector_of("gradient_sum", gradient_sum, p, (np.dtype(np.float64),))
+        vector_of("noise", noise, p, _NOISE_DTYPES)
         if self._t == self._steps:
             raise RuntimeError(f"step must be one of the {self._steps} declared, got one more")
         t = self._t + 1
@@ -383,13 +378,13 @@ class FTRL:
         p = self._theta_0.size
         float64 = (np.dtype(np.float64),)
         for name in ("theta_0", "theta", *_STATE_ROWS):
-            check_vector(f"state's {name}", state[name], p, float64)
+            vector_of(f"state's {name}", state[name], p, float64)
         if not np.array_equal(state["theta_0"], self._theta_0):
             raise ValueError("state must have the theta_0 of this object, got another")
         t = state["t"]
         if type(t) is not int or not 0 <= t <= self._steps:
             raise ValueError(f"state's t must be an integer in [0, {self._steps}], got {t!r}")
-        l1_weight = number("state's l1_weight", state["l1_weight"], least=0.0)
+        l1_weight = real("state's l1_weight", state["l1_weight"], least=0.0)
 
         self._t = t
         self._l1_weight = l1_weight
@@ -439,6 +434,6 @@ def _plain(vector: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[A
 
 
 def _prox_result(value: object, size: int) -> Vector:
-    check_vector("the result of prox", value, size, (np.dtype(np.float64),))
+    vector_of("the result of prox", value, size, (np.dtype(np.float64),))
     # A copy: the caller's function may keep and reuse its array.
     return np.array(value)

@@ -19,7 +19,7 @@ from dpftrl_fast.accounting.curve.conversions import best_order, gdp_mu, rdp, zc
 from dpftrl_fast.accounting.curve.gaussian import delta, epsilon, noise_multiplier
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,

@@ -10,8 +10,6 @@ import typer
 from dpftrl_fast import __version__
 from dpftrl_fast.cli import bench, demo, experiment, fit, guarantee, info, plan, schema, sums
 
-__all__ = ["app"]
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,

@@ -18,8 +18,6 @@ from rich.table import Table
 from dpftrl_fast import TreeNoise, build_info
 from dpftrl_fast.cli.output import Json, friendly, print_json, show
 
-__all__ = ["command"]
-
 _REPEATS = 5
 
 

@@ -14,8 +14,6 @@ from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
 from dpftrl_fast.fitting import FitSettings
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["command"]
-
 
 @friendly
 def command(

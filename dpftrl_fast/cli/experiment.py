@@ -18,8 +18,6 @@ from dpftrl_fast.experiments.study import Table as TextTable
 if TYPE_CHECKING:
     from dpftrl_fast.experiments.convex.command import Finished
 
-__all__ = ["group"]
-
 Out = Annotated[Path, typer.Option(help="Folder for results.jsonl, tables and figures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Small settings: to see that it works.")]
 

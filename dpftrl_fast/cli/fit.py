@@ -16,8 +16,6 @@ from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings
 from dpftrl_fast.tables import TableReader
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["Loss", "Method", "Task", "command"]
-
 
 class Method(str, enum.Enum):
     """How a model is fitted."""

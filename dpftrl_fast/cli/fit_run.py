@@ -26,8 +26,6 @@ from dpftrl_fast.plots import learning_curve_png
 from dpftrl_fast.tables import TableReader, validate
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["Files", "run", "show_validation"]
-
 _CURVE_POINTS = 120
 _CURVE_SOLVES = 30  # of least squares, where each point is a system of equations
 _REPRODUCIBLE = "reproducible, not private: a noise seed was given"

@@ -41,8 +41,6 @@ from dpftrl_fast.cli.patterns import (
 from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["calibrate", "epsilon"]
-
 RestartEvery = Annotated[int | None, typer.Option(help="Steps after which a new tree starts.")]
 RestartEpochs = Annotated[int | None, typer.Option(help="The same in epochs.")]
 CompleteOption = Annotated[

@@ -10,8 +10,6 @@ from typing import Any
 from dpftrl_fast import build_info
 from dpftrl_fast.cli.output import Json, facts_table, friendly, print_json, show
 
-__all__ = ["command"]
-
 _PACKAGES = ("numpy", "scipy", "numba", "pyarrow", "torch", "matplotlib", "typer", "rich")
 
 

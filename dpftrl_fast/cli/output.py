@@ -18,22 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-__all__ = [
-    "NEIGHBOURS",
-    "UNIT",
-    "Json",
-    "facts_table",
-    "friendly",
-    "guarantee_facts",
-    "note",
-    "print_json",
-    "progress_bar",
-    "refuse_to_overwrite",
-    "rounded_up",
-    "show",
-    "warn_of_large_delta",
-]
-
 #: What neighbours differ in, where the accountant cannot know whom an id stands for.
 UNIT = "record (or user)"
 NEIGHBOURS = f"one {UNIT} replaced by zero"

@@ -12,34 +12,13 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
     Participation,
     SinglePass,
 )
-
-__all__ = [
-    "BatchSize",
-    "Bound",
-    "BoundOption",
-    "Complete",
-    "Delta",
-    "Epochs",
-    "MaxParticipations",
-    "MinSeparationOption",
-    "Order",
-    "Pattern",
-    "Reshuffle",
-    "Rows",
-    "Steps",
-    "StepsPerEpoch",
-    "Variant",
-    "VariantOption",
-    "completion",
-    "read_order",
-]
 
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Steps = Annotated[int | None, typer.Option(help="Declared steps, or --rows and --batch-size.")]

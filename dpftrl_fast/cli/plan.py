@@ -47,8 +47,6 @@ from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Curve, error_curves_png
 
-__all__ = ["RankBy", "command"]
-
 _CURVES = 4
 
 

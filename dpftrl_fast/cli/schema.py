@@ -21,8 +21,6 @@ from dpftrl_fast.files import write_files
 from dpftrl_fast.tables import draft_schema
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["check", "draft"]
-
 
 @friendly
 def draft(

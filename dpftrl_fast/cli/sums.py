@@ -28,8 +28,6 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import TableReader, minibatches
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["command"]
-
 
 @friendly
 def command(

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Batch", "Rows", "SparseRows", "row_norms", "take_users"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = NDArray[np.int64]
 

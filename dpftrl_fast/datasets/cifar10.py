@@ -17,8 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CIFAR10", "cifar10"]
-
 _TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 _TEST = "test_batch.bin"
 _SHAPE = (3, 32, 32)

@@ -8,8 +8,6 @@ import sys
 
 from dpftrl_fast.datasets.flights import flights
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``python -m dpftrl_fast.datasets``."""

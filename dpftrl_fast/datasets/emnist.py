@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from dpftrl_fast.datasets.idx import read_idx
 
-__all__ = ["EMNIST", "EMNIST_CLASSES", "emnist"]
-
 #: The splits, and how many classes each has.
 EMNIST_CLASSES: Mapping[str, int] = {
     "byclass": 62,

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from dpftrl_fast.datasets.idx import read_idx
 
-__all__ = ["FASHION_MNIST_FOLDER", "FashionMNIST", "fashion_mnist"]
-
 #: Where the Debian package puts the files.
 FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 

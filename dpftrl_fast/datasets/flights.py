@@ -26,8 +26,6 @@ from dpftrl_fast.tables.schema import Schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FLIGHTS_HELD_OUT", "flights", "flights_order", "flights_schema"]
-
 FLIGHTS_HELD_OUT = 60_000
 _VERSION = "0.0.3"
 

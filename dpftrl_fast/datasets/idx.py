@@ -16,8 +16,6 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["read_idx"]
-
 _UNSIGNED_BYTES = 8
 _LARGEST = 1 << 30  # bytes of a file; the largest of EMNIST has 638 million
 

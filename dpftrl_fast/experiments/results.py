@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["Results", "Setting", "Values"]
-
 Setting: TypeAlias = Mapping[str, Any]
 Values: TypeAlias = Mapping[str, float]
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dpftrl_fast.experiments.results import Results, Setting, Values
 
-__all__ = ["Job", "Laboratory", "Progress", "Report", "Table"]
-
 #: From a title to a context that gives a callback (done, total), or None.
 Progress: TypeAlias = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 

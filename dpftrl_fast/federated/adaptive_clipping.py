@@ -38,18 +38,15 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.accounting.participation.patterns import FixedEpochs, FixedOrder, MinSeparation
+from dpftrl_fast._validate import norm_bound, real
+from dpftrl_fast.accounting.participation import FixedEpochs, FixedOrder, MinSeparation
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
 from dpftrl_fast.accounting.statement.composition import Composition
 from dpftrl_fast.accounting.statement.guarantee import Guarantee
-from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.federated.sums.running_sum import tree_key
-from dpftrl_fast.ftrl_arguments import number
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-
-__all__ = ["AdaptiveClipping", "ClipNorm"]
 
 # How far from the first clip norm it can go.
 _RANGE = 2.0**20
@@ -94,12 +91,12 @@ class AdaptiveClipping:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(
-            self, "noise_multiplier", number("noise_multiplier", self.noise_multiplier, above=0)
+            self, "noise_multiplier", real("noise_multiplier", self.noise_multiplier, above=0)
         )
-        set_field(self, "quantile", number("quantile", self.quantile, least=0.0))
+        set_field(self, "quantile", real("quantile", self.quantile, least=0.0))
         if not self.quantile <= 1.0:
             raise ValueError(f"quantile must be a number in [0, 1], got {self.quantile}")
-        set_field(self, "learning_rate", number("learning_rate", self.learning_rate, above=0.0))
+        set_field(self, "learning_rate", real("learning_rate", self.learning_rate, above=0.0))
 
     def sensitivity_squared(self, plan: PrivacyPlan) -> int:
         """Return zeta_clip, or an upper bound of it, in units of one use squared.
@@ -214,8 +211,8 @@ class ClipNorm:
         clipping.guarantee(plan)  # what does not go together is refused here
         self._plan, self._clipping, self._goal, self._key = plan, clipping, report_goal, key
         self.value = plan.clip_norm
-        self._lowest = check_clip_norm(plan.clip_norm / _RANGE)
-        self._highest = check_clip_norm(plan.clip_norm * _RANGE)
+        self._lowest = norm_bound("clip_norm", plan.clip_norm / _RANGE)
+        self._highest = norm_bound("clip_norm", plan.clip_norm * _RANGE)
         self.tree = 0
         self._bits = 0  # in halves
 

@@ -14,8 +14,6 @@ from dpftrl_fast.accounting import FixedEpochs, FixedOrder, SinglePass
 from dpftrl_fast.federated.ids import Client, client_id
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["Cohort", "Cohorts"]
-
 Ints = NDArray[np.int64]
 
 

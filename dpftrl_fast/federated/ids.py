@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-__all__ = ["Client", "client_id"]
-
 Client: TypeAlias = int | str
 
 _LABEL = b"dpftrl_fast/client/v1\x00"

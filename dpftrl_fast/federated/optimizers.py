@@ -16,9 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.ftrl_arguments import number
-
-__all__ = ["AdamUpdate", "FTRLUpdate", "ServerUpdate"]
+from dpftrl_fast._validate import real
 
 Vector = NDArray[np.float64]
 
@@ -94,8 +92,8 @@ class FTRLUpdate:
         momentum: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        self._rate = number("learning_rate", learning_rate, above=0.0)
-        self._momentum = number("momentum", momentum, least=0.0, below=1.0)
+        self._rate = real("learning_rate", learning_rate, above=0.0)
+        self._momentum = real("momentum", momentum, least=0.0, below=1.0)
         if not isinstance(nesterov, bool):
             raise TypeError(f"nesterov must be a bool, got {type(nesterov).__name__}")
         if nesterov and not self._momentum > 0.0:
@@ -191,13 +189,13 @@ class AdamUpdate:
         betas: Sequence[float] = (0.9, 0.99),
         eps: float = 1e-3,
     ) -> None:
-        self._rate = number("learning_rate", learning_rate, above=0.0)
+        self._rate = real("learning_rate", learning_rate, above=0.0)
         pair: Any = betas
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise TypeError(f"betas must be a pair of numbers, got {pair!r}")
-        first, second = (number("each of betas", beta, least=0.0, below=1.0) for beta in pair)
+        first, second = (real("each of betas", beta, least=0.0, below=1.0) for beta in pair)
         self._betas = first, second
-        self._eps = number("eps", eps, above=0.0)
+        self._eps = real("eps", eps, above=0.0)
         self._theta = theta_0.copy()
         self._mean, self._square = np.zeros_like(theta_0), np.zeros_like(theta_0)
         self._t = 0

@@ -13,8 +13,6 @@ from dpftrl_fast.federated.cohorts import Cohort
 from dpftrl_fast.federated.ids import Client, client_id
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
-__all__ = ["Round"]
-
 
 class Round:
     """A round that has begun: made by `begin_round`, ended by `end_round`.

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import choice, float_dtype, positive_integer
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import Client
@@ -23,14 +24,11 @@ from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
 from dpftrl_fast.federated.sums.private_sums import PrivateSums
-from dpftrl_fast.ftrl_arguments import positive_integer
-from dpftrl_fast.noise.arguments import Memory, dtype_name, one_of
+from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
-
-__all__ = ["PrivateRounds", "Release", "Round"]
 
 Release = Literal["sum", "residual"]
 Vector = NDArray[np.float64]
@@ -138,7 +136,7 @@ class PrivateRounds(Stated):
         self._goal = positive_integer("report_goal", report_goal)
         self._layout = ModelLayout(parameters)
         self._cohorts = Cohorts(plan)
-        self._dtype = dtype_name(dtype)
+        self._dtype = float_dtype(dtype)
         self._sums = PrivateSums(
             plan,
             self._layout,
@@ -249,7 +247,7 @@ class PrivateRounds(Stated):
         ValueError
             If what was kept of a round is missing or damaged.
         """
-        one_of("release", release, ("sum", "residual"))
+        choice("release", release, ("sum", "residual"))
         while self.replaying:
             with self._turn:
                 assert self._journal is not None
@@ -380,7 +378,7 @@ class PrivateRounds(Stated):
             If it cannot be written ahead: nothing has left, and the round is still open for another
             `end_round`, though not for updates.
         """
-        one_of("release", release, ("sum", "residual"))
+        choice("release", release, ("sum", "residual"))
         with self._turn:
             self._check_whole()
             now = self._round

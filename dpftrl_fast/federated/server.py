@@ -10,18 +10,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import choice, positive_integer
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdate
-from dpftrl_fast.federated.rounds import PrivateRounds, Round
+from dpftrl_fast.federated.round import Round
+from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
-from dpftrl_fast.ftrl_arguments import positive_integer
-from dpftrl_fast.noise.arguments import Memory, one_of
+from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-
-__all__ = ["ServerDPFTRL"]
 
 Vector = NDArray[np.float64]
 
@@ -138,7 +137,7 @@ class ServerDPFTRL(Stated):
                     "them with an optimizer of one's own"
                 )
             self._update = optimizer(theta_0)
-        elif one_of("optimizer", optimizer, ("ftrl", "adam")) == "ftrl":
+        elif choice("optimizer", optimizer, ("ftrl", "adam")) == "ftrl":
             self._update = FTRLUpdate(theta_0, learning_rate, momentum=momentum, nesterov=nesterov)
         elif momentum != 0.0 or nesterov:
             raise ValueError("momentum and nesterov are settings of 'ftrl', got them with 'adam'")

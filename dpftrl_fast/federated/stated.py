@@ -14,8 +14,6 @@ from dpftrl_fast.run.account import RunAccount
 if TYPE_CHECKING:
     from dpftrl_fast.federated.rounds import PrivateRounds
 
-__all__ = ["Stated"]
-
 
 class Stated(ABC):
     """Plan, figures and position of a run: what `_private` knows of it."""

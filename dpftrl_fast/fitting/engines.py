@@ -14,8 +14,6 @@ from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables.schema import NumericColumn, Schema
 
-__all__ = ["Engine", "Plan", "make_engine", "make_plan"]
-
 Plan: TypeAlias = PrivacyPlan | LeastSquaresPlan
 Engine: TypeAlias = GLMRun | LeastSquares
 

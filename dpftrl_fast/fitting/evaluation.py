@@ -11,8 +11,6 @@ import numpy.typing as npt
 from dpftrl_fast.tables import Encoder, Rows, TableError, TableReader
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["metric_name", "ridge_reference", "scores"]
-
 FloatArray = npt.NDArray[np.float64]
 
 _CHUNK = 1 << 13

@@ -27,8 +27,6 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import LabelTarget, Schema
 
-__all__ = ["Model", "check_target", "load_model", "model_facts", "save_model"]
-
 FORMAT = "dpftrl_fast/model/1"
 LEAST_SQUARES_FORMAT = "dpftrl_fast.LeastSquaresPlan"
 NPZ, JSON = "model.npz", "model.json"

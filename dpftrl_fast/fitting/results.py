@@ -13,8 +13,6 @@ from dpftrl_fast.fitting.engines import Plan
 from dpftrl_fast.fitting.settings import Settings
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["Curve", "FitResult", "replace_one_epsilon"]
-
 FloatArray = npt.NDArray[np.float64]
 
 

@@ -20,8 +20,6 @@ from dpftrl_fast.fitting.results import Curve, FitResult
 from dpftrl_fast.fitting.settings import FitSettings, Settings
 from dpftrl_fast.tables import Encoder, Rows, TableReader, passes, rows_by_user
 
-__all__ = ["fit"]
-
 FloatArray = npt.NDArray[np.float64]
 
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
-from dpftrl_fast.ftrl_arguments import positive_integer
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.noise.keys import key_of_seed
 from dpftrl_fast.tables.schema import Schema, Task
-
-__all__ = ["LOSSES", "FitSettings", "LeastSquaresSettings", "Settings"]
 
 #: The losses of a task, the default first, and what their parameter is without a choice.
 LOSSES: dict[Task, dict[str, float | None]] = {

@@ -17,8 +17,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["one_blas_thread"]
-
 _turn = threading.RLock()
 
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpftrl_fast import clip_norms
+from dpftrl_fast._validate import norm_bound
 from dpftrl_fast.kernels.losses import LOSS_CODES, MULTI_LOSS_CODES
+from dpftrl_fast.rounding import clip_limit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,7 +91,7 @@ def check_matrix_output(out: object, shape: tuple[int, ...], **inputs: Array) ->
 
 def check_clip_norm(clip_norm: float) -> float:
     """Return `clip_norm` as a float if it is within bounds."""
-    return clip_norms.check_clip_norm(check_number("clip_norm", clip_norm))
+    return norm_bound("clip_norm", clip_norm)
 
 
 def check_loss(
@@ -165,7 +166,7 @@ def _checked_numbers(
     constant: float,
     several: bool,
 ) -> Numbers:
-    limit = clip_norms.clip_limit(check_clip_norm(clip_norm))
+    limit = clip_limit(check_clip_norm(clip_norm))
     code, parameter = check_loss(loss, loss_param, MULTI_LOSS_CODES if several else LOSS_CODES)
     return Numbers(limit, code, parameter, check_row_bound(row_bound), check_constant(constant))
 

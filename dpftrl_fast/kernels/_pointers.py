@@ -11,8 +11,6 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["pointer"]
-
 
 def _pointer_type(typing_context: Any, address: Any, like: Any) -> Any:
     """Type the address of numbers of the dtype of `like`."""

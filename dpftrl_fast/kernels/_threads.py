@@ -18,8 +18,6 @@ import numpy as np
 from dpftrl_fast.kernels._checks import Array
 from dpftrl_fast.kernels.loops.dense import CHUNK
 
-__all__ = ["sum_of_chunks"]
-
 
 def sum_of_chunks(
     loop: Callable[..., None],

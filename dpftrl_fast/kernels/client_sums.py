@@ -48,16 +48,6 @@ from dpftrl_fast.kernels.loops.client import (
     scale_loop,
 )
 
-__all__ = [
-    "IntegerSum",
-    "Measured",
-    "Part",
-    "add_clipped",
-    "blocks_of",
-    "measure",
-    "rounding_factor",
-]
-
 # Within, no square overflows, and the squares that underflow do not matter.
 _SMALLEST, _LARGEST = 2.0**-490, 2.0**490
 _MOST_SCALING = 1000

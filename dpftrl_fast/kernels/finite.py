@@ -17,8 +17,6 @@ from numba import types
 from dpftrl_fast.kernels._checks import FLOATS, Array, check_array
 from dpftrl_fast.kernels._jit import compiled, helper, read_only, writable
 
-__all__ = ["first_bad"]
-
 _BLOCK = 4096
 
 

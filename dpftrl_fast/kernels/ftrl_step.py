@@ -19,8 +19,6 @@ from dpftrl_fast.kernels._checks import Array
 from dpftrl_fast.kernels._jit import compiled, exact_helper, read_only, writable
 from dpftrl_fast.kernels._pointers import pointer
 
-__all__ = ["ftrl_loop"]
-
 
 @exact_helper
 def _summed(s: float, low: float, g: float) -> tuple[float, float]:

@@ -26,8 +26,6 @@ from numba import types
 
 from dpftrl_fast.kernels._jit import compiled, exact_helper, read_only, writable
 
-__all__ = ["ITERATES", "ROWS", "SUM", "SUM_LOW", "TAIL", "VELOCITY", "project_loop", "update_loop"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Rows of a state: the running sum, what its roundings lost, v_t, and the sums of the iterates

@@ -26,8 +26,6 @@ from dpftrl_fast.kernels._threads import sum_of_chunks
 from dpftrl_fast.kernels.loops import grouped as grouped_loops
 from dpftrl_fast.kernels.losses import Loss, MultiLoss
 
-__all__ = ["clipped_user_sum", "clipped_user_sum_csr"]
-
 _F64, _I64 = "d", "l"
 _NUMBERS = (types.float64, types.int64, types.float64, types.float64, types.float64)
 

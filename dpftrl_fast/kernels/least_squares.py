@@ -16,7 +16,6 @@ import numpy as np
 from numba import types
 from scipy.linalg import blas
 
-from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.kernels._blas import one_blas_thread
 from dpftrl_fast.kernels._checks import (
     FLOATS,
@@ -29,8 +28,7 @@ from dpftrl_fast.kernels._checks import (
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
 from dpftrl_fast.kernels.packed import check_changed, packed_size
-
-__all__ = ["MOST_ROWS", "RankUpdate"]
+from dpftrl_fast.rounding import clip_limit
 
 _F64 = "d"
 # Products of two of them are clip norms.

@@ -26,8 +26,6 @@ import numpy as np
 
 from dpftrl_fast.kernels._jit import compiled, helper, read_only, writable
 
-__all__ = ["lstm_backward", "lstm_forward"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)

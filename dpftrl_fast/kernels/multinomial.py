@@ -25,8 +25,6 @@ from dpftrl_fast.kernels._threads import sum_of_chunks
 from dpftrl_fast.kernels.loops import multinomial as multinomial_loops
 from dpftrl_fast.kernels.losses import MultiLoss
 
-__all__ = ["clipped_multi_sum", "clipped_multi_sum_csr"]
-
 _F64 = "d"
 _NUMBERS = (types.float64, types.int64, types.float64, types.float64, types.float64)
 

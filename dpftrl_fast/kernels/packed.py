@@ -17,16 +17,6 @@ from dpftrl_fast.kernels._checks import FLOAT64, FLOATS, Array, check_array, che
 from dpftrl_fast.kernels._jit import compiled, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
 
-__all__ = [
-    "add_noise",
-    "add_packed",
-    "check_changed",
-    "noise_grid",
-    "packed_product",
-    "packed_size",
-    "unpack",
-]
-
 _F64 = "d"
 
 

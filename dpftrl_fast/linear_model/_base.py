@@ -42,8 +42,6 @@ from dpftrl_fast.linear_model._stream import (
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
 from dpftrl_fast.plan.from_budget import participation_of
 
-__all__ = ["PrivateLinearModel", "Targets"]
-
 FloatArray = NDArray[np.float64]
 
 # Floating-point errors, which a caller may have asked NumPy to raise, would tell of values.

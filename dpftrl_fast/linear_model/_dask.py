@@ -24,8 +24,6 @@ from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._data import RowSource, join
 from dpftrl_fast.linear_model._protocols import Stepper, SumStepper
 
-__all__ = ["DaskRows", "open_dask"]
-
 Ints = NDArray[np.int64]
 Encode = Callable[[Any], NDArray[np.float64]]
 T = TypeVar("T")

@@ -24,18 +24,6 @@ from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, take_users
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model._protocols import Stepper
 
-__all__ = [
-    "MemoryRows",
-    "RowSource",
-    "check_rows",
-    "check_targets",
-    "join",
-    "refuse_bad_rows",
-    "refuse_objects",
-    "stream_batch",
-    "stream_labels",
-]
-
 Ints = NDArray[np.int64]
 
 

@@ -15,12 +15,11 @@ from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.regret import RegretMeter
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._base import PrivateLinearModel, Targets
+from dpftrl_fast.linear_model._base import PrivateLinearModel
 from dpftrl_fast.linear_model._data import MemoryRows, RowSource
 from dpftrl_fast.linear_model._protocols import Stepper
+from dpftrl_fast.linear_model._targets import Targets
 from dpftrl_fast.plan.from_budget import plan_of
-
-__all__ = ["PrivateGLM"]
 
 _OF_PLAN = (
     "epsilon",

@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.clip_norms import check_clip_norm
-from dpftrl_fast.ftrl_arguments import number, positive_integer
+from dpftrl_fast._validate import norm_bound, positive_integer, real
 from dpftrl_fast.noise.keys import key_of_seed
-
-__all__ = ["check_parameters"]
 
 Rule = Callable[[str, Any], Any]
 
@@ -47,14 +44,14 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _real(**bounds: float) -> Rule:
-    return lambda name, value: number(name, value, **bounds)
+def _real(**bounds: Any) -> Rule:
+    return lambda name, value: real(name, value, **bounds)
 
 
 def _bound(name: str, value: Any) -> float:
     # The range of the clip norms, for the same reason: no square of it leaves float64.
     try:
-        return check_clip_norm(number(name, value))
+        return norm_bound("clip_norm", real(name, value))
     except ValueError:
         raise ValueError(
             f"{name} must be a finite number in [1e-100, 1e+100], got {value}"
@@ -104,7 +101,7 @@ def _learning_rate(name: str, value: Any) -> Any:
         if value in ("auto", "theory"):
             return value
         raise ValueError(f'{name} must be a number > 0, "auto" or "theory", got {value!r}')
-    return number(name, value, above=0.0)
+    return real(name, value, above=0.0)
 
 
 def _restart_every(name: str, value: Any) -> Any:

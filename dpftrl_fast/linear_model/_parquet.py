@@ -23,8 +23,6 @@ from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._data import RowSource, join
 from dpftrl_fast.linear_model._protocols import Stepper
 
-__all__ = ["DatasetRows", "open_dataset"]
-
 Ints = NDArray[np.int64]
 Encode = Callable[[Any], NDArray[np.float64]]
 

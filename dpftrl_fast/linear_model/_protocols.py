@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.convex.row_batches import Batch
 
-__all__ = ["Plan", "Run", "Stepper", "SumStepper"]
-
 FloatArray = NDArray[np.float64]
 
 

@@ -13,8 +13,6 @@ from sklearn.utils import check_random_state
 
 from dpftrl_fast.accounting import Trees
 
-__all__ = ["BatchOrder"]
-
 Ints = NDArray[np.int64]
 
 

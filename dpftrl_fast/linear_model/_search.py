@@ -16,8 +16,6 @@ from typing import Any
 from sklearn.model_selection import ParameterGrid
 from sklearn.model_selection._search import BaseSearchCV
 
-__all__ = ["announce_search"]
-
 
 def announce_search(estimator: Any) -> None:
     """Warn of what the search spends that clones this estimator, at its first clone.

@@ -8,8 +8,6 @@ from typing import Any
 
 from dpftrl_fast.linear_model._data import RowSource
 
-__all__ = ["open_source"]
-
 
 def open_source(
     X: Any, y: Any, groups: Any = None, *, numbers: bool, shuffle: bool

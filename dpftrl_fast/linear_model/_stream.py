@@ -11,8 +11,6 @@ import numpy as np
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
 
-__all__ = ["Stream", "refuse_another_start", "refuse_other_classes"]
-
 
 @dataclass
 class Stream:

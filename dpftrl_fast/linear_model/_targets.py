@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 
-__all__ = ["ClassTargets", "NumberTargets", "Targets", "classes_of"]
-
 FloatArray = NDArray[np.float64]
 
 

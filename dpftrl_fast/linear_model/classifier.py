@@ -15,8 +15,6 @@ from sklearn.utils.metaestimators import available_if
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import ClassTargets, classes_of
 
-__all__ = ["DPFTRLClassifier"]
-
 _LOSSES = ("logistic", "multinomial", "hinge")
 
 

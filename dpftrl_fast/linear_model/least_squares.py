@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
 from dpftrl_fast.accounting import Participation
-from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
-from dpftrl_fast.linear_model._base import PrivateLinearModel, Targets
+from dpftrl_fast.linear_model._base import PrivateLinearModel
 from dpftrl_fast.linear_model._data import MemoryRows, RowSource
-from dpftrl_fast.linear_model._targets import NumberTargets
-
-__all__ = ["DPFTRLLeastSquares"]
+from dpftrl_fast.linear_model._targets import NumberTargets, Targets
+from dpftrl_fast.rounding import clip_limit
 
 
 class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]  # no types there

@@ -13,8 +13,6 @@ from sklearn.base import RegressorMixin
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import NumberTargets
 
-__all__ = ["DPFTRLRegressor"]
-
 # Losses and the default of their parameter.
 _LOSSES = {
     "squared": 1.0,

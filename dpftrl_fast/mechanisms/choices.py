@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Completion", "PlanBound", "Variant", "check_plan_bound", "check_variant"]
-
 #: How prefixes are put together from the nodes of the tree.
 Variant: TypeAlias = Literal["vanilla", "honaker"]
 #: What a plan can state its epsilon for: all nodes that can be read, or the prefixes alone.

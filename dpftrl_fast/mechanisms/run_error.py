@@ -20,18 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
-from dpftrl_fast.accounting._checks import non_negative
-from dpftrl_fast.accounting.participation.patterns import Participation, check_participation
+from dpftrl_fast._validate import non_negative
+from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.mechanisms.choices import Variant, check_variant
 from dpftrl_fast.mechanisms.tree_layout import Complete, Trees, resolve_trees
-
-__all__ = [
-    "MAX_ERROR_STEPS",
-    "NoiseStd",
-    "noise_std",
-    "root_mean_square",
-    "std_of_trees",
-]
 
 #: The most steps for which errors are computed: two arrays of this length are 1 GiB.
 MAX_ERROR_STEPS = 2**26

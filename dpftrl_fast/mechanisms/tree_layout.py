@@ -13,10 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting._checks import positive_int
-from dpftrl_fast.accounting._counts import step_count
-
-__all__ = ["Complete", "TreeRun", "Trees", "check_complete", "check_lengths", "resolve_trees"]
+from dpftrl_fast._validate import positive_integer, step_count
 
 Complete: TypeAlias = bool | Literal["all"] | Sequence[bool]
 
@@ -269,7 +266,7 @@ def resolve_trees(
             )
         runs = [(n, len(list(same))) for n, same in groupby(lengths)]
     else:
-        every = total if restart_every is None else positive_int("restart_every", restart_every)
+        every = total if restart_every is None else positive_integer("restart_every", restart_every)
         count, rest = divmod(total, every)
         runs = [(n, k) for n, k in ((every, count), (rest, 1)) if n and k]
     if isinstance(completion, tuple):

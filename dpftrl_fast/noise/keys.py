@@ -12,8 +12,6 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence, ISpawnableSeedSequence
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["KeySequence", "Seed", "checked_key", "key_of_seed"]
-
 Seed: TypeAlias = "int | np.integer[Any] | bytes | None"
 
 _SEED_LABEL = b"dpftrl_fast/seed/v1\x00"

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["writable_view"]
-
 # DLDeviceType kDLCPU, kDLCUDAHost (pinned), kDLROCMHost, kDLCUDAManaged.
 _HOST = (1, 3, 11, 13)
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.noise.tree import TreeNoise
 
-__all__ = ["noise_so_far"]
-
 
 def noise_so_far(noise: TreeNoise) -> NDArray[Any]:
     """Return what is on the running sum now, carry + b_t, again: a restart leaves it there.

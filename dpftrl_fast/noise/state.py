@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dpftrl_fast.noise.arguments import MAX_STEPS, integer
-
-__all__ = ["Position", "position_from_state", "state_of"]
+from dpftrl_fast._validate import integer
+from dpftrl_fast.noise.arguments import MAX_STEPS
 
 _HEADER = {"format": "dpftrl_fast.TreeNoise", "version": 1}
 _REST = ("t", "earlier_trees", "last_returned", "reproducible", "node_used", "key", "vectors")

@@ -11,24 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
+from dpftrl_fast._validate import choice, float_dtype, integer
 from dpftrl_fast.noise.arguments import (
     MAX_COORDINATES,
     MAX_STEPS,
     MAX_THREADS,
     Memory,
     Variant,
-    dtype_name,
-    integer,
     memory_setting,
-    one_of,
     std_in,
     usable_cores,
 )
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.noise.state import Position, position_from_state, state_of
-
-__all__ = ["STREAM_VERSION", "TreeNoise"]
 
 STREAM_VERSION: int = _core.STREAM_VERSION
 
@@ -150,9 +146,9 @@ class TreeNoise:
         key: bytes | None = None,
     ) -> None:
         self._size = integer("size", size, 1, MAX_COORDINATES)
-        self._dtype = dtype_name(dtype)
+        self._dtype = float_dtype(dtype)
         self._std = std_in(std, self._dtype)
-        self._variant = one_of("variant", variant, ("vanilla", "honaker"))
+        self._variant = choice("variant", variant, ("vanilla", "honaker"))
         self._memory = memory_setting(memory)
         self._rounds = integer("rounds", rounds, 0)
         if self._rounds not in (8, 12, 20):
@@ -161,7 +157,7 @@ class TreeNoise:
         if threads is not None:
             self._threads = integer("threads", threads, 1, MAX_THREADS)
         self._offset = integer("offset", offset, 0, MAX_COORDINATES)
-        self._purpose = one_of("purpose", purpose, tuple(_PURPOSES))
+        self._purpose = choice("purpose", purpose, tuple(_PURPOSES))
         if key is not None and seed is not None:
             raise ValueError("expected a seed or a key, got both")
         self._reproducible = seed is not None

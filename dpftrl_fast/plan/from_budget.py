@@ -9,8 +9,6 @@ from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass, plan_
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["participation_of", "plan_of"]
-
 
 def participation_of(units: int, batch_size: int, epochs: int, shuffle: bool) -> Participation:
     """Return who takes part when, for so many rows (or users) in batches of a fixed size.

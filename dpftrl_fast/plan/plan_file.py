@@ -18,10 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpftrl_fast.accounting.participation.patterns import participation_from_dict
+from dpftrl_fast.accounting.participation import participation_from_dict
 from dpftrl_fast.files import write_files
-
-__all__ = ["fields_from_dict", "fields_to_dict", "read_json", "write_json"]
 
 _FORMAT = "dpftrl_fast.PrivacyPlan"
 _VERSION = 2

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dpftrl_fast.accounting._checks import probability
+from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting.curve.rounding import text_up
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
@@ -13,8 +13,6 @@ from dpftrl_fast.accounting.participation.patterns import (
 )
 from dpftrl_fast.accounting.statement.guarantee import Guarantee
 from dpftrl_fast.mechanisms.tree_layout import Trees
-
-__all__ = ["participation_words", "promise_words", "trees_words"]
 
 _LISTED = 6
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from dpftrl_fast._validate import float_dtype, integer
 from dpftrl_fast.accounting.sensitivity.delta_floor import MAX_COORDINATES
 from dpftrl_fast.mechanisms.tree_layout import Trees
-from dpftrl_fast.noise.arguments import dtype_name, integer
 from dpftrl_fast.noise.state import Position
 from dpftrl_fast.noise.tree import TreeNoise
-
-__all__ = ["PlannedNoise", "check_coordinates", "std_up"]
 
 
 class PlannedNoise(TreeNoise):
@@ -164,7 +162,7 @@ class PlannedNoise(TreeNoise):
 def std_up(clip_norm: float, noise_multiplier: float, dtype: Any) -> float:
     """Return the smallest number of the dtype that is not below the product."""
     exact = Fraction(clip_norm) * Fraction(noise_multiplier)
-    kind = np.dtype(dtype_name(dtype)).type
+    kind = np.dtype(float_dtype(dtype)).type
     with np.errstate(over="ignore", under="ignore"):
         std = kind(float(exact))
     if not np.isfinite(std):  # TreeNoise says what it can take

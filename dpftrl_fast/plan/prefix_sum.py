@@ -13,14 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.noise.arguments import Memory, Variant
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.summation import two_sum
-
-__all__ = ["PrefixSum"]
+from dpftrl_fast.rounding import clip_limit, two_sum
 
 
 class PrefixSum:

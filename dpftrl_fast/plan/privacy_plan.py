@@ -9,16 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
+from dpftrl_fast._validate import non_negative, norm_bound, positive, positive_integer, probability
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
-from dpftrl_fast.accounting.participation.patterns import Participation, check_participation
+from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.planner.schedules import Schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
 from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
 from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
-from dpftrl_fast.clip_norms import check_clip_norm
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.mechanisms.tree_layout import (
     Complete,
@@ -31,8 +30,6 @@ from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
 from dpftrl_fast.plan.plan_text import participation_words, promise_words, trees_words
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
-
-__all__ = ["Neighbours", "PrivacyPlan"]
 
 
 @dataclass(frozen=True)
@@ -96,12 +93,12 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "clip_norm", check_clip_norm(positive("clip_norm", self.clip_norm)))
+        set_field(self, "clip_norm", norm_bound("clip_norm", self.clip_norm))
         set_field(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
         positive("clip_norm * noise_multiplier", self.clip_norm * self.noise_multiplier)
         check_participation(self.participation)
         if self.restart_every is not None:
-            set_field(self, "restart_every", positive_int("restart_every", self.restart_every))
+            set_field(self, "restart_every", positive_integer("restart_every", self.restart_every))
         if self.tree_lengths is not None:
             set_field(self, "tree_lengths", check_lengths(self.tree_lengths))
         set_field(self, "complete", check_complete(self.complete))

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from dpftrl_fast.plots.figure import COLOURS, empty_figure, png
 
-__all__ = ["Curve", "error_curves_png", "learning_curve_png"]
-
 # A curve with more steps is drawn by so many stretches of them: extremes and root mean square.
 _STRETCHES = 200
 

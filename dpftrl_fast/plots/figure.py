@@ -6,8 +6,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-__all__ = ["COLOURS", "empty_figure", "png"]
-
 COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#d6a100")
 
 

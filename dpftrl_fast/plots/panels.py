@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from dpftrl_fast.plots.figure import COLOURS, empty_figure, png
 
-__all__ = ["Line", "Panel", "panels_png"]
-
 
 class Line(NamedTuple):
     """One line: its name, its points, and the range about each; dashed for a bound."""

@@ -18,8 +18,6 @@ from typing import TypeAlias
 
 from dpftrl_fast.reference.tree import TreeNoise
 
-__all__ = ["FTRL", "clip", "clipped_sum", "gradient", "run", "slopes"]
-
 Vector: TypeAlias = Sequence[float]
 Matrix: TypeAlias = Sequence[Sequence[float]]
 

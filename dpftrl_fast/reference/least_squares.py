@@ -18,8 +18,6 @@ from dpftrl_fast.reference._checks import Array
 from dpftrl_fast.reference.convex import MARGIN, Matrix, Vector, norm
 from dpftrl_fast.reference.tree import TreeNoise, variance_factor
 
-__all__ = ["Released", "minimise", "on_grid", "run", "symmetric_noise"]
-
 
 class Released(NamedTuple):
     """What a step gives out: the noisy sums, half of the ridge, and the model."""

@@ -25,15 +25,6 @@ from dpftrl_fast.reference._checks import (
     integer,
 )
 
-__all__ = [
-    "STREAM_VERSION",
-    "box_muller",
-    "chacha_block",
-    "chacha_blocks",
-    "key_from_seed",
-    "normals",
-]
-
 STREAM_VERSION = 1
 EXTENSION_KIND = 2
 

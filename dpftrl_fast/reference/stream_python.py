@@ -20,8 +20,6 @@ from dpftrl_fast.reference.stream import (
     superblocks_of,
 )
 
-__all__ = ["box_muller_python", "normals_python"]
-
 
 def _round32(x: float) -> float:
     """Round a double to float32.
@@ -35,6 +33,7 @@ def _round32(x: float) -> float:
 
 
 def rounding(dtype: np.dtype[Any]) -> Callable[[float], float]:
+    """Return the function that rounds a Python float to `dtype`."""
     return _round32 if dtype == FLOAT32 else float
 
 

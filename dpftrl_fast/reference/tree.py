@@ -18,8 +18,6 @@ from dpftrl_fast.reference._checks import LAYOUT, Array, check, float_dtype, int
 from dpftrl_fast.reference.stream import initial_words, key_from_seed, normals, superblocks_of
 from dpftrl_fast.reference.stream_python import normals_python, rounding
 
-__all__ = ["TreeNoise", "TreeNoisePython", "covariance", "live_nodes", "variance_factor"]
-
 
 def live_nodes(t: int) -> list[tuple[int, int]]:
     """Return the (level, index) of the nodes that make up the leaves 1 .. t, high levels first.

@@ -23,8 +23,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from dpftrl_fast.accounting._checks import positive, probability
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast._validate import integer, positive, probability
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
@@ -37,11 +37,8 @@ from dpftrl_fast.accounting.statement.composition import Composition
 from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
 from dpftrl_fast.mechanisms.choices import Variant
 from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
-from dpftrl_fast.noise.arguments import integer
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-
-__all__ = ["RunAccount", "trees_between"]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ import threading
 from functools import partial
 from pathlib import Path
 
-__all__ = ["LOCK", "FolderLock"]
-
 LOCK = "lock"
 
 # Locks of the system are a process's: two owners within one are told apart here. (They also do not

@@ -51,9 +51,7 @@ from numpy.typing import NDArray
 from dpftrl_fast.run.folder_lock import FolderLock
 from dpftrl_fast.run.journal_files import JournalFiles
 from dpftrl_fast.run.run_file import RunFile, claim_folder
-from dpftrl_fast.run.step_log import DIGEST_SIZE, Diverged, StepLog, step_digest
-
-__all__ = ["Diverged", "RunJournal"]
+from dpftrl_fast.run.step_log import DIGEST_SIZE, StepLog, step_digest
 
 
 class RunJournal:

@@ -19,8 +19,6 @@ from typing import Any
 from dpftrl_fast.run.sealed_files import read_sealed, sync_folder, write_sealed
 from dpftrl_fast.run.step_log import StepLog, create_log
 
-__all__ = ["JournalFiles"]
-
 
 class JournalFiles:
     """Reads and writes the checkpoint, the logs and what was kept.

@@ -15,8 +15,6 @@ from typing import Any
 from dpftrl_fast.run.folder_lock import LOCK
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
 
-__all__ = ["RunFile", "claim_folder"]
-
 _FORMAT = "dpftrl_fast.RunJournal"
 _VERSION = 1
 _NAME = "run.json"

@@ -21,8 +21,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["read_sealed", "sync_folder", "write_sealed", "write_secret"]
-
 TEMPORARY = ".writing-"
 
 _SEAL = 32

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DIGEST_SIZE", "Diverged", "StepLog", "create_log", "step_digest"]
-
 DIGEST_SIZE = 32
 
 _RECORD = 64

@@ -11,8 +11,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MISSING", "UNKNOWN", "codes", "is_category", "is_number", "numbers", "texts"]
-
 #: Code of a cell whose category is not declared, and of a missing cell (`codes`).
 UNKNOWN = -1
 MISSING = -2

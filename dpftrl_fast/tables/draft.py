@@ -15,8 +15,6 @@ from dpftrl_fast.tables.cells import is_category, is_number, numbers
 from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
 from dpftrl_fast.tables.reader import TableError, file_kind
 
-__all__ = ["draft_schema"]
-
 _MOST_CATEGORIES = 1000
 
 

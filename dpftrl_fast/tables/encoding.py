@@ -23,8 +23,6 @@ from dpftrl_fast.tables.schema import CategoricalColumn, LabelTarget, NumericCol
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Encoder", "Rows"]
-
 
 @dataclass(frozen=True)
 class Rows:

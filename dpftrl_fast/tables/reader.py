@@ -20,8 +20,6 @@ from dpftrl_fast.tables.schema import NumericColumn, Schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TableError", "TableReader", "file_kind", "minibatches", "passes"]
-
 _PARQUET_ROWS = 1 << 16
 _CSV_BLOCK = 1 << 21
 

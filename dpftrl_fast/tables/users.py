@@ -18,8 +18,6 @@ from dpftrl_fast.tables.cells import codes, texts
 from dpftrl_fast.tables.encoding import Encoder, Rows
 from dpftrl_fast.tables.reader import TableError, TableReader
 
-__all__ = ["UserNumbers", "UserRows", "rows_by_user"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -13,8 +13,6 @@ from dpftrl_fast.tables.reader import TableReader
 from dpftrl_fast.tables.schema import NumericColumn
 from dpftrl_fast.tables.users import UserNumbers
 
-__all__ = ["NOT_PRIVATE", "validate"]
-
 NOT_PRIVATE = "counts of private rows: NOT private, for the owner of the data only"
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dpftrl_fast.accounting._checks import positive_int
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
@@ -27,8 +27,6 @@ from dpftrl_fast.torch.plain_states import (
     restore_random_state,
     to_plain,
 )
-
-__all__ = ["Stateful", "TrainingRun"]
 
 
 class Stateful(Protocol):
@@ -143,7 +141,7 @@ class TrainingRun:
         self._guard, self._sums = accumulator.guard, accumulator
         self._noise = _source_of_noise(noise, accumulator.noise, optimizer)
         self._extra = dict(extra or {})
-        self._every = positive_int("checkpoint_every", checkpoint_every)
+        self._every = positive_integer("checkpoint_every", checkpoint_every)
         self._keep_sums, self._kept_at = keep_sums, 0
         account = RunAccount(loader.plan, spare_restarts)
         self._journal = RunJournal(folder, self._identity(account), allow_fork=allow_fork)

@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting import FixedEpochs, Ledger
-from dpftrl_fast.accounting._checks import probability
 from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-
-__all__ = ["TrainingLedger"]
 
 
 class TrainingLedger(Ledger):

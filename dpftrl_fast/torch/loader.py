@@ -12,12 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from dpftrl_fast.accounting._checks import positive_int
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.order import EpochOrder
-
-__all__ = ["FixedOrderLoader", "check_loader"]
 
 Ints = NDArray[np.int64]
 
@@ -102,7 +100,7 @@ class FixedOrderLoader:
         if unknown := set(options) - {*_OPTIONS, *_WORKER_OPTIONS}:
             known = [*_OPTIONS, *_WORKER_OPTIONS]
             raise TypeError(f"options must be among {known}, got {sorted(unknown)}")
-        size = positive_int("batch_size", batch_size)
+        size = positive_integer("batch_size", batch_size)
         self.dataset, self.plan, self._options = dataset, plan, options
         self._given_seed = order_seed is not None
         seed = secrets.randbits(64) if order_seed is None else _seed(order_seed)
@@ -238,7 +236,7 @@ class FixedOrderLoader:
             If all steps are taken; or, while it runs, if a batch is asked for before the step of
             the one before, or a piece before the gradients of the one before.
         """
-        size = positive_int("rows", rows)
+        size = positive_integer("rows", rows)
         first = self.position + 1
         if first > self.plan.steps:
             raise ValueError(f"all {self.plan.steps} declared steps are taken, got another epoch")

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import Participation
-from dpftrl_fast.accounting._checks import positive_int
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -34,8 +34,6 @@ from dpftrl_fast.torch.private_arguments import (
     sgd_options,
 )
 from dpftrl_fast.torch.residual import ResidualNoise
-
-__all__ = ["PrivateTraining", "make_private"]
 
 
 class PrivateTraining(NamedTuple):
@@ -212,7 +210,7 @@ def make_private(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     check_dtypes(parameters, noise.get("dtype", "float32"))
     clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
-    batch_size = positive_int("the loader's batch_size", data_loader.batch_size)
+    batch_size = positive_integer("the loader's batch_size", data_loader.batch_size)
     participation = _participation(data_loader, batch_size, epochs, shuffle)
     to_ftrl = type(optimizer) is torch.optim.SGD and not keep_optimizer
     schedule: dict[str, Any] = {
@@ -290,7 +288,7 @@ def _participation(
 ) -> Participation:
     examples = len(loader.dataset)  # type: ignore[arg-type]
     steps = steps_per_epoch(examples, batch_size, loader.drop_last)
-    passes = positive_int("epochs", epochs)
+    passes = positive_integer("epochs", epochs)
     return participation_of(steps * batch_size, batch_size, passes, shuffle)
 
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from dpftrl_fast.torch.flat.tensors import is_sharded
 
-__all__ = ["model_state_dict"]
-
 
 def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of a model's parameters and buffers, on the CPU: what may leave.

@@ -13,14 +13,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dpftrl_fast.noise.arguments import (
-    MAX_THREADS,
-    Memory,
-    dtype_name,
-    integer,
-    memory_setting,
-    usable_cores,
-)
+from dpftrl_fast._validate import float_dtype, integer
+from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
@@ -28,8 +22,6 @@ from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of
 from dpftrl_fast.torch.flat.layout import ParameterLayout
 from dpftrl_fast.torch.flat.noise import FlatNoise, check_noise_state
 from dpftrl_fast.torch.flat.views import FlatViews
-
-__all__ = ["NoiseRun"]
 
 # Elsewhere a block costs a few launches.
 _LONG_BLOCK = 2**26
@@ -83,7 +75,7 @@ class NoiseRun:
             raise TypeError(f"plan must be a PrivacyPlan, got {type(plan).__name__}")
         self.plan = plan
         self._dtype_name: Literal["float32", "float64"]
-        self._dtype_name = "float32" if dtype_name(dtype) == "float32" else "float64"
+        self._dtype_name = "float32" if float_dtype(dtype) == "float32" else "float64"
         self.dtype = getattr(torch, self._dtype_name)
         self._memory = memory_setting(memory)
         self._threads = None if threads is None else integer("threads", threads, 1, MAX_THREADS)

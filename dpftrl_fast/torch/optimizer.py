@@ -11,15 +11,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast.ftrl_arguments import number, positive_integer
+from dpftrl_fast._validate import positive_integer, real
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
 from dpftrl_fast.torch.noise_run import NoiseRun
-
-__all__ = ["DPFTRL"]
 
 _HEADER = {"format": "dpftrl_fast.torch.DPFTRL", "version": 1}
 _REST = ("param_groups", "l1_weights", "vectors")
@@ -127,7 +125,7 @@ class DPFTRL(Optimizer):
         process_group: Any = None,
     ) -> None:
         self._batch_size = positive_integer("batch_size", batch_size)
-        self._radius = None if radius is None else number("radius", radius, above=0.0)
+        self._radius = None if radius is None else real("radius", radius, above=0.0)
         self._run = NoiseRun(
             plan,
             dtype=dtype,
@@ -375,16 +373,16 @@ _TENSORS = ("params", "param_names")
 
 
 def _rates(group: Mapping[str, Any]) -> Rates:
-    momentum = number("momentum", _plain(group["momentum"]), least=0.0, below=1.0)
+    momentum = real("momentum", _plain(group["momentum"]), least=0.0, below=1.0)
     if not isinstance(group["nesterov"], bool):
         raise TypeError(f"nesterov must be a bool, got {type(group['nesterov']).__name__}")
     if group["nesterov"] and not momentum > 0.0:
         raise ValueError("nesterov must come with a momentum greater than 0, got momentum 0")
     return Rates(
-        lr=number("lr", _plain(group["lr"]), above=0.0),
+        lr=real("lr", _plain(group["lr"]), above=0.0),
         momentum=momentum,
         nesterov=group["nesterov"],
-        l1=number("l1", _plain(group["l1"]), least=0.0),
+        l1=real("l1", _plain(group["l1"]), least=0.0),
     )
 
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from dpftrl_fast.accounting import FixedEpochs
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["EpochOrder", "steps_per_epoch"]
-
 Ints = NDArray[np.int64]
 
 

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["from_plain", "random_state", "restore_random_state", "to_plain"]
-
 _TENSOR = "torch.Tensor"
 # NumPy lacks these; their bits are kept.
 _AS_BITS = {torch.bfloat16: torch.int16}

@@ -15,8 +15,6 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.clipping import Clipping
 from dpftrl_fast.torch.optimizer import DPFTRL
 
-__all__ = ["check_dtypes", "check_optimizer", "check_plan", "sgd_options"]
-
 #: What a plan decides, as long as nobody asks for it.
 _OF_PLAN = {
     "epsilon": None,

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast.ftrl_arguments import positive_integer
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.noise_run import NoiseRun
-
-__all__ = ["ResidualNoise"]
 
 _HEADER = {"format": "dpftrl_fast.torch.ResidualNoise", "version": 1}
 

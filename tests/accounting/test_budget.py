@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dpftrl_fast.accounting.participation.patterns import FixedEpochs, MinSeparation, SinglePass
+from dpftrl_fast.accounting.participation import FixedEpochs, MinSeparation, SinglePass
 from dpftrl_fast.accounting.planner.budget import (
     largest_epochs,
     largest_participations,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpftrl_fast.accounting.curve import gaussian
 from dpftrl_fast.accounting.guard.ledger import Ledger
-from dpftrl_fast.accounting.participation.patterns import SinglePass
+from dpftrl_fast.accounting.participation import SinglePass
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
 from dpftrl_fast.accounting.statement.composition import Composition, compose
 from dpftrl_fast.accounting.statement.guarantee import Guarantee

@@ -26,7 +26,7 @@ from participation_runs import (
 
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.id_table import IdTable
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,

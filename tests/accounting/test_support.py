@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast.accounting.curve.gaussian import delta as gaussian_delta
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,

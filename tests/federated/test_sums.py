@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.federated.sums.grid import (
     check_unit,
     most_contributions,
@@ -24,6 +23,7 @@ from dpftrl_fast.federated.sums.grid import (
 from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 from dpftrl_fast.kernels.client_sums import add_clipped
+from dpftrl_fast.rounding import clip_limit
 
 SHAPES = {"embedding": (120, 300), "bias": (7,), "gate": (3, 5), "dense": (80, 500), "one": ()}
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from numba import types
 
-from dpftrl_fast.clip_norms import clip_limit
 from dpftrl_fast.kernels._jit import _OPTIONS, read_only, writable
 from dpftrl_fast.kernels.client_sums import IntegerSum, Part, add_clipped, blocks_of, measure
 from dpftrl_fast.kernels.loops import client as client_loops
+from dpftrl_fast.rounding import clip_limit
 
 SIZES = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 4095, 4096, 4097, 8193, 20_000]
 CLIP_NORMS = [1e-100, 3e-51, 1e-3, 1.0, 7.0, 2.0**40, 1e100]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpftrl_fast import TreeNoise, _core, reference
-from dpftrl_fast.accounting.participation.patterns import FixedEpochs, SinglePass
+from dpftrl_fast.accounting.participation import FixedEpochs, SinglePass
 from dpftrl_fast.mechanisms.run_error import noise_std, root_mean_square
 
 VARIANTS = ["vanilla", "honaker"]

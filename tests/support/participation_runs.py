@@ -17,7 +17,7 @@ from participation_oracle import (
     zeta_exact,
 )
 
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,

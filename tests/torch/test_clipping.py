@@ -12,7 +12,7 @@ import torch
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.clip_norms import clip_limit
+from dpftrl_fast.rounding import clip_limit
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
 
-from dpftrl_fast.accounting._checks import non_negative, positive, probability
+from dpftrl_fast._validate import non_negative, positive, probability
 from dpftrl_fast.accounting.curve.gaussian import mean_shift, sensitivity
 from dpftrl_fast.accounting.curve.renyi import (
     Conversion,
@@ -23,8 +23,6 @@ from dpftrl_fast.accounting.curve.renyi import (
     check_orders,
 )
 from dpftrl_fast.accounting.curve.rounding import float_up, precision, smallest_double
-
-__all__ = ["best_order", "gdp_mu", "rdp", "zcdp_rho"]
 
 
 def _square(sigma: float, zeta: int | float) -> Fraction:

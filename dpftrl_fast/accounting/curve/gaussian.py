@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from dpftrl_fast import _core
-from dpftrl_fast.accounting._checks import non_negative, positive, probability
+from dpftrl_fast._validate import non_negative, positive, probability
 from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_delta,
     decimal_epsilon,
@@ -29,8 +29,6 @@ from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_noise_multiplier,
 )
 from dpftrl_fast.accounting.curve.renyi import Conversion, rdp_epsilon
-
-__all__ = ["delta", "epsilon", "mean_shift", "noise_multiplier", "sensitivity"]
 
 
 def sensitivity(x: Any) -> int | float:

@@ -13,8 +13,6 @@ from decimal import Decimal
 from dpftrl_fast.accounting.curve.hockey_stick import hockey_stick
 from dpftrl_fast.accounting.curve.rounding import float_up, precision, smallest_double
 
-__all__ = ["decimal_delta", "decimal_epsilon", "decimal_mean_shift", "decimal_noise_multiplier"]
-
 _NEWTON_STEPS = 40
 _SQRT_TWO_PI = Decimal("2.5066282746")
 

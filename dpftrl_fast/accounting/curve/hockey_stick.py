@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 from dpftrl_fast.accounting.curve.rounding import precision
 
-__all__ = ["HockeyStick", "hockey_stick", "mills_ratio"]
-
 # Relative error of the kernel is below 1e-40; every bound it is used for is widened by this much.
 _WIDEN = Decimal("1." + 35 * "0" + "1")
 # Beyond |a| = 60 delta is within 1e-780 of 0 or of 1: no double lies there.

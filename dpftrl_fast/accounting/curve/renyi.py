@@ -25,10 +25,8 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Literal
 
-from dpftrl_fast.accounting._checks import positive
+from dpftrl_fast._validate import real
 from dpftrl_fast.accounting.curve.rounding import float_up, precision
-
-__all__ = ["Conversion", "best_excess", "check_conversion", "check_orders", "rdp_epsilon"]
 
 Conversion = Literal["cks", "mironov"]
 
@@ -81,7 +79,7 @@ def check_orders(orders: Iterable[float]) -> list[float]:
         raise TypeError(f"orders must be {expected}, got {type(orders).__name__}") from None
     if not grid:
         raise ValueError("orders must hold at least one number > 1, got none")
-    return [positive("each of orders", order, above=1) for order in grid]
+    return [real("each of orders", order, above=1.0) for order in grid]
 
 
 def _at_order(t: Decimal, rho: Decimal, log_inverse: Decimal, conversion: Conversion) -> Decimal:

@@ -29,8 +29,6 @@ from decimal import (
 )
 from fractions import Fraction
 
-__all__ = ["float_down", "float_up", "precision", "smallest_double", "text_up"]
-
 
 def precision(digits: int) -> AbstractContextManager[Context]:
     """Return a context manager: so many digits, whatever the caller's own decimal context is."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast.accounting._checks import at_least, integer_array
+from dpftrl_fast._validate import integer_array
 from dpftrl_fast.accounting.guard.id_table import IdTable, grown
 from dpftrl_fast.accounting.guard.state import (
     check_header,
@@ -19,17 +19,15 @@ from dpftrl_fast.accounting.guard.state import (
     integer_from,
     integers_from,
 )
-from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
     Participation,
     SinglePass,
     check_participation,
 )
+from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
 from dpftrl_fast.mechanisms.tree_layout import Complete, resolve_trees
-
-__all__ = ["Guard"]
 
 Ints = NDArray[np.int64]
 
@@ -394,6 +392,4 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
 
 
 def _ids(ids: ArrayLike) -> Ints:
-    given = integer_array("ids", ids)
-    at_least("ids", given, 0)
-    return given
+    return integer_array("ids", ids, least=0)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["IdTable", "grown"]
-
 Ints = NDArray[np.int64]
 
 _LEAST_SLOTS = 16

@@ -10,16 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast.accounting._checks import positive, probability
+from dpftrl_fast._validate import positive, probability
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.id_table import grown
 from dpftrl_fast.accounting.guard.state import declaration, integers_from
-from dpftrl_fast.accounting.participation.patterns import Participation
+from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.mechanisms.tree_layout import Complete
-
-__all__ = ["Ledger"]
 
 Ints = NDArray[np.int64]
 
@@ -64,7 +62,7 @@ class Ledger(Guard):
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.participation.patterns import MinSeparation
+    >>> from dpftrl_fast.accounting.participation import MinSeparation
     >>> ledger = Ledger(MinSeparation(5, 2, 3), noise_multiplier=2.0)
     >>> for step in [[1], [2], [3], [1], [4]]:
     ...     ledger.record(step)
@@ -158,7 +156,7 @@ class Ledger(Guard):
 
         Examples
         --------
-        >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
+        >>> from dpftrl_fast.accounting.participation import SinglePass
         >>> ledger = Ledger(SinglePass(1600), noise_multiplier=2.33)
         >>> round(ledger.epsilon_spent(1e-6), 3), ledger.epsilon_spent(1e-6, realised=True)
         (7.342, 0.0)

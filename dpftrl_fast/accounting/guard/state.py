@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
-from dpftrl_fast.accounting.participation.patterns import Participation
 from dpftrl_fast.mechanisms.tree_layout import Trees
-
-__all__ = ["check_header", "declaration", "header", "integer_from", "integers_from"]
 
 _VERSION = 1
 _MAX_INT64 = 2**63 - 1
@@ -30,7 +28,7 @@ def declaration(participation: Participation, trees: Trees, **more: Any) -> str:
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
+    >>> from dpftrl_fast.accounting.participation import SinglePass
     >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> declaration(SinglePass(3), resolve_trees(3))
     '{"participation": {"kind": "SinglePass", "steps": 3}, "trees": [[3, false, 1]]}'

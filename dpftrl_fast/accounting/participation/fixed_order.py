@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast.accounting._checks import at_least, integer_array
-
-__all__ = ["FixedOrder"]
+from dpftrl_fast._validate import integer_array
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -60,17 +58,15 @@ class FixedOrder:
     offsets: NDArray[np.int64]
 
     def __init__(self, ids: ArrayLike, offsets: ArrayLike | None = None) -> None:
-        flat = integer_array("ids", ids)
+        flat = integer_array("ids", ids, least=-1 if offsets is None else 0)
         if offsets is None:
             if not flat.size:
                 raise ValueError("ids must hold at least one step, got none")
-            at_least("ids", flat, -1)
             taken = flat >= 0
             bounds = np.concatenate([[0], np.cumsum(taken)]).astype(np.int64)
             flat = flat[taken]
         else:
             bounds = integer_array("offsets", offsets)
-            at_least("ids with offsets", flat, 0)
             _check_offsets(bounds, flat.size)
         if not flat.size:
             raise ValueError("ids must hold at least one id >= 0, got virtual steps only")

@@ -12,18 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from dpftrl_fast.accounting._counts import step_count
+from dpftrl_fast._validate import step_count
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
-
-__all__ = [
-    "FixedEpochs",
-    "FixedOrder",
-    "MinSeparation",
-    "Participation",
-    "SinglePass",
-    "check_participation",
-    "participation_from_dict",
-]
 
 
 @dataclass(frozen=True)

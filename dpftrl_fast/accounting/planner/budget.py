@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dpftrl_fast.accounting._checks import non_negative, positive, probability
-from dpftrl_fast.accounting._counts import MAX_STEPS, step_count
+from dpftrl_fast._validate import MAX_STEPS, non_negative, positive, probability, step_count
 from dpftrl_fast.accounting.curve.rounding import text_up
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
     Participation,
@@ -25,8 +24,6 @@ from dpftrl_fast.accounting.participation.patterns import (
 from dpftrl_fast.accounting.statement.guarantee import Guarantee
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.mechanisms.tree_layout import check_complete, resolve_trees
-
-__all__ = ["largest_epochs", "largest_participations", "largest_steps", "largest_trees"]
 
 
 def largest_steps(

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, get_args, overload
 
-from dpftrl_fast.accounting._checks import non_negative, positive_int, probability
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast._validate import non_negative, positive_integer, probability
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
     Participation,
@@ -34,8 +34,6 @@ from dpftrl_fast.mechanisms.run_error import (
     std_of_trees,
 )
 from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees
-
-__all__ = ["RankBy", "Schedule", "ScheduleTable", "plan_schedule"]
 
 RankBy = Literal["rms", "last", "worst", "smoothed"]
 
@@ -320,7 +318,7 @@ def _layouts(
         raise ValueError("restart_every must hold at least one period or None, got none")
     seen = set()
     for period in periods:
-        every = None if period is None else positive_int("each of restart_every", period)
+        every = None if period is None else positive_integer("each of restart_every", period)
         if every is not None and every >= pattern.steps:
             every = None
         for completion in completions:

@@ -25,11 +25,11 @@ from decimal import Decimal
 
 import numpy as np
 
-from dpftrl_fast.accounting._checks import non_negative, positive, positive_int, probability
+from dpftrl_fast._validate import non_negative, positive, positive_integer, probability
 from dpftrl_fast.accounting.curve.gaussian import delta as gaussian_delta
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier as gaussian_noise_multiplier
 from dpftrl_fast.accounting.curve.rounding import float_down, float_up, precision, smallest_double
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
@@ -38,16 +38,6 @@ from dpftrl_fast.accounting.participation.patterns import (
 )
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.mechanisms.tree_layout import Trees
-
-__all__ = [
-    "MAX_COORDINATES",
-    "Touched",
-    "calibrated_noise_multiplier",
-    "support_floor",
-    "touched",
-    "truncated_delta",
-    "untruncated_delta",
-]
 
 #: The most coordinates of a node for which the floor holds: 2^35 pairs.
 MAX_COORDINATES = 2**36
@@ -89,7 +79,7 @@ class Touched:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "total", "largest"):
-            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
+            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
 
 
 def touched(
@@ -118,7 +108,7 @@ def touched(
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
+    >>> from dpftrl_fast.accounting.participation import SinglePass
     >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> touched(SinglePass(1600), resolve_trees(1600))
     Touched(nodes=11, total=11, largest=1)

@@ -29,18 +29,9 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Literal, TypeAlias
 
-from dpftrl_fast.accounting._checks import positive, probability
-from dpftrl_fast.accounting._counts import step_count
+from dpftrl_fast._validate import positive, probability, step_count
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier, sensitivity
 from dpftrl_fast.accounting.curve.rounding import float_up, precision
-
-__all__ = [
-    "Factor",
-    "closed_form_noise_multiplier",
-    "least_squares_noise_multiplier",
-    "restarts_noise_multiplier",
-    "single_pass_noise_multiplier",
-]
 
 Factor: TypeAlias = Literal[2, 4]
 

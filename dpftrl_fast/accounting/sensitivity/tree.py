@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast import _core
-from dpftrl_fast.accounting.participation.patterns import (
+from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
@@ -38,14 +38,6 @@ from dpftrl_fast.accounting.participation.patterns import (
 )
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound
 from dpftrl_fast.mechanisms.tree_layout import Complete, TreeRun, Trees, resolve_trees
-
-__all__ = [
-    "Bound",
-    "check_bound",
-    "sensitivity_squared",
-    "sensitivity_squared_by_id",
-    "sensitivity_squared_of",
-]
 
 Bound = Literal["exact", "level", "released"]
 _Counted = Literal["all_nodes", "even_nodes"]
@@ -168,7 +160,7 @@ def sensitivity_squared_of(
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
+    >>> from dpftrl_fast.accounting.participation import SinglePass
     >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
     >>> trees = resolve_trees(1600, restart_every=100)
     >>> sensitivity_squared_of(SinglePass(1600), trees, bound="exact", variant="honaker")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Protocol
 
-from dpftrl_fast.accounting._checks import non_negative, probability
+from dpftrl_fast._validate import non_negative, probability
 from dpftrl_fast.accounting.curve import gaussian
 from dpftrl_fast.accounting.curve.conversions import gdp_mu
 from dpftrl_fast.accounting.curve.rounding import float_up, precision
@@ -28,8 +28,6 @@ from dpftrl_fast.accounting.sensitivity.delta_floor import (
     untruncated_delta,
 )
 from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
-
-__all__ = ["Composition", "Guaranteed", "compose"]
 
 
 class Guaranteed(Protocol):
@@ -177,7 +175,7 @@ def compose(runs: Iterable[Guaranteed]) -> Composition:
     Examples
     --------
     >>> from dpftrl_fast.accounting.guard.ledger import Ledger
-    >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
+    >>> from dpftrl_fast.accounting.participation import SinglePass
     >>> runs = [Ledger(SinglePass(1600), 2.33), Ledger(SinglePass(800), 4.0)]
     >>> together = compose(runs)
     >>> round(together.mu, 4), round(together.epsilon(1e-6), 3)

@@ -12,11 +12,9 @@ import math
 from fractions import Fraction
 from typing import Any, Literal
 
-from dpftrl_fast.accounting._checks import positive, positive_int, probability
+from dpftrl_fast._validate import positive, positive_integer, probability
 from dpftrl_fast.accounting.curve.gaussian import mean_shift, sensitivity
 from dpftrl_fast.accounting.curve.rounding import smallest_double
-
-__all__ = ["dp_event", "dpsgd_epsilon", "unamplified_dpsgd_epsilon"]
 
 
 def _dp_accounting(submodule: str = "") -> Any:
@@ -117,7 +115,7 @@ def dpsgd_epsilon(
     q = positive("sampling_probability", sampling_probability)
     if not q <= 1:
         raise ValueError(f"sampling_probability must be a number with 0 < x <= 1, got {q!r}")
-    count = positive_int("steps", steps)
+    count = positive_integer("steps", steps)
     target = probability("delta", delta)
     chosen = _accountant(accountant)
     package = _dp_accounting()
@@ -166,7 +164,7 @@ def unamplified_dpsgd_epsilon(
     4.7285...
     """
     sigma = positive("noise_multiplier", noise_multiplier)
-    count = positive_int("epochs", epochs)
+    count = positive_integer("epochs", epochs)
     target = probability("delta", delta)
     chosen = _accountant(accountant)
     event = _dp_accounting().GaussianDpEvent(sigma)

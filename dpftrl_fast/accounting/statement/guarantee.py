@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from dpftrl_fast.accounting._checks import probability
+from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting.curve import gaussian
 from dpftrl_fast.accounting.curve.conversions import gdp_mu
-from dpftrl_fast.accounting.participation.patterns import Participation
+from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.sensitivity.delta_floor import (
     Touched,
     support_floor,
@@ -20,8 +20,6 @@ from dpftrl_fast.accounting.sensitivity.delta_floor import (
 from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.mechanisms.tree_layout import Trees
-
-__all__ = ["Guarantee", "Neighbours"]
 
 Neighbours: TypeAlias = Literal["zero-out", "replace-one"]
 
@@ -64,7 +62,7 @@ class Guarantee:
 
         Examples
         --------
-        >>> from dpftrl_fast.accounting.participation.patterns import SinglePass
+        >>> from dpftrl_fast.accounting.participation import SinglePass
         >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
         >>> trees = resolve_trees(1600)
         >>> promised = Guarantee.of(

@@ -24,8 +24,6 @@ from dpftrl_fast.noise.arguments import usable_cores
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["GLMRun"]
-
 FloatArray = NDArray[np.float64]
 
 

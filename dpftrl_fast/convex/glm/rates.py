@@ -12,8 +12,6 @@ from dpftrl_fast.convex.glm.sums import CURVATURE, Objective
 from dpftrl_fast.ftrl import theory_learning_rate
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["learning_rate"]
-
 
 def learning_rate(
     rule: float | str,

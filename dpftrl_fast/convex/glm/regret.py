@@ -14,8 +14,6 @@ from dpftrl_fast.convex.glm.sums import Objective, clipped_sum, outputs_of
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.losses import loss_values
 
-__all__ = ["RegretMeter", "best_parameters", "loss_sum"]
-
 FloatArray = NDArray[np.float64]
 
 _NO_CLIPPING = 1e100

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.clip_norms import check_clip_norm
+from dpftrl_fast._validate import norm_bound
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, row_norms
-from dpftrl_fast.ftrl_arguments import number
 from dpftrl_fast.kernels import (
     clipped_gradient_sum,
     clipped_gradient_sum_csr,
@@ -22,8 +21,6 @@ from dpftrl_fast.kernels import (
 )
 from dpftrl_fast.kernels._checks import check_constant, check_loss, check_row_bound
 from dpftrl_fast.kernels.losses import LOSS_CODES, MULTI_LOSS_CODES
-
-__all__ = ["Objective", "clipped_sum", "outputs_of"]
 
 FloatArray = NDArray[np.float64]
 
@@ -75,7 +72,7 @@ class Objective:
     def __post_init__(self) -> None:
         codes = LOSS_CODES if self.outputs == 1 else MULTI_LOSS_CODES
         check_loss(self.loss, self.loss_param, codes)
-        check_clip_norm(number("clip_norm", self.clip_norm))
+        norm_bound("clip_norm", self.clip_norm)
         check_row_bound(self.row_bound)
         check_constant(self.constant)
 

@@ -8,12 +8,10 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting.participation.patterns import Participation
+from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.plan.planned_noise import PlannedNoise
-
-__all__ = ["best_completion", "noise_at", "variance_at"]
 
 
 def best_completion(

@@ -21,13 +21,13 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import positive_integer, real, vector_of
 from dpftrl_fast.convex.least_squares.completion import noise_at
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
 from dpftrl_fast.convex.least_squares.sums import add_batch, batch_sums, update_of
 from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.ftrl_arguments import check_vector, number, positive_integer
 from dpftrl_fast.kernels.least_squares import MOST_ROWS
 from dpftrl_fast.kernels.packed import (
     add_noise,
@@ -38,9 +38,7 @@ from dpftrl_fast.kernels.packed import (
     unpack,
 )
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.summation import two_sum
-
-__all__ = ["LeastSquares", "Solve", "batch_sums"]
+from dpftrl_fast.rounding import two_sum
 
 FloatArray = NDArray[np.float64]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -141,7 +139,7 @@ class LeastSquares:
                 f"overflow, got {plan.row_norm:g}"
             )
         self._minimise = Minimiser(p, radius=radius, solver=solver)
-        self._ridge_factor = number("ridge_factor", ridge_factor, above=0.0)
+        self._ridge_factor = real("ridge_factor", ridge_factor, above=0.0)
         self._solve_every = (
             None if solve_every is None else positive_integer("solve_every", solve_every)
         )
@@ -224,7 +222,7 @@ class LeastSquares:
             As for `step`.
         """
         self._check_turn()
-        check_vector("bias", bias, self._p, (np.dtype(np.float64),))
+        vector_of("bias", bias, self._p, (np.dtype(np.float64),))
         before = self._objective() if self._loss is not None else 0.0
         self._whole = False
         try:

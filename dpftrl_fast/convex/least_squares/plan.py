@@ -22,10 +22,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import non_negative, positive, probability
 from dpftrl_fast.accounting import noise_std
-from dpftrl_fast.accounting._checks import non_negative, positive, probability
 from dpftrl_fast.accounting.curve.rounding import smallest_double
-from dpftrl_fast.accounting.participation.patterns import Participation, check_participation
+from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
 from dpftrl_fast.accounting.statement.composition import Composition, compose
 from dpftrl_fast.accounting.statement.guarantee import Neighbours
@@ -35,8 +35,6 @@ from dpftrl_fast.mechanisms.choices import PlanBound, Variant
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-
-__all__ = ["DEFAULT_SPLIT", "LeastSquaresPlan"]
 
 #: Best or within 0.001 of it in held-out R^2 on the flights at epsilon 0.3, 1 and 3.
 DEFAULT_SPLIT = 0.35

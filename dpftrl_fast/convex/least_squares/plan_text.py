@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpftrl_fast.accounting._checks import probability
+from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting.curve.rounding import text_up
-from dpftrl_fast.accounting.participation.patterns import participation_from_dict
+from dpftrl_fast.accounting.participation import participation_from_dict
 from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.plan.plan_text import participation_words
-
-__all__ = ["fields_from_dict", "fields_to_dict", "plan_words"]
 
 _HEAD = {"format": "dpftrl_fast.LeastSquaresPlan", "version": 1}
 _FIELDS = (

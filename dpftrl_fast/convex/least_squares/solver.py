@@ -8,17 +8,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import real
 from dpftrl_fast.convex.least_squares.trust_region import (
     conjugate_gradients,
     definite_solution,
     minimise_on_ball,
     projected_solution,
 )
-from dpftrl_fast.ftrl_arguments import number
 from dpftrl_fast.kernels._blas import one_blas_thread
 from dpftrl_fast.kernels.packed import packed_product, unpack
-
-__all__ = ["Minimiser", "Solve", "Solver"]
 
 FloatArray = NDArray[np.float64]
 Solver = Literal["auto", "cholesky", "cg"]
@@ -84,7 +82,7 @@ class Minimiser:
     def __init__(self, p: int, *, radius: float | None = None, solver: Solver = "auto") -> None:
         if solver not in ("auto", "cholesky", "cg"):
             raise ValueError(f'solver must be "auto", "cholesky" or "cg", got {solver!r}')
-        self.radius = None if radius is None else number("radius", radius, above=0.0)
+        self.radius = None if radius is None else real("radius", radius, above=0.0)
         self._p = p
         self._iterates = solver == "cg" or (solver == "auto" and p >= _ITERATIVE_FROM)
         self._matrix = np.empty((0, 0))

@@ -11,8 +11,6 @@ from dpftrl_fast.convex.row_batches import Batch, SparseRows
 from dpftrl_fast.kernels.least_squares import RankUpdate
 from dpftrl_fast.kernels.packed import packed_size
 
-__all__ = ["add_batch", "batch_sums", "update_of"]
-
 FloatArray = NDArray[np.float64]
 
 

@@ -24,14 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import blas, eigh, lapack
 
-__all__ = [
-    "BallSolution",
-    "conjugate_gradients",
-    "definite_solution",
-    "minimise_on_ball",
-    "projected_solution",
-]
-
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 Case = Literal["interior", "boundary", "hard"]

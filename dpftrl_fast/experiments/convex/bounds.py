@@ -12,8 +12,6 @@ from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["excess_risk_bound", "mean_noise_norm", "regret_bound"]
-
 
 def mean_noise_norm(plan: PrivacyPlan, p: int, batch_size: int) -> float:
     """Return N, a bound on the mean over the steps of E||n_(t-1)|| / B, with n_0 = 0.

@@ -12,8 +12,6 @@ from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.files import check_folder, write_files
 
-__all__ = ["EXPERIMENTS", "Experiment", "Finished", "as_data", "run_experiments"]
-
 
 def _theory(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
     return theory.study(laboratory, quick=quick)

@@ -20,8 +20,6 @@ from dpftrl_fast.accounting import dpsgd_epsilon, noise_multiplier
 from dpftrl_fast.convex.glm.sums import Objective, clipped_sum
 from dpftrl_fast.convex.row_batches import Batch, Rows, take_users
 
-__all__ = ["Iterates", "amplified_sigma", "dpsgd", "fixed_batches_sigma"]
-
 FloatArray = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

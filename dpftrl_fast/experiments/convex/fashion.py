@@ -16,8 +16,6 @@ from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.study import Job, Laboratory, Report
 from dpftrl_fast.plots import panels_png
 
-__all__ = ["load", "study"]
-
 EPSILON = 3.0
 DELTA = 1e-5
 BATCH = 500

@@ -29,8 +29,6 @@ from dpftrl_fast.plots import panels_png
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import Schema
 
-__all__ = ["load", "study"]
-
 DELTA = 1e-6
 BATCH = 256
 

@@ -19,8 +19,6 @@ from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
 from dpftrl_fast.plots import panels_png
 
-__all__ = ["load", "study"]
-
 DELTA = 1e-6
 USER_DELTA = 1e-5
 BATCH = 256

@@ -14,8 +14,6 @@ from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 
-__all__ = ["AMPLIFIED", "FIXED", "FTRL", "gradient_method", "least_squares"]
-
 FTRL = "DP-FTRL"
 FIXED = "DP-SGD, fixed batches"
 AMPLIFIED = "DP-SGD, amplified"

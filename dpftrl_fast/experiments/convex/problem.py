@@ -14,8 +14,6 @@ from scipy.special import logsumexp, softmax
 
 from dpftrl_fast.convex.row_batches import Rows, SparseRows
 
-__all__ = ["Problem"]
-
 FloatArray = NDArray[np.float64]
 
 

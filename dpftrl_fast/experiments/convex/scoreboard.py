@@ -11,8 +11,6 @@ from dpftrl_fast.experiments.convex.tuning import Outcome
 from dpftrl_fast.experiments.study import Table
 from dpftrl_fast.plots import Line, Panel
 
-__all__ = ["Scored", "comparison", "panel", "settings_table"]
-
 
 class Scored(NamedTuple):
     """The scores of a method at one place of an axis (an epsilon, a number of epochs)."""

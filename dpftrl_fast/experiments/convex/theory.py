@@ -27,8 +27,6 @@ from dpftrl_fast.ftrl import FTRL
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Line, Panel, panels_png
 
-__all__ = ["adversary", "excess_risk", "logistic_regret", "study"]
-
 FloatArray = NDArray[np.float64]
 
 DELTA = 1e-6

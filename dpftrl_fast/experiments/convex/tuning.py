@@ -18,8 +18,6 @@ from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory
 
-__all__ = ["Grid", "Outcome", "Run", "tuned"]
-
 _TUNING_SEED = 1000
 
 

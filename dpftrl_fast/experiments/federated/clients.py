@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from dpftrl_fast.experiments.federated.network import NextToken, Packed, Sizes
 from dpftrl_fast.experiments.federated.text import Clients
 
-__all__ = ["BATCH_SIZE", "Population"]
-
 Floats = NDArray[np.float32]
 
 BATCH_SIZE = 16

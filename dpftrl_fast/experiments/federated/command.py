@@ -30,8 +30,6 @@ from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, tuned
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.kernels._blas import one_blas_thread
 
-__all__ = ["FEDERATED", "run_federated", "study"]
-
 
 def _shakespeare(data: Path | None, words: int) -> Clients:
     return load_shakespeare(data, words=words)

@@ -11,18 +11,6 @@ from dpftrl_fast.experiments.federated.methods import MOMENTUM, Budget, Method
 from dpftrl_fast.experiments.federated.network import UNKNOWN, Sizes
 from dpftrl_fast.mechanisms.choices import Variant
 
-__all__ = [
-    "DELTA",
-    "MOMENTUM_GAIN",
-    "SIZES",
-    "Cell",
-    "Grid",
-    "Size",
-    "all_methods",
-    "grid",
-    "held_out",
-]
-
 #: How much is run.
 Size: TypeAlias = Literal["quick", "reduced", "full"]
 SIZES: tuple[Size, ...] = ("quick", "reduced", "full")

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from dpftrl_fast.datasets import OnlineRetail, online_retail
 from dpftrl_fast.experiments.federated.text import FIRST_WORD, OTHER, Clients, dealt, padded
 
-__all__ = ["buying_clients", "load_online_retail"]
-
 _ORDER = "online_retail/customers"
 
 

@@ -22,17 +22,6 @@ from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.mechanisms.choices import Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = [
-    "MOMENTUM",
-    "Budget",
-    "Method",
-    "Setting",
-    "cohorts",
-    "ftrl_plan",
-    "noise_multiplier_of",
-    "train",
-]
-
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]

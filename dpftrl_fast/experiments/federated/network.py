@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.kernels.lstm import lstm_backward, lstm_forward
 
-__all__ = ["BEGIN", "END", "PAD", "UNKNOWN", "NextToken", "Packed", "Sizes"]
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 

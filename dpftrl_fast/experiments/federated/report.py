@@ -14,15 +14,6 @@ from dpftrl_fast.experiments.federated.tuning import Fitted
 from dpftrl_fast.experiments.study import Table
 from dpftrl_fast.plots import Line, Panel, panels_png
 
-__all__ = [
-    "claims_table",
-    "figure",
-    "noise_table",
-    "scores_table",
-    "search_tables",
-    "settings_table",
-]
-
 _FACTORS = (1, 2, 4, 16, 64)
 
 

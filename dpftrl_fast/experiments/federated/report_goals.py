@@ -28,20 +28,6 @@ from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
 from dpftrl_fast.plots import Line, Panel, panels_png
 
-__all__ = [
-    "DELTA",
-    "NOISE_PER_REPORT",
-    "ORDERS",
-    "REPORT_GOALS",
-    "ROUNDS",
-    "SINGLE_PASS",
-    "Published",
-    "epsilons",
-    "pass_sensitivity",
-    "smallest_goal",
-    "study",
-]
-
 #: Of the paper's runs.
 ROUNDS = 1_600
 DELTA = 1e-6

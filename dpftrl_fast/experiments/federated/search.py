@@ -19,8 +19,6 @@ from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, fit_job
 from dpftrl_fast.experiments.study import Laboratory
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["Found", "epsilons_at_goals", "largest_noise", "largest_passing"]
-
 _HALVINGS = 3
 
 

@@ -23,20 +23,6 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.datasets import Shakespeare, hashed_order, shakespeare
 
-__all__ = [
-    "BEGIN",
-    "END",
-    "FIRST_WORD",
-    "LENGTH",
-    "OTHER",
-    "PADDING",
-    "Clients",
-    "dealt",
-    "load_shakespeare",
-    "padded",
-    "speaking_clients",
-]
-
 #: Token numbers below the first word's.
 PADDING, BEGIN, END, OTHER = 0, 1, 2, 3
 FIRST_WORD = 4

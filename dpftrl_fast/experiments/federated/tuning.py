@@ -28,8 +28,6 @@ from dpftrl_fast.experiments.federated.methods import (
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory
 
-__all__ = ["Fitted", "Stage", "fit_job", "tuned"]
-
 _TUNING_SEED = 1000
 _LOWEST, _HIGHEST = -6, 12
 

@@ -24,8 +24,6 @@ from dpftrl_fast.experiments.images.report import (
 from dpftrl_fast.experiments.images.tuning import Fitted, tuned
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report, Table
 
-__all__ = ["IMAGES", "run_images", "study"]
-
 #: Name of the experiment and what reads its data, in their order.
 IMAGES: Mapping[str, Callable[[Path | None], Images]] = {
     "images-fashion-mnist": load_fashion,

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from dpftrl_fast.datasets import fashion_mnist, hashed_order, mnist_digits
 
-__all__ = ["Images", "load_digits", "load_fashion"]
-
 _PIXELS = 28 * 28
 _DIGITS_HELD_OUT = 1_000
 

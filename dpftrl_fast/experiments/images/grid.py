@@ -10,18 +10,6 @@ from typing import Literal, NamedTuple, TypeAlias
 from dpftrl_fast.experiments.images.methods import MOMENTUM, Budget, Method
 from dpftrl_fast.mechanisms.choices import Variant
 
-__all__ = [
-    "BATCH",
-    "DELTA",
-    "LARGE_BATCH",
-    "SIZES",
-    "Cell",
-    "Group",
-    "Size",
-    "all_methods",
-    "groups",
-]
-
 #: How much is run.
 Size: TypeAlias = Literal["quick", "reduced", "full"]
 SIZES: tuple[Size, ...] = ("quick", "reduced", "full")

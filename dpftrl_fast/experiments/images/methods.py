@@ -23,8 +23,6 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch import DPFTRL
 from dpftrl_fast.torch.order import EpochOrder
 
-__all__ = ["CLIP_NORM", "MOMENTUM", "Budget", "Method", "ftrl_plan", "train"]
-
 CLIP_NORM = 1.0
 MOMENTUM = 0.9
 

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ImageNetwork", "clipped_sums"]
-
 _LAST = torch.channels_last
 _CLASSES = 10
 

@@ -15,8 +15,6 @@ from dpftrl_fast.experiments.images.tuning import Fitted
 from dpftrl_fast.experiments.study import Table
 from dpftrl_fast.plots import Line, Panel, panels_png
 
-__all__ = ["claims_table", "figures", "pairs_table", "scores_table", "settings_table"]
-
 
 def scores_table(title: str, fitted: Sequence[Fitted]) -> Table:
     """Return accuracies in percent: a method a row, an epsilon a column."""

@@ -21,8 +21,6 @@ from dpftrl_fast.experiments.images.methods import train
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory
 
-__all__ = ["Fitted", "tuned"]
-
 _TUNING_SEED = 1000
 _FIRST = {True: -4, False: -1}  # with momentum, and without: exponents of two
 _LOWEST, _HIGHEST = -12, 6

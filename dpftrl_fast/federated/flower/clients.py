@@ -20,8 +20,6 @@ from dpftrl_fast.federated.flower.mod import CLIENT_ID_ACTION
 from dpftrl_fast.federated.flower.records import CLIENT_ID, RECORD
 from dpftrl_fast.federated.ids import Client, client_id
 
-__all__ = ["AskClients", "ClientIdSource", "NodeUsers", "OfferedNodes", "distinct_users"]
-
 _random = random.SystemRandom()
 _log = logging.getLogger("flwr")
 

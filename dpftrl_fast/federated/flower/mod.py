@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from dpftrl_fast.clip_norms import check_clip_norm, clip_limit
+from dpftrl_fast._validate import norm_bound
 from dpftrl_fast.federated.flower.records import (
     CLIENT_ID,
     CLIP_NORM,
@@ -27,8 +27,7 @@ from dpftrl_fast.federated.flower.records import (
     trained,
 )
 from dpftrl_fast.federated.ids import client_id as identity
-
-__all__ = ["CLIENT_ID_ACTION", "DPFTRLMod", "answer_client_id", "dpftrl_mod"]
+from dpftrl_fast.rounding import clip_limit
 
 CLIENT_ID_ACTION = "dpftrl_client_id"
 """Action of the query by which the server asks a node for its user."""
@@ -146,7 +145,7 @@ def _limit(asked: ConfigRecord) -> float:
             "expected a clip norm from the server, got none: with adaptive clipping it counts "
             "whose updates are within the norm, and needs them as they are"
         )
-    return clip_limit(check_clip_norm(norm))
+    return clip_limit(norm_bound("clip_norm", norm))
 
 
 def _clip(update: Arrays, limit: float) -> None:

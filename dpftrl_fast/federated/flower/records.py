@@ -18,25 +18,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-__all__ = [
-    "CLIENT_ID",
-    "CLIP_NORM",
-    "DIFFERENCE",
-    "RECORD",
-    "TOKEN",
-    "UPDATE",
-    "Arrays",
-    "addressed",
-    "array_of",
-    "array_record",
-    "arrays_of",
-    "difference",
-    "instructions",
-    "only_arrays",
-    "trained",
-    "untrained",
-]
-
 RECORD = "dpftrl"
 """Name of the ConfigRecord that server and clients exchange."""
 

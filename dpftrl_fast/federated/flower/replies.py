@@ -19,8 +19,6 @@ from dpftrl_fast.federated.flower.records import (
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import Round
 
-__all__ = ["take_reply"]
-
 _LONGEST = 200  # characters of what a client can put into a reason
 
 

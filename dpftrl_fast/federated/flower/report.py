@@ -15,8 +15,6 @@ from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-__all__ = ["evaluated", "log_promise", "marked", "renumbered", "reported", "round_metrics"]
-
 _log = logging.getLogger("flwr")
 
 

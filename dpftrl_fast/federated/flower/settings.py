@@ -10,15 +10,13 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from dpftrl_fast.accounting._checks import positive, positive_int
+from dpftrl_fast._validate import positive, positive_integer
 from dpftrl_fast.federated.flower.clients import AskClients, ClientIdSource, NodeUsers
 from dpftrl_fast.federated.flower.records import Arrays
 from dpftrl_fast.federated.flower.wrapped import StrategyUpdate, aggregates_as, check_wrapped
 from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-
-__all__ = ["StrategySettings"]
 
 _STEP = {"learning_rate", "momentum", "nesterov", "optimizer", "betas", "eps"}
 _OPTIONS = set(inspect.signature(ServerDPFTRL).parameters) - {
@@ -60,7 +58,7 @@ class StrategySettings:
             raise TypeError(
                 f"strategy must be a Flower Strategy, got {type(self.strategy).__name__}"
             )
-        positive_int("report_goal", self.report_goal)
+        positive_integer("report_goal", self.report_goal)
         if not isinstance(self.plan, PrivacyPlan):
             raise TypeError(f"plan must be a PrivacyPlan, got {type(self.plan).__name__}")
         self.plan.epsilon(self.delta)  # refuses a delta that no epsilon is stated for
@@ -74,7 +72,7 @@ class StrategySettings:
             )
         NodeUsers("node" if self.client_id is None else self.client_id)
         if self.cohort_size is not None:
-            positive_int("cohort_size", self.cohort_size)
+            positive_integer("cohort_size", self.cohort_size)
         positive("max_wait", self.max_wait)
         if not isinstance(self.report_metrics, bool):
             raise TypeError(

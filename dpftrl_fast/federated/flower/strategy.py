@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord,
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from dpftrl_fast._validate import integer
 from dpftrl_fast.federated.flower.clients import (
     ClientIdSource,
     NodeUsers,
@@ -39,10 +40,7 @@ from dpftrl_fast.federated.flower.settings import StrategySettings
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.ids import client_id as identity
 from dpftrl_fast.federated.server import ServerDPFTRL
-from dpftrl_fast.noise.arguments import integer
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-
-__all__ = ["DPFTRLStrategy"]
 
 _log = logging.getLogger("flwr")
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from dpftrl_fast.federated.flower.records import Arrays, array_record, arrays_of
 from dpftrl_fast.federated.sums.layout import ModelLayout
 
-__all__ = ["StrategyUpdate", "aggregates_as", "check_wrapped"]
-
 Vector = NDArray[np.float64]
 
 # Flower's own strategies whose step is a function of the model and of one mean update, and what

@@ -30,10 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.clip_norms import check_clip_norm
-from dpftrl_fast.ftrl_arguments import number, positive_integer
-
-__all__ = ["check_unit", "most_contributions", "noisy_sum", "sum_unit"]
+from dpftrl_fast._validate import norm_bound, positive_integer, real
 
 _FINEST = 31  # k, where d allows for it
 _BITS = 62
@@ -67,10 +64,10 @@ def sum_unit(clip_norm: float, size: int, contributions: int, noise: float = 0.0
     >>> sum_unit(1.0, 1_000_000, 10_000 * 1600) == 2.0**-31
     True
     """
-    check_clip_norm(number("clip_norm", clip_norm))
+    norm_bound("clip_norm", clip_norm)
     coarsest = _coarsest(positive_integer("size", size))
     total = positive_integer("contributions", contributions)
-    total += math.ceil(number("noise", noise, least=0.0))
+    total += math.ceil(real("noise", noise, least=0.0))
     finest = _BITS - 1 - (total - 1).bit_length()  # (N + noise) 2^(k+1) <= 2^62
     if finest < coarsest:
         raise ValueError(

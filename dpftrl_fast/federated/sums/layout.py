@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Arrays", "ModelLayout"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = Mapping[str, Array] | Sequence[Array]
 

@@ -23,8 +23,6 @@ from dpftrl_fast.plan.planned_noise import PlannedNoise, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
-__all__ = ["PrivateSums"]
-
 # No value of the noise stream is larger, in standard deviations (docs/accounting.md: 9.419).
 _LARGEST = 10.0
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.clip_norms import check_clip_norm, clip_limit
+from dpftrl_fast._validate import norm_bound, real
 from dpftrl_fast.federated.sums.grid import check_unit, most_contributions
 from dpftrl_fast.federated.sums.layout import Array, Arrays, ModelLayout
-from dpftrl_fast.ftrl_arguments import number
 from dpftrl_fast.kernels.client_sums import (
     IntegerSum,
     Part,
@@ -20,8 +19,7 @@ from dpftrl_fast.kernels.client_sums import (
     measure,
     rounding_factor,
 )
-
-__all__ = ["RoundSum"]
+from dpftrl_fast.rounding import clip_limit
 
 # Shorter arrays are copied together, which is faster than to ask each for its address.
 _WORTH_AN_ADDRESS = 1 << 12
@@ -70,8 +68,8 @@ class RoundSum:
 
     def __init__(self, layout: ModelLayout, clip_norm: float, unit: float) -> None:
         self._layout = layout
-        clip_norm = check_clip_norm(number("clip_norm", clip_norm))
-        self._unit = check_unit(clip_norm, layout.size, number("unit", unit))
+        clip_norm = norm_bound("clip_norm", clip_norm)
+        self._unit = check_unit(clip_norm, layout.size, real("unit", unit))
         self._limit = clip_limit(clip_norm)
         self._most = most_contributions(clip_norm, unit)
         sizes = np.diff(layout.starts)

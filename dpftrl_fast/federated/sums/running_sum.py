@@ -31,8 +31,6 @@ from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import trees_between
 
-__all__ = ["RunningSum", "noise_grid", "tree_key", "tree_noise"]
-
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -17,17 +17,6 @@ from dpftrl_fast.kernels._checks import Array
 from dpftrl_fast.kernels._jit import compiled, exact_helper, helper, read_only, writable
 from dpftrl_fast.kernels._pointers import pointer
 
-__all__ = [
-    "BLOCK",
-    "FULL",
-    "INTEGERS",
-    "add_large_loop",
-    "add_loop",
-    "drain_loop",
-    "measure_loop",
-    "scale_loop",
-]
-
 BLOCK = 4096
 FULL = 2**31 - 1  # what a block of int32 can still take after it was drained
 LARGE = 2**27  # blocks with larger integers go to int64 at once

@@ -10,8 +10,6 @@ from typing import Any
 
 from dpftrl_fast.tables.schema.entries import SchemaError, known_keys, mapping, number, positive
 
-__all__ = ["CategoricalColumn", "LabelTarget", "NumericColumn", "read_column", "read_target"]
-
 
 @dataclass(frozen=True)
 class NumericColumn:

@@ -19,8 +19,6 @@ from dpftrl_fast.tables.schema.columns import (
 from dpftrl_fast.tables.schema.entries import SchemaError, count, known_keys, mapping, positive
 from dpftrl_fast.tables.schema.texts import read_data
 
-__all__ = ["TASKS", "Schema", "Task"]
-
 SCHEMA_VERSION = 1
 
 Task: TypeAlias = Literal["regression", "classification", "multinomial"]

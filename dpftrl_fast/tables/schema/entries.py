@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["SchemaError", "count", "known_keys", "mapping", "number", "positive"]
-
 
 class SchemaError(ValueError):
     """A schema that cannot be used; the message says which entry and why."""

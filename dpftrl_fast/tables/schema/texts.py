@@ -9,8 +9,6 @@ from typing import Any
 
 from dpftrl_fast.tables.schema.entries import SchemaError
 
-__all__ = ["read_data"]
-
 
 def read_data(path: Path) -> Any:
     """Return what a ``.json``, ``.yaml`` or ``.yml`` file holds, as plain data."""

@@ -10,8 +10,6 @@ import torch
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.torch.device.tree import DeviceTree
 
-__all__ = ["DeviceNoise"]
-
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

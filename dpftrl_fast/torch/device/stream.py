@@ -14,8 +14,6 @@ import torch
 from dpftrl_fast.reference.stream import POLYNOMIALS
 from dpftrl_fast.torch.device.triton_stream import sum_kernel
 
-__all__ = ["HIGHEST_LEVEL", "Node", "Stream", "coefficients"]
-
 #: Of a node of a tree of 2^46 steps.
 HIGHEST_LEVEL = 46
 

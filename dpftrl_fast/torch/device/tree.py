@@ -16,8 +16,6 @@ import torch
 
 from dpftrl_fast.torch.device.stream import HIGHEST_LEVEL, Node, Stream
 
-__all__ = ["DeviceTree"]
-
 _MOST_STEPS = 2**HIGHEST_LEVEL
 _MOST_RESTARTS = 2**24
 _STORED = -1

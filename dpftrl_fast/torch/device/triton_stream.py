@@ -20,8 +20,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["SCALARS", "sum_kernel"]
-
 
 @triton.jit
 def _rotate(x, by: tl.constexpr):

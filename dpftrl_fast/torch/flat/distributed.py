@@ -22,8 +22,6 @@ from torch import Tensor
 
 from dpftrl_fast.torch.flat.tensors import is_sharded, mesh_of, shard_dimension
 
-__all__ = ["Ranks", "Replicas", "Shards", "ranks_of"]
-
 _T = TypeVar("_T")
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from dpftrl_fast.kernels.ftrl_step import ftrl_loop
 from dpftrl_fast.torch.flat.views import FlatViews
 
-__all__ = ["FusedUpdate"]
-
 _SHARE = 2**20  # coordinates that are worth a thread
 
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from dpftrl_fast.torch.flat.tensors import is_sharded, local_range, local_tensor, placements_of
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 
-__all__ = ["Entry", "ParameterLayout"]
-
 _HALVES = (torch.bfloat16, torch.float16)
 _READABLE = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
 

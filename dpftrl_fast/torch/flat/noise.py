@@ -10,14 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpftrl_fast.noise.arguments import Memory, integer
+from dpftrl_fast._validate import integer
+from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, key_of_seed
 from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
-
-__all__ = ["FlatNoise", "check_noise_state"]
 
 _STATE = ("ranges", "steps_taken", "common", "vectors")
 _OWN = ("size", "offset", "vectors")  # of a piece; the rest of a state is that of all pieces

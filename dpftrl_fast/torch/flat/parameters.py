@@ -10,8 +10,6 @@ from torch import Tensor
 
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 
-__all__ = ["check_parameters", "let_grad_be_a_sum"]
-
 
 def check_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors that sums of gradients can be written for; ValueError otherwise.

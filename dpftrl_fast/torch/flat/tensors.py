@@ -8,15 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = [
-    "is_sharded",
-    "local_range",
-    "local_tensor",
-    "mesh_of",
-    "placements_of",
-    "shard_dimension",
-]
-
 
 def _dtensor() -> Any:
     if not torch.distributed.is_available():

@@ -25,8 +25,6 @@ from torch import Tensor
 from dpftrl_fast.torch.flat.fused import FusedUpdate
 from dpftrl_fast.torch.flat.views import Block, FlatViews
 
-__all__ = ["FlatFTRL", "Rates"]
-
 Gradients = Sequence[Tensor | None] | Tensor
 
 

@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dpftrl_fast._validate import integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
-from dpftrl_fast.accounting._checks import integer_array, positive_int
 from dpftrl_fast.torch.flat.parameters import check_parameters, let_grad_be_a_sum
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
@@ -30,8 +30,6 @@ from dpftrl_fast.torch.gradients.clipped_sums import (
     sum_dtype,
 )
 from dpftrl_fast.torch.gradients.clipping import Clipping
-
-__all__ = ["Accumulator", "Source"]
 
 Ints = NDArray[np.int64]
 
@@ -128,7 +126,7 @@ class Accumulator:
     ) -> None:
         self.parameters = check_parameters(parameters)
         self.clipping = clipping
-        self.batch_size = positive_int("batch_size", batch_size)
+        self.batch_size = positive_integer("batch_size", batch_size)
         self.guard = guard
         self.source: Source | None = None
         self.noise: Noise | None = None

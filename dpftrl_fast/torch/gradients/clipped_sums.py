@@ -22,10 +22,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dpftrl_fast.accounting._checks import positive, positive_int
-from dpftrl_fast.clip_norms import check_clip_norm, clip_limit
-
-__all__ = ["add_clipped_", "contribution_limit", "joint_norms", "row_norms", "sum_dtype"]
+from dpftrl_fast._validate import norm_bound, positive_integer
+from dpftrl_fast.rounding import clip_limit
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 # Inside, neither sums nor what underflows in up to 2^36 coordinates matter in float32.
@@ -79,8 +77,8 @@ def contribution_limit(
     >>> f"{1 - contribution_limit(1.0, 250):.1e}"
     '3.1e-05'
     """
-    total = check_clip_norm(positive("clip_norm", clip_norm))
-    examples = positive_int("batch_size", batch_size)
+    total = norm_bound("clip_norm", clip_norm)
+    examples = positive_integer("batch_size", batch_size)
     if dtype not in _UNIT:
         raise ValueError(f"dtype of the sums must be float32 or float64, got {dtype}")
     if dtype == torch.float32 and not _SMALLEST_F32 <= total <= _LARGEST_F32:
@@ -88,7 +86,7 @@ def contribution_limit(
             f"clip_norm must be in [{_SMALLEST_F32}, {_LARGEST_F32}] for sums in float32, got "
             f"{total}"
         )
-    rounding = 1.01 * (positive_int("roundings", roundings) * _UNIT[dtype])
+    rounding = 1.01 * (positive_integer("roundings", roundings) * _UNIT[dtype])
     summing = 1.01 * (examples + 2) * 2.0**-53
     return clip_limit(total) / (1.0 + 2.0 * examples * (rounding + summing))
 

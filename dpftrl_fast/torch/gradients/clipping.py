@@ -12,11 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dpftrl_fast.accounting._checks import positive, positive_int
-from dpftrl_fast.clip_norms import check_clip_norm
+from dpftrl_fast._validate import norm_bound, positive, positive_integer
 from dpftrl_fast.torch.gradients.clipped_sums import joint_norms
-
-__all__ = ["AutomaticClipping", "Clipping", "FlatClipping", "PerLayerClipping", "clipping_of"]
 
 
 class Clipping(Protocol):
@@ -104,7 +101,8 @@ class PerLayerClipping:
 
     def __post_init__(self) -> None:
         norms = tuple(
-            check_clip_norm(positive("each of clip_norms", norm)) for norm in self.clip_norms
+            norm_bound("clip_norm", positive("each of clip_norms", norm))
+            for norm in self.clip_norms
         )
         if not norms:
             raise ValueError("clip_norms must hold a number for each parameter tensor, got none")
@@ -119,8 +117,8 @@ class PerLayerClipping:
         >>> PerLayerClipping.equal(1.0, 4)
         PerLayerClipping(clip_norms=(0.5, 0.5, 0.5, 0.5))
         """
-        total = check_clip_norm(positive("clip_norm", clip_norm))
-        each = total / math.sqrt(positive_int("count", count))
+        total = norm_bound("clip_norm", clip_norm)
+        each = total / math.sqrt(positive_integer("count", count))
         while count * Fraction(each) ** 2 > Fraction(total) ** 2:
             each = math.nextafter(each, 0.0)
         return cls((each,) * count)
@@ -195,7 +193,7 @@ def _zero_where_not_finite(factors: Tensor, joint: Tensor) -> Tensor:
 
 
 def _set_clip_norm(clipping: Any) -> None:
-    clip_norm = check_clip_norm(positive("clip_norm", clipping.clip_norm))
+    clip_norm = norm_bound("clip_norm", clipping.clip_norm)
     object.__setattr__(clipping, "clip_norm", clip_norm)
 
 

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from dpftrl_fast.accounting._checks import positive_int
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.layers import check_layers
-
-__all__ = ["HookGradients", "VmapModule", "check_criterion"]
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -207,7 +205,7 @@ class VmapModule(nn.Module):
         check_layers(model, "vmap")
         if not callable(criterion):
             raise TypeError(f"criterion must be callable, got {type(criterion).__name__}")
-        self._chunk = None if chunk_size is None else positive_int("chunk_size", chunk_size)
+        self._chunk = None if chunk_size is None else positive_integer("chunk_size", chunk_size)
         names = _check_owned(model, accumulator)
         self._module = model
         self._accumulator = accumulator

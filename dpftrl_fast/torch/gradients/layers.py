@@ -13,8 +13,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["GradSampleMode", "check_examples_apart", "check_layers", "incompatible_layers"]
-
 GradSampleMode = Literal["hooks", "functorch", "vmap"]
 
 _MIXES = (

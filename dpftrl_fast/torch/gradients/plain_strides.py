@@ -15,8 +15,6 @@ from typing import Any
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor
 
-__all__ = ["PlainStrides", "plain"]
-
 
 class PlainStrides(GradSampleModule):  # type: ignore[misc]
     """A ``GradSampleModule`` whose per-example gradients do not depend on memory layouts.

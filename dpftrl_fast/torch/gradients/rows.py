@@ -29,8 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
-__all__ = ["watch_rows"]
-
 # What rounding may change in an activation and in a gradient, against the largest of a tensor.
 # Products in float32 may have the precision of half of it (TF32).
 _ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running sums in twice the precision: rounding must not carry one record's trace past its bound.
+"""Rounding of sums of clipped vectors: the margin of the clipping, and sums in twice the precision.
 
 A plain float64 running sum rounds at every step, by an amount that depends on all that was added
 before. After n steps of norm at most L the rounded sums of two neighbours can differ by L and a
@@ -10,17 +10,23 @@ on. With the rounding errors added up beside the sum, the difference stays below
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["two_sum"]
-
-_Vector: TypeAlias = NDArray[np.float64]
+_MARGIN = 1.0 - 2.0**-20
 
 
-def two_sum(a: _Vector, b: _Vector) -> tuple[_Vector, _Vector]:
+def clip_limit(clip_norm: float) -> float:
+    """Return the norm that vectors are clipped to, for a guaranteed norm of `clip_norm`.
+
+    A little less than the clip norm leaves room for rounding: no contribution ever gets more.
+    """
+    return clip_norm * _MARGIN
+
+
+def two_sum(
+    a: NDArray[np.float64], b: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return a + b rounded, and the rounding error exactly (Knuth, TAOCP 2, 4.2.2, theorem B).
 
     Examples

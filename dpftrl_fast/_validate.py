@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments: numbers, integers, probabilities, choices, dtypes and arrays.
+
+Every check takes the name of the argument and returns the value in plain Python or NumPy form. A
+wrong type is a TypeError and a wrong value a ValueError, both in the form "`name` must be ...,
+got ...". Python numbers, NumPy scalars and `fractions.Fraction` are accepted alike; bool, NaN, text
+and numbers beyond the range of a float are refused alike. No check reads the values of private
+rows.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+#: Range of clip norms and row bounds: their squares, and sums of clipped rows, stay in float64.
+SMALLEST_NORM, LARGEST_NORM = 1e-100, 1e100
+#: Largest number of steps of a run, of `max_participations` and of `min_separation`.
+MAX_STEPS = 2**40
+
+# ---- Numbers ----
+
+
+def real(
+    name: str,
+    value: Any,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    below: float = math.inf,
+    most: float = math.inf,
+    infinite: bool = False,
+) -> float:
+    """Return `value` as a float within the bounds; infinity is accepted with `infinite` only."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        expected = _range(above, least, below, most, infinite)
+        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        expected = _range(above, least, below, most, infinite)
+        raise ValueError(
+            f"{name} must be {expected}, got a number beyond the largest float"
+        ) from None
+    inside = (number > above or above == -math.inf) and (number < below or below == math.inf)
+    possible = math.isfinite(number) or (infinite and number == math.inf)
+    if not (inside and least <= number <= most and possible):
+        expected = _range(above, least, below, most, infinite)
+        raise ValueError(f"{name} must be {expected}, got {number!r}")
+    return number + 0.0  # -0.0 becomes 0.0
+
+
+def _range(above: float, least: float, below: float, most: float, infinite: bool) -> str:
+    kind = "a number" if infinite else "a finite number"
+    if least > -math.inf and most < math.inf:
+        return f"{kind} in [{least:g}, {most:g}]"
+    bounds = [f"> {above:g}"] * (above > -math.inf) + [f">= {least:g}"] * (least > -math.inf)
+    bounds += [f"< {below:g}"] * (below < math.inf) + [f"<= {most:g}"] * (most < math.inf)
+    words = f"{kind} {' and '.join(bounds)}" if bounds else kind
+    return f"{words} (infinity allowed)" if infinite else words
+
+
+def positive(name: str, value: Any) -> float:
+    """Return `value` as a float if it is finite and > 0."""
+    return real(name, value, above=0.0)
+
+
+def non_negative(name: str, value: Any, *, infinite: bool = False) -> float:
+    """Return `value` as a float if it is >= 0 and finite (or, with `infinite`, infinity)."""
+    return real(name, value, least=0.0, infinite=infinite)
+
+
+def probability(name: str, value: Any) -> float:
+    """Return `value` as a float if it lies strictly between 0 and 1."""
+    return real(name, value, above=0.0, below=1.0)
+
+
+def norm_bound(name: str, value: Any) -> float:
+    """Return `value` as a float if it is in the range of clip norms, [1e-100, 1e100]."""
+    return real(name, value, least=SMALLEST_NORM, most=LARGEST_NORM)
+
+
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return `value` as an int in [`least`, `most`]; floats are refused, whole ones too."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be {_integers(least, most)}, got {type(value).__name__}")
+    try:
+        number = operator.index(value)
+    except TypeError:  # an array has the method and refuses
+        expected = _integers(least, most)
+        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}") from None
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(f"{name} must be {_integers(least, most)}, got {number}")
+    return number
+
+
+def _integers(least: int | None, most: int | None) -> str:
+    if least is not None and most is not None:
+        return f"an integer in [{least}, {most}]"
+    if least is not None:
+        return f"an integer >= {least}"
+    return "an integer" if most is None else f"an integer <= {most}"
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """Return `value` as an int if it is an integer >= 1."""
+    return integer(name, value, 1)
+
+
+def step_count(name: str, value: Any) -> int:
+    """Return `value` as an int if it is an integer in [1, 2^40]."""
+    return integer(name, value, 1, MAX_STEPS)
+
+
+# ---- Choices ----
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return `value` as a bool if it is one, NumPy's included."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    return bool(value)
+
+
+def choice(name: str, value: Any, allowed: Sequence[T]) -> T:
+    """Return the entry of `allowed` that has the type and the value of `value`."""
+    plain = bool(value) if isinstance(value, np.bool_) else value
+    for one in allowed:
+        same = type(plain) is type(one) or (isinstance(plain, str) and isinstance(one, str))
+        if same and plain == one:
+            return one
+    words = ", ".join(map(repr, allowed))
+    raise ValueError(f"{name} must be one of {words}, got {value!r}")
+
+
+def optional(check: Callable[..., T], name: str, value: Any, *bounds: Any, **more: Any) -> T | None:
+    """Return None for None, and otherwise what `check` returns."""
+    return None if value is None else check(name, value, *bounds, **more)
+
+
+def float_dtype(dtype: Any, name: str = "dtype") -> str:
+    """Return "float32" or "float64" for a name, a type or a native dtype of one of them."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    # NumPy reads None as float64.
+    if dtype is None or found not in FLOATS or not found.isnative:
+        raise ValueError(f"{name} must be 'float32' or 'float64', got {dtype!r}")
+    return str(found.name)
+
+
+# ---- Arrays ----
+
+
+def array(name: str, value: object, dtypes: tuple[np.dtype[Any], ...], ndim: int) -> Array:
+    """Return `value` if it is an aligned C-contiguous array of one of these dtypes."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be {_arrays(dtypes, ndim)}, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} must be {_arrays(dtypes, ndim)}, got dtype {value.dtype}")
+    if value.ndim != ndim:
+        raise ValueError(f"{name} must be {_arrays(dtypes, ndim)}, got shape {value.shape}")
+    flags = value.flags
+    if not flags.c_contiguous:
+        raise ValueError(f"{name} must be {_arrays(dtypes, ndim)}, got strides {value.strides}")
+    if not flags.aligned:
+        raise ValueError(f"{name} must be {_arrays(dtypes, ndim)}, got unaligned memory")
+    return value
+
+
+def _arrays(dtypes: tuple[np.dtype[Any], ...], ndim: int) -> str:
+    return f"a C-contiguous {ndim}-d array of {' or '.join(map(str, dtypes))}"
+
+
+def vector_of(name: str, value: object, size: int, dtypes: tuple[np.dtype[Any], ...]) -> Array:
+    """Return `value` if it is an array of shape (size,) and of one of these dtypes."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} must be of {' or '.join(map(str, dtypes))}, got {value.dtype}")
+    if value.shape != (size,):
+        raise ValueError(f"{name} must have shape ({size},), got {value.shape}")
+    return value
+
+
+def finite_vector(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    """Return a float64 copy of `value` if it is a finite vector of real numbers."""
+    found = np.asarray(value)
+    if found.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be an array of real numbers, got dtype {found.dtype}")
+    if found.ndim != 1 or found.size == 0:
+        raise ValueError(f"{name} must have shape (p,) with p >= 1, got shape {found.shape}")
+    if not np.all(np.isfinite(found)):
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
+    return np.array(found, dtype=np.float64)
+
+
+def integer_array(name: str, values: ArrayLike, *, least: int | None = None) -> NDArray[np.int64]:
+    """Return a copy of a one-dimensional sequence of integers >= `least` as int64."""
+    expected = f"{name} must be a one-dimensional sequence of integers"
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{expected}, got a ragged one") from None
+    if found.ndim != 1:
+        raise ValueError(f"{expected}, got shape {found.shape}")
+    if not found.size:  # an empty list has no dtype of its own
+        return np.zeros(0, np.int64)
+    if found.dtype.kind == "O" and all(type(x) is int for x in found):
+        raise ValueError(f"{expected} below 2^63, got larger ones")
+    if found.dtype.kind not in "iu":
+        raise TypeError(f"{expected}, got dtype {found.dtype}")
+    if found.dtype.kind == "u" and int(found.max()) >= 2**63:
+        raise ValueError(f"{expected} below 2^63, got {int(found.max())}")
+    if least is not None and (smallest := int(found.min())) < least:
+        raise ValueError(f"{name} must be integers >= {least}, got {smallest}")
+    return np.array(found, dtype=np.int64, order="C")
