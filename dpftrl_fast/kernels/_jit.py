@@ -64,9 +64,9 @@ def _cached(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def source_stamp() -> str:
-    """Return a hash of the sources of this package."""
+    """Return a hash of the sources of this package and of its folders."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import numba
 import pytest
@@ -64,3 +66,19 @@ def test_no_operation_of_the_ftrl_update_is_reordered(noise):
         *(writable("d", 2), writable("d", 1)),
     )
     assert all(not each for each in flags)
+
+
+def test_the_stamp_of_the_cache_covers_every_source(tmp_path, monkeypatch):
+    folder = Path(_jit.__file__).parent
+    copy = tmp_path / "kernels"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(_jit, "__file__", str(copy / "_jit.py"))
+    stamp = _jit.source_stamp.__wrapped__
+    before = stamp()
+    for path in [*copy.rglob("*.py")]:
+        text = path.read_text()
+        path.write_text(text + "# changed\n")
+
+        assert stamp() != before, path
+        path.write_text(text)
+    assert stamp() == before
