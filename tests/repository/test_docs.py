@@ -88,6 +88,17 @@ def test_every_page_is_in_the_index() -> None:
         assert page.name == "README.md" or f"({page.name})" in index, page.name
 
 
+def test_paths_of_the_architecture_page_exist() -> None:
+    table = (DOCS / "architecture.md").read_text(encoding="utf-8").split("## Where do I change")[1]
+    paths = re.findall(r"`([\w*./-]+(?:\.py|\.cpp|/[\w*./-]*))`", table)
+    assert len(paths) > 60
+    for path in paths:
+        found = [*ROOT.glob(path), *(ROOT / "dpftrl_fast").glob(path)]
+        if "/" not in path:  # beside the file that the row names before
+            found += [*(ROOT / "dpftrl_fast").rglob(path), *(ROOT / "tests").rglob(path)]
+        assert found, path
+
+
 # ---- Public names ----
 
 
