@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,9 +15,9 @@ from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.id_table import grown
 from dpftrl_fast.accounting.guard.state import declaration, integers_from
 from dpftrl_fast.accounting.participation import Participation
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
 from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
-from dpftrl_fast.mechanisms.tree_layout import Complete
+from dpftrl_fast.mechanisms import Mechanism, Tree
 
 Ints = NDArray[np.int64]
 
@@ -35,15 +35,15 @@ class Ledger(Guard):
 
     Parameters
     ----------
-    participation, restart_every, tree_lengths, complete
+    participation
         What was declared, as for :class:`Guard`.
     noise_multiplier : float
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
+    mechanism : Tree
+        The declared mechanism, as for :class:`Guard`.
     bound : {"exact", "released"}
         What the declared figure is stated for: all nodes, or only the prefixes. The realised values
         count all nodes, and where the declared zeta is smaller they are cut at it.
-    variant : {"honaker", "vanilla"}
-        How prefixes are put together; it matters under ``bound="released"`` only.
 
     Raises
     ------
@@ -79,25 +79,14 @@ class Ledger(Guard):
         self,
         participation: Participation,
         noise_multiplier: float,
+        mechanism: Mechanism = Tree(),
         *,
-        restart_every: int | None = None,
-        tree_lengths: Sequence[int] | None = None,
-        complete: Complete = False,
         bound: PlanBound = "exact",
-        variant: Variant = "honaker",
     ) -> None:
-        super().__init__(
-            participation,
-            restart_every=restart_every,
-            tree_lengths=tree_lengths,
-            complete=complete,
-        )
+        super().__init__(participation, mechanism)
         self._noise_multiplier = positive("noise_multiplier", noise_multiplier)
-        check_plan_bound(bound)
-        check_variant(variant)
-        self._bound: PlanBound = bound
-        self._variant: Variant = variant
-        self._levels: Ints = np.arange(self._trees.tallest.bit_length())
+        self._bound: PlanBound = check_plan_bound(bound)
+        self._levels: Ints = np.arange(self._layout.tallest.bit_length())
         self._values: Ints = np.zeros(0, np.int64)  # by place: zeta so far
         # By place and level: uses under the node above the last use.
         self._counts: Ints = np.zeros((0, self._levels.size), np.int64)
@@ -114,9 +103,8 @@ class Ledger(Guard):
         return Guarantee.of(
             self._noise_multiplier,
             self._pattern,
-            self._trees,
+            self._layout,
             bound=self._bound,
-            variant=self._variant,
         )
 
     def record(self, ids: ArrayLike) -> None:
@@ -206,21 +194,21 @@ class Ledger(Guard):
     def _declaration(self) -> str:
         return declaration(
             self._pattern,
-            self._trees,
+            self._layout,
             noise_multiplier=self._noise_multiplier,
             bound=self._bound,
-            variant=self._variant,
+            **self._layout.noise_declaration(),
         )
 
     def _record(self, step: int, ids: Ints, times: Ints, places: Ints, last: Ints) -> Ints:
         places = super()._record(step, ids, times, places, last)
         self._values = grown(self._values, len(self._table))
         self._counts = grown(self._counts, len(self._table))
-        tree, t = self._trees.locate(step)
+        tree, t = self._layout.locate(step)
         leaf = t - 1
         # Leaf of the use before, -1 (which lies under no node) if it was in an earlier tree.
         before = np.maximum(last - (step - t), 0) - 1
-        end = self._trees.run_of(tree).end
+        end = self._layout.run_of(tree).end
         nodes = leaf >> self._levels
         readable = (nodes + 1) << self._levels <= end
         for i in range(0, places.size, _CHUNK):

@@ -17,9 +17,8 @@ from dpftrl_fast.accounting.sensitivity.delta_floor import (
     truncated_delta,
     untruncated_delta,
 )
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant
-from dpftrl_fast.mechanisms.tree_layout import Trees
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, squared_of
+from dpftrl_fast.mechanisms import Layout
 
 Neighbours: TypeAlias = Literal["zero-out", "replace-one"]
 
@@ -53,26 +52,23 @@ class Guarantee:
         cls,
         noise_multiplier: float,
         participation: Participation,
-        trees: Trees,
+        layout: Layout,
         *,
         bound: PlanBound,
-        variant: Variant,
     ) -> Guarantee:
         """Return what noise of this multiplier promises to those who take part in this way.
 
         Examples
         --------
         >>> from dpftrl_fast.accounting.participation import SinglePass
-        >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-        >>> trees = resolve_trees(1600)
-        >>> promised = Guarantee.of(
-        ...     2.33, SinglePass(1600), trees, bound="exact", variant="honaker"
-        ... )
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> layout = Tree().layout(1600)
+        >>> promised = Guarantee.of(2.33, SinglePass(1600), layout, bound="exact")
         >>> promised.sensitivity_squared, round(promised.epsilon(1e-6), 3)
         (11, 7.342)
         """
-        zeta = sensitivity_squared_of(participation, trees, bound=bound, variant=variant)
-        return cls(noise_multiplier, zeta, touched(participation, trees, bound, variant))
+        zeta: int | float = squared_of(layout, participation, bound)
+        return cls(noise_multiplier, zeta, touched(layout, participation, bound))
 
     @property
     def mu(self) -> float:
