@@ -40,23 +40,24 @@ from dpftrl_fast.accounting.sensitivity.theorems import (
     single_pass_noise_multiplier,
 )
 from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared, sensitivity_squared_by_id
-from dpftrl_fast.accounting.statement.composition import Composition, compose
 from dpftrl_fast.accounting.statement.dp_event import (
     dp_event,
     dpsgd_epsilon,
     unamplified_dpsgd_epsilon,
 )
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
 from dpftrl_fast.mechanisms.run_error import noise_std
 from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees
 
 __all__ = [
-    "Composition",
     "FixedEpochs",
     "FixedOrder",
+    "Guarantee",
     "Guard",
     "Ledger",
     "MinSeparation",
     "Participation",
+    "PrivacyStatement",
     "Schedule",
     "ScheduleTable",
     "SinglePass",

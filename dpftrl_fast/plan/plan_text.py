@@ -1,43 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's promise, pattern and trees in words."""
+"""The participation and the trees of a plan in words."""
 
 from __future__ import annotations
 
-from dpftrl_fast._validate import probability
-from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
     Participation,
 )
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
 from dpftrl_fast.mechanisms.tree_layout import Trees
 
 _LISTED = 6
-
-
-def promise_words(guarantee: Guarantee, delta: float) -> str:
-    """Say, in lines, what is promised at ``delta`` and against which neighbours.
-
-    Raises
-    ------
-    ValueError
-        If ``delta`` is not above the floor, for zero-out neighbours.
-    """
-    total = probability("delta", delta)
-    floors = [text_up(guarantee.floor("zero-out")), text_up(guarantee.floor("replace-one"))]
-    zero_out = f"epsilon {text_up(guarantee.epsilon(total))}"
-    replace_one = "no epsilon"
-    if total > guarantee.floor("replace-one"):
-        replace_one = f"epsilon {text_up(guarantee.epsilon(total, 'replace-one'))}"
-    by = "neighbours: one record's (or user's) gradients replaced by"
-    return (
-        f"{zero_out} at delta {total!r} ({by} zero)\n"
-        f"{replace_one} at delta {total!r} ({by} another's)\n"
-        f"delta includes {floors[0]} for the finite tail of the noise"
-        f" ({floors[1]} for the second line)"
-    )
 
 
 def participation_words(participation: Participation) -> str:

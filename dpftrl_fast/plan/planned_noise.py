@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from fractions import Fraction
 from itertools import chain, islice, repeat
-from numbers import Integral
 from typing import Any
 
-import numpy as np
-
-from dpftrl_fast._validate import float_dtype, integer
-from dpftrl_fast.accounting.sensitivity.delta_floor import MAX_COORDINATES
+from dpftrl_fast._validate import integer
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.state import Position
 from dpftrl_fast.noise.tree import TreeNoise
@@ -157,23 +152,3 @@ class PlannedNoise(TreeNoise):
                 f"state must be of a run of {planned.steps} steps in the plan's {planned.count} "
                 f"trees, got one at step {position.t} of tree {taken}"
             )
-
-
-def std_up(clip_norm: float, noise_multiplier: float, dtype: Any) -> float:
-    """Return the smallest number of the dtype that is not below the product."""
-    exact = Fraction(clip_norm) * Fraction(noise_multiplier)
-    kind = np.dtype(float_dtype(dtype)).type
-    with np.errstate(over="ignore", under="ignore"):
-        std = kind(float(exact))
-    if not np.isfinite(std):  # TreeNoise says what it can take
-        return float(exact)
-    return float(std if Fraction(float(std)) >= exact else np.nextafter(std, kind(np.inf)))
-
-
-def check_coordinates(size: Any, offset: Any) -> None:
-    """Refuse coordinates beyond those that the floor of the noise stream is proved for."""
-    # What is not an integer is left to TreeNoise to refuse.
-    if isinstance(size, Integral) and isinstance(offset, Integral):
-        end = int(offset) + int(size)
-        if end > MAX_COORDINATES:
-            raise ValueError(f"offset + size must be at most 2^36 = {MAX_COORDINATES}, got {end}")

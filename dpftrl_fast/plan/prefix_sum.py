@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.noise.arguments import Memory, Variant
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
@@ -20,7 +21,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import clip_limit, two_sum
 
 
-class PrefixSum:
+class PrefixSum(PrivacyStatement):
     """Private running sum of a stream of vectors, each record in one step (single pass).
 
     Every record is clipped to L2 norm `clip_norm` and added; `add` returns the sum so far plus the
@@ -208,11 +209,10 @@ class PrefixSum:
         """True when a seed was given: the sums are not private."""
         return self._noise.reproducible
 
-    def epsilon(
-        self, delta: float, *, neighbours: Literal["zero-out", "replace-one"] = "zero-out"
-    ) -> float:
-        """Return epsilon at `delta` for all declared steps, as `PrivacyPlan.epsilon` does."""
-        return self._plan.epsilon(delta, neighbours=neighbours)
+    @property
+    def guarantee(self) -> Guarantee:
+        """The plan's, for all declared steps."""
+        return self._plan.guarantee
 
     def __repr__(self) -> str:
         return (

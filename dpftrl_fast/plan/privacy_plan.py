@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +15,8 @@ from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
 from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.planner.schedules import Schedule
-from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
+from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
 from dpftrl_fast.mechanisms.tree_layout import (
     Complete,
@@ -27,13 +26,14 @@ from dpftrl_fast.mechanisms.tree_layout import (
     resolve_trees,
 )
 from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
-from dpftrl_fast.plan.plan_text import participation_words, promise_words, trees_words
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.plan_text import participation_words, trees_words
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 
 @dataclass(frozen=True)
-class PrivacyPlan:
+class PrivacyPlan(PrivacyStatement):
     """Everything that decides the privacy of a run, public and fixed before the run.
 
     Parameters
@@ -90,6 +90,8 @@ class PrivacyPlan:
     variant: Variant = "honaker"
     tree_lengths: Sequence[int] | None = None
     bound: PlanBound = "exact"
+    # The plan that this one was made from by `with_noise`: its sensitivity is this one's.
+    _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -157,10 +159,7 @@ class PrivacyPlan:
             bound=bound,
         )
         zeta, nodes = draft.sensitivity_squared, draft.guarantee.touched
-        sigma = calibrated_noise_multiplier(budget, total, zeta, nodes)
-        plan = replace(draft, noise_multiplier=sigma)
-        vars(plan)["sensitivity_squared"] = zeta  # kept as the draft keeps it: it can take seconds
-        return plan
+        return draft.with_noise(calibrated_noise_multiplier(budget, total, zeta, nodes))
 
     @classmethod
     def from_schedule(cls, schedule: Schedule, *, clip_norm: float) -> PrivacyPlan:
@@ -213,96 +212,43 @@ class PrivacyPlan:
             complete=self.complete,
         )
 
-    @cached_property
+    @property
     def sensitivity_squared(self) -> int | float:
         """Squared sensitivity (zeta) under the plan's bound, in units of the clip norm squared."""
-        return sensitivity_squared_of(
-            self.participation, self.trees, bound=self.bound, variant=self.variant
-        )
+        return self.guarantee.mechanisms[0].sensitivity_squared
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What epsilon and delta come from, for other conversions too.
+        """The Gaussian mechanism of the run; its sensitivity can take seconds to compute."""
+        if self._origin is not None:
+            return self._origin.guarantee.with_noise(self.noise_multiplier)
+        return Guarantee.of(
+            self.noise_multiplier,
+            self.participation,
+            self.trees,
+            bound=self.bound,
+            variant=self.variant,
+        )
 
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
-        >>> exact = plan.guarantee.mechanism_delta(1e-6)  # without the floor
-        >>> round(accounting.epsilon(2.33, plan.sensitivity_squared, exact, method="rdp"), 3)
-        7.825
-        """
-        nodes = touched(self.participation, self.trees, self.bound, self.variant)
-        return Guarantee(self.noise_multiplier, self.sensitivity_squared, nodes)
-
-    @property
-    def mu(self) -> float:
-        """Sensitivity over noise, sqrt(zeta)/sigma, rounded up: the run is mu-Gaussian-DP."""
-        return self.guarantee.mu
-
-    @property
-    def delta_floor(self) -> float:
-        """Part of delta that is owed to the finite tail of the noise stream.
-
-        No epsilon is stated at a delta that is not above it. Proved in docs/accounting.md for nodes
-        of up to 2^36 coordinates; for replace-one neighbours the floor is that of half the noise.
-
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 1.13, accounting.SinglePass(1600))
-        >>> f"{plan.delta_floor:.1e}"
-        '9.2e-13'
-        """
-        return self.guarantee.floor()
-
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Epsilon of the whole run at ``delta``, never understated.
+    def with_noise(self, noise_multiplier: float, *, clip_norm: float | None = None) -> PrivacyPlan:
+        """Return this plan with another noise multiplier; its sensitivity is not computed again.
 
         Parameters
         ----------
-        delta : float
-            0 < delta < 1, above the floor of the noise stream.
-        neighbours : {"zero-out", "replace-one"}
-            One record's gradients replaced by zero, or by another record's (mu doubles).
-
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is not described above.
-
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
-        >>> round(plan.epsilon(1e-6), 3), round(plan.epsilon(1e-6, neighbours="replace-one"), 3)
-        (7.342, 16.999)
+        noise_multiplier : float
+            sigma, finite and > 0.
+        clip_norm : float, optional
+            L of the new plan; default that of this one.
         """
-        return self.guarantee.epsilon(delta, neighbours)
+        clip = self.clip_norm if clip_norm is None else clip_norm
+        plan = replace(self, noise_multiplier=noise_multiplier, clip_norm=clip)
+        object.__setattr__(plan, "_origin", self._origin or self)
+        return plan
 
-    def delta(self, epsilon: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Delta of the whole run at ``epsilon``, never understated; it includes the floor.
-
-        Parameters
-        ----------
-        epsilon : float
-            Finite, >= 0.
-        neighbours : {"zero-out", "replace-one"}
-            As for :meth:`epsilon`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is not described above.
-
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
-        >>> plan.delta(7.342) <= 1e-6 < plan.delta(7.341)
-        True
-        """
-        return self.guarantee.delta(epsilon, neighbours)
+    @property
+    def noise_spec(self) -> NoiseSpec:
+        """The noise of this plan, which makes it: on the CPU, for a shard, or on a device."""
+        return NoiseSpec(self.clip_norm, self.noise_multiplier, self.trees, self.variant)
 
     def noise(
         self,
@@ -343,19 +289,15 @@ class PrivacyPlan:
         >>> noise.step().shape, noise.steps_taken, noise.steps
         ((3,), 1, 10)
         """
-        check_coordinates(size, offset)
-        return PlannedNoise(
+        return self.noise_spec.source(
             size,
-            std_up(self.clip_norm, self.noise_multiplier, dtype),
             seed=seed,
-            variant=self.variant,
             memory=memory,
             dtype=dtype,
             rounds=rounds,
             threads=threads,
             offset=offset,
             key=key,
-            trees=self.trees,
         )
 
     def guard(self) -> Guard:
@@ -376,8 +318,14 @@ class PrivacyPlan:
             complete=self.complete,
         )
 
-    def ledger(self) -> Ledger:
-        """Return a guard of this plan that also keeps count of who took part, for internal use.
+    def ledger(self, *, realised: bool = False) -> Ledger:
+        """Return a guard of this plan that also states its epsilon.
+
+        Parameters
+        ----------
+        realised : bool
+            Also count the squared sensitivity that each id realised, for internal use; see
+            :class:`dpftrl_fast.accounting.Ledger`.
 
         Examples
         --------
@@ -387,15 +335,7 @@ class PrivacyPlan:
         >>> round(ledger.epsilon_spent(1e-6), 3)  # the plan's, from the first step on
         7.342
         """
-        return Ledger(
-            self.participation,
-            self.noise_multiplier,
-            restart_every=self.restart_every,
-            tree_lengths=self.tree_lengths,
-            complete=self.complete,
-            bound=self.bound,
-            variant=self.variant,
-        )
+        return Ledger.of(self, realised=realised)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able dictionary that :meth:`from_dict` reads back exactly.
@@ -466,7 +406,7 @@ class PrivacyPlan:
             zeta = f"zeta {text_up(self.sensitivity_squared)} of the released prefixes"
         pattern, trees = participation_words(self.participation), trees_words(self.trees)
         return (
-            f"{promise_words(self.guarantee, delta)}\n{pattern}; {trees}, {self.variant}\n"
+            f"{self.promise(delta)}\n{pattern}; {trees}, {self.variant}\n"
             f"clip norm {self.clip_norm!r}, noise multiplier {self.noise_multiplier!r}, {zeta},"
             f" mu {text_up(self.mu)}"
         )

@@ -18,8 +18,9 @@ released.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -33,16 +34,22 @@ from dpftrl_fast.accounting.participation import (
 )
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, touched
 from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.accounting.statement.composition import Composition
-from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.accounting.statement.statement import (
+    GaussianMechanism,
+    Guarantee,
+    Neighbours,
+    PrivacyStatement,
+    compose,
+)
+from dpftrl_fast.mechanisms.choices import PlanBound
 from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.noise_spec import NoiseSpec
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
-class RunAccount:
+class RunAccount(PrivacyStatement):
     """A plan, the restarts that it has to spare, and the stretches that were abandoned.
 
     Parameters
@@ -106,76 +113,74 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
             low, high = first, last
         integer("start", self.start, low, high)
 
-    # ---- What is stated ----
+    # ---- The statement ----
 
     @cached_property
-    def stated(self) -> Composition:
-        """What the run states: the plan with its spare restarts, or what happened if more."""
-        declared = Composition((self.plan.guarantee, *self._spares()))
-        return declared if _covers(declared, self.happened) else self.happened
+    def guarantee(self) -> Guarantee:
+        """The plan with its spare restarts, or what happened where they do not cover it."""
+        declared = compose([self.plan, *[self._spare] * self.spare_restarts])
+        if _covers(declared, self.happened):
+            return declared
+        alone = replace(declared, otherwise=None)
+        return alone if _covers(alone, self.happened) else self.happened
 
     @cached_property
-    def happened(self) -> Composition:
+    def happened(self) -> Guarantee:
         """The abandoned stretches, and the present one to the end of the plan."""
         if not self.abandoned:
-            return Composition((self.plan.guarantee,))
+            return self.plan.guarantee
         stretches = (*self.abandoned, (self.start, self.plan.steps))
-        parts = [part for stretch in stretches for part in self._guarantees(*stretch)]
-        return Composition(tuple(parts))
+        return compose([part for stretch in stretches for part in self._stretch(*stretch)])
 
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Epsilon of the whole run at ``delta``, spare restarts included, never understated.
-
-        Parameters and errors as for :meth:`dpftrl_fast.PrivacyPlan.epsilon`.
-        """
-        runs = self.stated.runs
-        # One run by itself is rounded once, as the plan rounds it.
-        return (runs[0] if len(runs) == 1 else self.stated).epsilon(delta, neighbours)
-
-    def _spares(self) -> list[Guarantee]:
-        if not self.spare_restarts:
-            return []
+    @cached_property
+    def _spare(self) -> Guarantee:
+        """The guarantee of a spare restart: of one tree at its worst, or of one more run."""
         plan = self.plan
         if not (isinstance(plan.participation, FixedEpochs) and plan.participation.reshuffle):
-            return [plan.guarantee] * self.spare_restarts
-        each = [self._of(Trees((replace(run, count=1),)), 1, run.steps) for run in plan.trees.runs]
-        parts = [part for one in each for part in one]
-        worst = Guarantee(
-            plan.noise_multiplier,
-            max(part.sensitivity_squared for part in parts),
-            Touched(*(max(getattr(part.touched, name) for part in parts) for name in _TOUCHED)),
-        )
-        return [worst] * self.spare_restarts
+            return plan.guarantee
+        return self._in_both(self._worst_tree)
 
-    def _guarantees(self, first: int, last: int) -> list[Guarantee]:
-        return self._of(trees_between(self.plan.trees, first, last), first, last)
+    def _in_both(self, made: Callable[..., Guarantee], *given: Any) -> Guarantee:
+        """Return what `made` returns under the plan's bound, and otherwise under "exact"."""
+        found = made(*given, bound=self.plan.bound)
+        if self.plan.guarantee.otherwise is None:
+            return found
+        return replace(found, otherwise=partial(made, *given, bound="exact"))
 
-    def _of(self, trees: Trees, first: int, last: int) -> list[Guarantee]:
-        """Return what a stretch owes by itself; nothing if nobody takes part in it."""
-        plan, pattern = self.plan, self.plan.participation
+    def _worst_tree(self, *, bound: PlanBound) -> Guarantee:
+        trees = [Trees((replace(run, count=1),)) for run in self.plan.trees.runs]
+        parts = [self._epochs_in(one, bound=bound).mechanisms[0] for one in trees]
+        worst = Touched(*(max(getattr(part.touched, name) for part in parts) for name in _TOUCHED))
+        zeta = max(part.sensitivity_squared for part in parts)
+        return Guarantee((GaussianMechanism(self.plan.noise_multiplier, zeta, worst),))
+
+    def _stretch(self, first: int, last: int) -> list[Guarantee]:
+        """Return the guarantee of a stretch by itself; nothing if nobody takes part in it."""
+        plan, trees = self.plan, trees_between(self.plan.trees, first, last)
+        if isinstance(plan.participation, FixedEpochs):
+            return [self._in_both(self._epochs_in, trees)]
+        part = _participation_between(plan.participation, first, last)
+        if part is None:
+            return []
         how: dict[str, Any] = {"bound": plan.bound, "variant": plan.variant}
-        if isinstance(pattern, FixedEpochs):
-            # Wherever in an epoch it begins, and also if the order stays: each tree at its worst.
-            uses = -(-trees.steps // pattern.steps_per_epoch)
-            epochs = FixedEpochs(pattern.steps_per_epoch, uses)
-            zeta = sensitivity_squared_of(epochs, trees, **how)
-            return [Guarantee(plan.noise_multiplier, zeta, self._touched(trees))]
-        part = _stretch(pattern, first, last)
-        return [] if part is None else [Guarantee.of(plan.noise_multiplier, part, trees, **how)]
+        return [Guarantee.of(plan.noise_multiplier, part, trees, **how)]
 
-    def _touched(self, trees: Trees) -> Touched:
-        """Of epochs that start anywhere in trees of any length: tree by tree."""
-        pattern = self.plan.participation
+    def _epochs_in(self, trees: Trees, *, bound: PlanBound) -> Guarantee:
+        """Return the guarantee of epochs that start anywhere in trees of any length."""
+        # Wherever in an epoch it begins, and also if the order stays: each tree at its worst.
+        plan, pattern = self.plan, self.plan.participation
         assert isinstance(pattern, FixedEpochs)
+        epochs = FixedEpochs(pattern.steps_per_epoch, -(-trees.steps // pattern.steps_per_epoch))
+        zeta = sensitivity_squared_of(epochs, trees, bound=bound, variant=plan.variant)
         nodes, total, largest = 0, 0, 0
         for run in trees.runs:
             period = min(pattern.steps_per_epoch, run.steps)
             spaced = MinSeparation(run.steps, -(-run.steps // period), period)
-            one = Trees((replace(run, count=1),))
-            each = touched(spaced, one, self.plan.bound, self.plan.variant)
+            each = touched(spaced, Trees((replace(run, count=1),)), bound, plan.variant)
             nodes, total = nodes + run.count * each.nodes, total + run.count * each.total
             largest = max(largest, each.largest)
-        return Touched(nodes, total, largest)
+        found = GaussianMechanism(plan.noise_multiplier, zeta, Touched(nodes, total, largest))
+        return Guarantee((found,))
 
     # ---- A restart ----
 
@@ -214,7 +219,7 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
             If the stated epsilon would grow and is not accepted, or is above what was accepted.
         """
         after = self._after(last, step)
-        if _covers(self.stated, after.stated):
+        if _covers(self.guarantee, after.guarantee):
             return after
         words = (
             f"it puts steps {step} to {last} into a second tree, and {self.spare_restarts} spare "
@@ -286,30 +291,17 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
         return self.plan.steps - self.start + 1
 
     @property
-    def clip_norm(self) -> float:
-        """The plan's (L)."""
-        return self.plan.clip_norm
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The plan's (sigma)."""
-        return self.plan.noise_multiplier
-
-    @property
-    def variant(self) -> Variant:
-        """The plan's."""
-        return self.plan.variant
+    def noise_spec(self) -> NoiseSpec:
+        """The noise of the present stretch."""
+        return replace(self.plan.noise_spec, trees=self.trees)
 
     def noise(self, size: int, **options: Any) -> PlannedNoise:
-        """Return the tree noise of the present stretch, as :meth:`dpftrl_fast.PrivacyPlan.noise`.
+        """Return the noise of the present stretch, as :meth:`dpftrl_fast.PrivacyPlan.noise`.
 
         Its steps are those from `start` on, its restarts the plan's. After a restart it must have a
         key that no earlier stretch had: leave ``key`` out, or draw one.
         """
-        plan = self.plan
-        check_coordinates(size, options.get("offset", 0))
-        std = std_up(plan.clip_norm, plan.noise_multiplier, options.get("dtype", "float32"))
-        return PlannedNoise(size, std, trees=self.trees, variant=plan.variant, **options)
+        return self.noise_spec.source(size, **options)
 
 
 _TOUCHED = ("nodes", "total", "largest")
@@ -364,7 +356,7 @@ def trees_between(trees: Trees, first: int, last: int) -> Trees:
     return Trees(tuple(TreeRun(*kind, sum(p.count for p in same)) for kind, same in alike))
 
 
-def _stretch(pattern: Participation, first: int, last: int) -> Participation | None:
+def _participation_between(pattern: Participation, first: int, last: int) -> Participation | None:
     """Return who takes part in steps first..last; None for nobody."""
     steps = last - first + 1
     if isinstance(pattern, SinglePass):
@@ -377,12 +369,12 @@ def _stretch(pattern: Participation, first: int, last: int) -> Participation | N
     return FixedOrder(ids.copy(), offsets - offsets[0]) if ids.size else None
 
 
-def _covers(stated: Composition, owed: Composition) -> bool:
-    """Say whether the one is, at every delta and for both neighbours, no less than the other."""
-    nodes = [sum(run.touched.nodes for run in each.runs) for each in (stated, owed)]
+def _covers(stated: Guarantee, owed: Guarantee) -> bool:
+    """Return whether the one is, at every delta and for all neighbours, at least the other."""
     kinds: tuple[Neighbours, ...] = ("zero-out", "replace-one")
     return (
         stated.mu_squared >= owed.mu_squared
-        and nodes[0] >= nodes[1]
-        and all(stated.floor(kind) >= owed.floor(kind) for kind in kinds)
+        and stated.touched.nodes >= owed.touched.nodes
+        and all(stated.floor(neighbours=kind) >= owed.floor(neighbours=kind) for kind in kinds)
+        and (stated.otherwise is None or _covers(stated.other, owed.other))
     )

@@ -21,7 +21,7 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
+from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
 from dpftrl_fast.mechanisms.tree_layout import check_complete, resolve_trees
 
