@@ -51,7 +51,7 @@ model, optimizer, loader, ledger = make_private(
     clip_norm=1.0,
 )
 print(f"{sum(p.numel() for p in network.parameters()):,} parameters")
-print(loader.plan.describe(ledger.delta))
+print(loader.plan.describe(ledger.target_delta))
 
 steps, begun = loader.plan.steps // epochs, time.monotonic()
 for epoch in range(1, epochs + 1):
@@ -65,4 +65,4 @@ for epoch in range(1, epochs + 1):
     with torch.no_grad():
         accuracy = (network(test_x).argmax(1) == test_y).float().mean()
     print(f", test accuracy {accuracy:.3f} after {time.monotonic() - begun:.0f} s")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.delta}")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}")

@@ -31,7 +31,7 @@ model, optimizer, loader, ledger = make_private(
     epochs=epochs,
     clip_norm=1.0,
 )
-print(loader.plan.describe(ledger.delta))
+print(loader.plan.describe(ledger.target_delta))
 
 for epoch in range(epochs):
     for _, (x, y) in loader:
@@ -41,4 +41,4 @@ for epoch in range(epochs):
         correct = (network(test[0]).argmax(1) == test[1]).float().mean()
     so_far = ledger.epsilon_so_far()
     print(f"epoch {epoch + 1}: epsilon so far {so_far:.2f}, accuracy on test data {correct:.3f}")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.delta}")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}")

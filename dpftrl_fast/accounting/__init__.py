@@ -43,22 +43,23 @@ from dpftrl_fast.accounting.sensitivity.theorems import (
     restarts_noise_multiplier,
     single_pass_noise_multiplier,
 )
-from dpftrl_fast.accounting.statement.composition import Composition, compose
 from dpftrl_fast.accounting.statement.dp_event import (
     dp_event,
     dpsgd_epsilon,
     unamplified_dpsgd_epsilon,
 )
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
 from dpftrl_fast.mechanisms.run_error import noise_std
 
 __all__ = [
-    "Composition",
     "FixedEpochs",
     "FixedOrder",
+    "Guarantee",
     "Guard",
     "Ledger",
     "MinSeparation",
     "Participation",
+    "PrivacyStatement",
     "Schedule",
     "ScheduleTable",
     "SinglePass",

@@ -41,11 +41,10 @@ import numpy as np
 from dpftrl_fast._validate import norm_bound, real
 from dpftrl_fast.accounting.participation import FixedEpochs, FixedOrder, MinSeparation
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
-from dpftrl_fast.accounting.statement.composition import Composition
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
+from dpftrl_fast.accounting.statement.statement import GaussianMechanism, Guarantee, compose
 from dpftrl_fast.federated.sums.running_sum import tree_key
-from dpftrl_fast.mechanisms.tree_layout import Trees
-from dpftrl_fast.noise.tree import TreeNoise
+from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees
+from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 # How far from the first clip norm it can go.
@@ -116,9 +115,9 @@ class AdaptiveClipping:
         ValueError
             If the plan has one tree.
         """
-        return Guarantee(self.noise_multiplier, *_uses_of_trees(plan))
+        return Guarantee((GaussianMechanism(self.noise_multiplier, *_uses_of_trees(plan)),))
 
-    def composition(self, plan: PrivacyPlan) -> Composition:
+    def composition(self, plan: PrivacyPlan) -> Guarantee:
         """Return what a run of the plan with these estimates promises.
 
         Raises
@@ -126,7 +125,7 @@ class AdaptiveClipping:
         ValueError
             If the plan has one tree.
         """
-        return Composition((plan.guarantee, self.guarantee(plan)))
+        return compose([plan, self.guarantee(plan)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able dictionary of the fields."""
@@ -233,8 +232,10 @@ class ClipNorm:
     def next_tree(self) -> None:
         """Read the bits of the tree that has ended, and set the clip norm of the next one."""
         own = tree_key(self._key, "clip-norm", self.tree)
-        std = 0.5 * self._clipping.noise_multiplier
-        noise = TreeNoise(1, std, key=own, purpose="clip-norm", dtype="float64", threads=1)
+        spec = NoiseSpec(
+            0.5, self._clipping.noise_multiplier, resolve_trees(1), purpose="clip-norm"
+        )
+        noise = spec.source(1, key=own, dtype="float64", threads=1)
         total = 0.5 * self._bits + float(noise.step()[0])
         rounds = self._plan.trees.run_of(self.tree).steps
         fraction = min(1.0, max(0.0, 0.5 + total / (self._goal * rounds)))

@@ -40,6 +40,10 @@ class Layout(Protocol):
         largest value of the noise stream.
         """
 
+    @property
+    def released_spreads(self) -> bool:
+        """Whether "released" spreads a shift over more noise vectors than "exact" counts."""
+
     def locate(self, step: int) -> tuple[int, int]:
         """Return the block of a step and the step's number in it; IndexError if there is none."""
 

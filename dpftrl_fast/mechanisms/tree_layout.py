@@ -122,6 +122,11 @@ class TreeLayout:
             sum(n * (n + 1) // 2 * count for n, count in levels),
         )
 
+    @property
+    def released_spreads(self) -> bool:
+        """Whether "released" spreads a shift over more nodes than "exact" counts: for Honaker."""
+        return self.variant == "honaker"
+
     def locate(self, step: int) -> tuple[int, int]:
         """Return where a step of the run is: its tree (from 0) and its step in there (from 1).
 

@@ -88,7 +88,6 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
     """
 
     _KIND: ClassVar[str] = "Guard"
-    _NAMES: ClassVar[tuple[str, ...]] = ("step", "ids", "last_step", "uses")
 
     def __init__(self, participation: Participation, mechanism: Mechanism = Tree()) -> None:
         self._pattern = check_participation(participation)
@@ -227,8 +226,12 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             than this object (which would forget uses). Nothing is changed then.
         """
         with self._lock:
-            check_header(state, self._KIND, self._declaration(), self._NAMES)
+            check_header(state, self._KIND, self._declaration(), self._names)
             self._load(state)
+
+    def _names(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the keys that a state must have besides its header."""
+        return ("step", "ids", "last_step", "uses")
 
     def _entries(self) -> dict[str, Any]:
         n = len(self._table)

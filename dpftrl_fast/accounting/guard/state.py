@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,18 +52,29 @@ def header(kind: str, declared: str) -> dict[str, Any]:
     return {"format": f"dpftrl_fast.{kind}", "version": _VERSION, "declaration": declared}
 
 
-def check_header(state: Any, kind: str, declared: str, names: tuple[str, ...]) -> None:
-    """Raise unless ``state`` is of this kind, version and declaration and has exactly ``names``."""
+def check_header(
+    state: Any, kind: str, declared: str, names: Callable[[Mapping[str, Any]], tuple[str, ...]]
+) -> None:
+    """Raise unless ``state`` is of this kind, version and declaration and has exactly its names."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a mapping, got {type(state).__name__}")
     expected = header(kind, declared)
-    if set(state) != {*expected, *names}:
-        came = sorted(map(str, state))
-        raise ValueError(f"state must have the keys {sorted({*expected, *names})}, got {came}")
+    if set(state) != (keys := {*expected, *names(state)}):
+        raise ValueError(f"state must have the keys {sorted(keys)}, got {sorted(map(str, state))}")
     for name, value in expected.items():
         came = _scalar(state[name])
         if type(came) is not type(value) or came != value:
             raise ValueError(f"state must have {name} {value!r}, got {came!r}")
+
+
+def guard_state(state: Any) -> Any:
+    """Return the state of a `Guard` from that of a `Ledger` of the same run; others as they are."""
+    if not isinstance(state, Mapping) or _scalar(state.get("format")) != "dpftrl_fast.Ledger":
+        return state
+    declared = json.loads(_scalar(state["declaration"]))
+    ours = {name: declared[name] for name in ("participation", "trees")}
+    kept = {name: state[name] for name in state if name not in ("values", "node_counts")}
+    return {**kept, "format": "dpftrl_fast.Guard", "declaration": json.dumps(ours)}
 
 
 def integer_from(state: Mapping[str, Any], name: str, low: int, high: int) -> int:

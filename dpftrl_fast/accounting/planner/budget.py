@@ -22,7 +22,7 @@ from dpftrl_fast.accounting.participation import (
     SinglePass,
 )
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
+from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.mechanisms import Mechanism, Tree
 from dpftrl_fast.mechanisms.mechanism import check_mechanism
 

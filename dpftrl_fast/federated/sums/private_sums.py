@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 from dpftrl_fast.federated.sums.running_sum import RunningSum, tree_noise
 from dpftrl_fast.noise.arguments import std_in
-from dpftrl_fast.plan.planned_noise import PlannedNoise, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
@@ -85,8 +86,8 @@ class PrivateSums:
         else:
             self._clip = ClipNorm(plan, clipping, report_goal, key)
             for extreme in self._clip.range:
-                std = std_up(extreme, plan.noise_multiplier, options["dtype"])
-                std_in(std, options["dtype"])
+                spec = replace(plan.noise_spec, clip_norm=extreme)
+                std_in(spec.std(options["dtype"]), options["dtype"])
             noise = self._noise_of_tree(self._clip)
         self._begin(noise)
 

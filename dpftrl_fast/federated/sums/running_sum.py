@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from dpftrl_fast.federated.sums.grid import noisy_sum
 from dpftrl_fast.mechanisms.tree_layout import Trees
 from dpftrl_fast.noise.so_far import noise_so_far
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import trees_between
 
@@ -64,12 +65,10 @@ def tree_noise(
     **options
         ``dtype``, ``memory`` and ``threads`` of :meth:`dpftrl_fast.PrivacyPlan.noise`.
     """
-    check_coordinates(size, 0)
     before = plan.trees.steps_before(tree)
     only: Trees = trees_between(plan.trees, before + 1, plan.trees.steps_before(tree + 1))
-    std = std_up(clip_norm, plan.noise_multiplier, options["dtype"])
-    own = tree_key(key, "tree", tree)
-    return PlannedNoise(size, std, trees=only, variant=plan.variant, key=own, **options)
+    spec = replace(plan.noise_spec, clip_norm=clip_norm, trees=only)
+    return spec.source(size, key=tree_key(key, "tree", tree), **options)
 
 
 class RunningSum:

@@ -14,7 +14,7 @@ from dpftrl_fast._validate import integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, key_of_seed
 from dpftrl_fast.noise.so_far import noise_so_far
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
@@ -201,7 +201,7 @@ def _noise_on(
     device: torch.device, plan: PrivacyPlan | RunAccount, size: int, **options: Any
 ) -> PlannedNoise:
     if device.type == "cpu":
-        return plan.noise(size, **options)
+        return plan.noise_spec.source(size, **options)
     if device.type != "cuda":
         raise ValueError(f"parameters must lie on the CPU or on a CUDA device, got {device}")
     try:
@@ -210,12 +210,4 @@ def _noise_on(
         raise ValueError(
             f"parameters on {device} need Triton, which makes their noise there, got none ({error})"
         ) from error
-    check_coordinates(size, options["offset"])
-    return DeviceNoise(
-        size,
-        std_up(plan.clip_norm, plan.noise_multiplier, options["dtype"]),
-        device=device,
-        variant=plan.variant,
-        trees=plan.trees,
-        **options,
-    )
+    return plan.noise_spec.source(size, make=partial(DeviceNoise, device=device), **options)
