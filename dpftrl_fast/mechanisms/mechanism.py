@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 L = TypeVar("L", bound="Layout")
 
 
@@ -49,6 +52,9 @@ class Layout(Protocol):
 
     def steps_before(self, block: int) -> int:
         """Return the real steps of the blocks before a block; of all, for ``block = count``."""
+
+    def blocks_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the block of each of an array of steps, which count from 0 here."""
 
     def blocks(self: L) -> Iterator[tuple[L, int]]:
         """Yield each kind of block as a layout of one block, with the number of such blocks."""

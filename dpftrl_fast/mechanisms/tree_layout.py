@@ -173,7 +173,7 @@ class TreeLayout:
         i = bisect_right(trees, tree) - 1
         return steps[i] + (tree - trees[i]) * self.runs[i].steps if tree < self.count else steps[i]
 
-    def trees_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    def blocks_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tree (from 0) of each of an array of steps (from 0 here, as arrays count).
 
         Raises
@@ -184,7 +184,7 @@ class TreeLayout:
         Examples
         --------
         >>> from dpftrl_fast.mechanisms import Tree
-        >>> Tree(restart_every=2).layout(5).trees_of(np.arange(5)).tolist()
+        >>> Tree(restart_every=2).layout(5).blocks_of(np.arange(5)).tolist()
         [0, 0, 1, 1, 2]
         """
         if steps.size and not 0 <= steps.min() <= steps.max() < self.steps:

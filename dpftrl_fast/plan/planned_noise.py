@@ -116,6 +116,13 @@ class PlannedNoise(TreeNoise):
                 raise ValueError(f"t must be {ends}, where the plan ends this tree, got {t}")
             return super().prefix(t, out)
 
+    def carried(self) -> Any:
+        """Return the noise of the present tree that stays in later running sums once it has ended.
+
+        Its prefix noise at the end that the plan gives it, completion included.
+        """
+        return self.prefix(self._layout.run_of(self.tree).end)
+
     def restart(self, complete: bool = False) -> None:
         """Refuse: the plan decides, and its epsilon stands on it."""
         count = self._layout.count

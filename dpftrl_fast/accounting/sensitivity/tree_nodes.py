@@ -60,6 +60,6 @@ def _uses(pattern: Participation, trees: TreeLayout) -> tuple[int, int]:
     if isinstance(pattern, FixedOrder) and trees.count > 1:
         # One number for each pair of an id and a tree; both are at most the length of an array.
         places = np.unique(pattern.ids, return_inverse=True)[1].reshape(-1)
-        pairs = places * trees.count + trees.trees_of(pattern.step_of_uses())
+        pairs = places * trees.count + trees.blocks_of(pattern.step_of_uses())
         return uses, int(np.unique(pairs, return_counts=True)[1].max())
     return uses, uses
