@@ -51,7 +51,7 @@ model, optimizer, loader, ledger = make_private(
     clip_norm=1.0,
 )
 print(f"{sum(p.numel() for p in network.parameters()):,} parameters")
-print(loader.plan.describe(ledger.delta))
+print(loader.plan.describe(ledger.target_delta))
 
 steps, begun = loader.plan.steps // epochs, time.monotonic()
 for epoch in range(1, epochs + 1):
@@ -66,5 +66,5 @@ for epoch in range(1, epochs + 1):
         accuracy = (network(test_x).argmax(1) == test_y).float().mean()
     print(f", test accuracy {accuracy:.3f} after {time.monotonic() - begun:.0f} s")
 replaced = ledger.epsilon_spent(neighbours="replace-one")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.delta}", end=" ")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}", end=" ")
 print(f"(replace-one {replaced:.3f})")

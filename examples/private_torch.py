@@ -31,7 +31,7 @@ model, optimizer, loader, ledger = make_private(
     epochs=epochs,
     clip_norm=1.0,
 )
-print(loader.plan.describe(ledger.delta))
+print(loader.plan.describe(ledger.target_delta))
 
 for epoch in range(epochs):
     for _, (x, y) in loader:
@@ -41,5 +41,5 @@ for epoch in range(epochs):
         correct = (network(test[0]).argmax(1) == test[1]).float().mean()
     print(f"epoch {epoch + 1} of {epochs}: accuracy on test data {correct:.3f}")
 replaced = ledger.epsilon_spent(neighbours="replace-one")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.delta}", end=" ")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}", end=" ")
 print(f"(replace-one {replaced:.3f})")
