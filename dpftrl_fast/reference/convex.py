@@ -184,6 +184,9 @@ class FTRL:
         v_t = gamma v_(t-1) + (s_t + n_t) / B,    c_t = gamma c_(t-1) + t l1,
         theta_(t+1) = P_R(soft(theta_0 - rate v_t, rate c_t)),    theta_1 = P_R(theta_0).
 
+    With Nesterov momentum, (s_t + n_t) / B + gamma v_t and t l1 + gamma c_t take the places of v_t
+    and c_t in the second line.
+
     Parameters
     ----------
     theta_0 : list of p numbers
@@ -193,6 +196,7 @@ class FTRL:
     momentum, l1, radius : gamma, the weight of the L1 norm, R
     penalised : list of p bools, optional
         Coordinates under the L1 norm; all without it.
+    nesterov : bool
 
     Attributes
     ----------
@@ -217,7 +221,9 @@ class FTRL:
         l1: float = 0.0,
         radius: float = math.inf,
         penalised: Sequence[bool] | None = None,
+        nesterov: bool = False,
     ) -> None:
+        self._nesterov = nesterov
         self._theta_0, self._rate, self._batch_size = theta_0, learning_rate, batch_size
         self._steps, self._momentum, self._l1, self._radius = steps, momentum, l1, radius
         self._penalised = [True] * len(theta_0) if penalised is None else penalised
@@ -229,14 +235,16 @@ class FTRL:
         """Take a step with the clipped sum of a batch and the noise of the whole running sum."""
         t = len(self.iterates)
         self._sum = [s + g for s, g in zip(self._sum, gradient_sum, strict=True)]
-        self._c = self._momentum * self._c + t * self._l1
-        self._v = [
-            self._momentum * v + (s + n) / self._batch_size
-            for v, s, n in zip(self._v, self._sum, noise, strict=True)
-        ]
+        gamma = self._momentum
+        x = [(s + n) / self._batch_size for s, n in zip(self._sum, noise, strict=True)]
+        self._v = moved = [gamma * v + own for v, own in zip(self._v, x, strict=True)]
+        self._c = weight = gamma * self._c + t * self._l1
+        if self._nesterov:
+            moved = [own + gamma * v for own, v in zip(x, self._v, strict=True)]
+            weight = t * self._l1 + gamma * self._c
         q = []
-        for centre, v, penalised in zip(self._theta_0, self._v, self._penalised, strict=True):
-            value, threshold = centre - self._rate * v, self._rate * self._c if penalised else 0.0
+        for centre, v, penalised in zip(self._theta_0, moved, self._penalised, strict=True):
+            value, threshold = centre - self._rate * v, self._rate * weight if penalised else 0.0
             q.append(math.copysign(max(abs(value) - threshold, 0.0), value))
         self.iterates.append(self._into_ball(q))
         return self.iterates[-1]
