@@ -14,13 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dpftrl_fast.plan
+import dpftrl_fast.run
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.accounting.planner.schedules import plan_schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, support_floor, touched
 from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.mechanisms.tree_layout import resolve_trees
 from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.run import RunAccount
 
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 PLAN = PrivacyPlan(clip_norm=0.3, noise_multiplier=2.33, participation=acc.SinglePass(1600))
@@ -45,16 +49,16 @@ DELTAS = st.floats(-11, -0.1).map(lambda x: 10.0**x)
 
 
 MODULES = [
-    "plan",
-    "plan_file",
-    "plan_text",
-    *(f"accounting.{module.name}" for module in pkgutil.iter_modules(acc.__path__)),
+    module.name
+    for package in (dpftrl_fast.accounting, dpftrl_fast.plan, dpftrl_fast.run)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not module.ispkg
 ]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_docstring_examples(module):
-    assert doctest.testmod(importlib.import_module(f"dpftrl_fast.{module}")).failed == 0
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 def test_defaults_and_derived_values():
@@ -107,9 +111,9 @@ def test_replace_one_doubles_mu():
     assert PLAN.epsilon(1e-6, neighbours="replace-one") == half.epsilon(1e-6)
     assert PLAN.delta(5.0, neighbours="replace-one") == half.delta(5.0)
     for wrong in ["add-remove", None, 2]:
-        with pytest.raises(ValueError, match='neighbours must be "zero-out" or "replace-one", got'):
+        with pytest.raises(ValueError, match=r"neighbours must be one of 'zero-out', 'rep"):
             PLAN.epsilon(1e-6, neighbours=wrong)
-        with pytest.raises(ValueError, match='neighbours must be "zero-out" or "replace-one", got'):
+        with pytest.raises(ValueError, match=r"neighbours must be one of 'zero-out', 'rep"):
             PLAN.delta(1.0, neighbours=wrong)
 
 
@@ -172,9 +176,9 @@ def test_calibrate_keeps_the_budget(eps, delta, steps, restart_every, complete):
         ({"epsilon": math.nan}, ValueError, "epsilon must be a finite number >= 0, got nan"),
         ({"epsilon": math.inf}, ValueError, "epsilon must be a finite number >= 0, got inf"),
         ({"epsilon": "1"}, TypeError, "epsilon must be a finite number >= 0, got str"),
-        ({"delta": 0.0}, ValueError, "delta must be a number with 0 < x < 1, got 0.0"),
-        ({"delta": math.nan}, ValueError, "delta must be a number with 0 < x < 1, got nan"),
-        ({"clip_norm": 0}, ValueError, "clip_norm must be a finite number > 0, got 0.0"),
+        ({"delta": 0.0}, ValueError, "delta must be a finite number > 0 and < 1, got 0.0"),
+        ({"delta": math.nan}, ValueError, "delta must be a finite number > 0 and < 1, got nan"),
+        ({"clip_norm": 0}, ValueError, r"clip_norm must be a finite number in \[.*, got 0.0"),
         ({"participation": 1600}, TypeError, "participation must be one of .*, got int"),
         ({"restart_every": 0}, ValueError, "restart_every must be an integer >= 1, got 0"),
         ({"complete": "some"}, ValueError, "complete must be False, True, .*, got 'some'"),
@@ -194,11 +198,13 @@ def test_calibrate_refuses(wrong, error, message):
 
 @pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier"])
 def test_positive_numbers(name):
+    bounds = {"clip_norm": r"in \[1e-100, 1e\+100\]", "noise_multiplier": "> 0"}
+    words = rf"^{name} must be a finite number {bounds[name]}, got "
     for wrong in [math.nan, math.inf, 0, 0.0, -1.0, -math.inf]:
-        with pytest.raises(ValueError, match=rf"^{name} must be a finite number > 0, got "):
+        with pytest.raises(ValueError, match=words):
             dataclasses.replace(PLAN, **{name: wrong})
     for wrong in ["1", None, True, [1.0], 1j]:
-        with pytest.raises(TypeError, match=rf"^{name} must be a finite number > 0, got "):
+        with pytest.raises(TypeError, match=words):
             dataclasses.replace(PLAN, **{name: wrong})
 
 
@@ -215,7 +221,11 @@ def test_positive_numbers(name):
         ({"complete": [True, False]}, ValueError, "one bool for each of 1 trees, got 2"),
         ({"bound": "level"}, ValueError, 'bound must be "exact" or "released", got \'level\''),
         ({"tree_lengths": [800, 799]}, ValueError, "add up to the 1600 steps of the run, got 1599"),
-        ({"tree_lengths": [1600.0]}, TypeError, "tree_lengths must be an integer >= 1, got float"),
+        (
+            {"tree_lengths": [1600.0]},
+            TypeError,
+            "each of tree_lengths must be an integer in .*, got float",
+        ),
         ({"tree_lengths": [1600], "restart_every": 3}, ValueError, "tree_lengths, got both"),
         ({"clip_norm": 1e-100, "noise_multiplier": 1e-250}, ValueError, "clip_norm . noise_mul"),
         ({"clip_norm": 1e100, "noise_multiplier": 1e250}, ValueError, "clip_norm . noise_mul"),
@@ -233,9 +243,9 @@ def test_other_fields(wrong, error, message):
 
 def test_wrong_epsilon_and_delta():
     for wrong in [0.0, 1.0, -1e-6, math.nan]:
-        with pytest.raises(ValueError, match="delta must be a number with 0 < x < 1, got"):
+        with pytest.raises(ValueError, match="delta must be a finite number > 0 and < 1, got"):
             PLAN.epsilon(wrong)
-        with pytest.raises(ValueError, match="delta must be a number with 0 < x < 1, got"):
+        with pytest.raises(ValueError, match="delta must be a finite number > 0 and < 1, got"):
             PLAN.describe(wrong)
     for wrong in [-1.0, math.nan, math.inf]:
         with pytest.raises(ValueError, match="epsilon must be a finite number >= 0, got"):
@@ -279,27 +289,27 @@ def test_the_standard_deviation_is_the_plans_rounded_up(L, sigma, dtype):
     assert Fraction(float(below)) < exact <= Fraction(std)
 
 
-def test_noise_passes_its_options_on(monkeypatch):
+def test_noise_passes_its_options_on():
     calls = []
-    monkeypatch.setattr(
-        "dpftrl_fast.plan.privacy_plan.PlannedNoise",
-        lambda *args, **options: calls.append((args, options)),
-    )
-    dataclasses.replace(PLAN, variant="vanilla").noise(
-        5, seed=b"s", memory=3, dtype="float64", rounds=20, threads=2, offset=9
-    )
-    options = {
-        "seed": b"s",
+    plan = dataclasses.replace(PLAN, variant="vanilla")
+    spec = dataclasses.replace(plan.noise_spec, purpose="covariance")
+
+    def make(*args, **options):
+        calls.append((args, options))
+
+    given = {"seed": b"s", "memory": 3, "dtype": "float64", "rounds": 20, "threads": 2, "offset": 9}
+    spec.source(5, **given, make=make)
+    options = given | {
         "variant": "vanilla",
-        "memory": 3,
-        "dtype": "float64",
-        "rounds": 20,
-        "threads": 2,
-        "offset": 9,
+        "purpose": "covariance",
         "key": None,
         "trees": PLAN.trees,
     }
     assert calls == [((5, math.nextafter(0.3 * 2.33, 1)), options)]  # the nearest is too small
+    made, same = plan.noise(5, **given), plan.noise_spec.source(5, **given)
+    assert made.state_dict() == same.state_dict()
+    assert (made.threads, made.offset, made.rounds, made.dtype) == (2, 9, 20, np.float64)
+    assert made.step().tolist() == same.step().tolist()
 
 
 def test_noise_without_a_seed_is_not_reproducible():
@@ -405,15 +415,62 @@ def test_the_sensitivity_is_computed_once(monkeypatch):
         calls.append(args)
         return sensitivity_squared_of(*args, **options)
 
-    monkeypatch.setattr("dpftrl_fast.plan.privacy_plan.sensitivity_squared_of", counted)
+    monkeypatch.setattr(
+        "dpftrl_fast.accounting.statement.statement.sensitivity_squared_of", counted
+    )
     plan = PrivacyPlan.calibrate(
-        epsilon=2.0, delta=1e-6, clip_norm=1.0, participation=acc.MinSeparation(9, 3, 2)
+        epsilon=2.0,
+        delta=1e-6,
+        clip_norm=1.0,
+        participation=acc.MinSeparation(9, 3, 2),
+        bound="released",
     )
     plan.epsilon(1e-6), plan.delta(1.0), plan.describe(1e-6)
+    assert len(calls) == 1
+    guard, ledger, counting = plan.guard(), plan.ledger(), plan.ledger(realised=True)
+    for each in (guard, ledger, counting):
+        each.admit([1, 2])
+    assert ledger.epsilon_spent(1e-6) == plan.epsilon(1e-6)
+    assert counting.epsilon_spent(1e-6, realised=True) <= plan.epsilon(1e-6)
+    louder = plan.with_noise(plan.noise_multiplier / 2, clip_norm=3.0)
+    assert louder.with_noise(plan.noise_multiplier, clip_norm=1.0).mu == plan.mu < louder.mu
+    assert louder == dataclasses.replace(
+        plan, noise_multiplier=plan.noise_multiplier / 2, clip_norm=3.0
+    )
+    assert RunAccount(plan).epsilon(1e-6) == acc.compose([plan]).epsilon(1e-6)
     assert len(calls) == 1
     other = dataclasses.replace(plan, restart_every=3)
     assert other.sensitivity_squared < plan.sensitivity_squared
     assert len(calls) == 2
+    assert not {"_origin", "guarantee"} & {*plan.to_dict()}
+    assert "_origin" not in repr(plan)
+
+
+def test_a_ledgers_figure_is_computed_once_whoever_asks_first(monkeypatch):
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(args)
+        return sensitivity_squared_of(*args, **options)
+
+    monkeypatch.setattr(
+        "dpftrl_fast.accounting.statement.statement.sensitivity_squared_of", counted
+    )
+    plan = PrivacyPlan(1.0, 2.0, acc.MinSeparation(9, 3, 2))
+    ledger = plan.ledger()
+    assert not calls
+    assert ledger.epsilon(1e-6) == plan.epsilon(1e-6)
+    two = LeastSquaresPlan.calibrate(
+        epsilon=2.0,
+        delta=1e-6,
+        x_norm_bound=1.0,
+        y_bound=1.0,
+        participation=acc.SinglePass(9),
+        complete=False,
+    )
+    before = len(calls)
+    two.epsilon(1e-6), two.covariance.epsilon(1e-6), two.bias.ledger().epsilon(1e-6)
+    assert len(calls) == before == 2
 
 
 def test_plans_compare_by_value():
