@@ -189,7 +189,7 @@ def test_no_id_shifts_more_nodes_than_are_counted(kind: str) -> None:
                 count[tree] += 1
                 leaves[s, step] = (s, tree, count[tree] - 1)
         nodes = {node for noise, _ in rows for node in noise}
-        touched = [run.touched for run in account.happened.runs]
+        touched = [one.touched for one in account.happened.mechanisms]
         for steps in steps_of_an_id(plan):
             mine = [leaf for (_, step), leaf in leaves.items() if step in steps]
             shifts = [
