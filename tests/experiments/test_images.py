@@ -26,7 +26,7 @@ from dpftrl_fast.experiments.images.methods import (  # noqa: E402
     train,
 )
 from dpftrl_fast.experiments.images.network import ImageNetwork, clipped_sums  # noqa: E402
-from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.mechanisms import Tree  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = 26_010
