@@ -27,7 +27,7 @@ from training_run import BATCH, DELTA, EPOCHS, PLAN, STEPS, Training
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.run.journal import Diverged
+from dpftrl_fast.run.step_log import Diverged
 from dpftrl_fast.torch.optimizer import DPFTRL
 
 
