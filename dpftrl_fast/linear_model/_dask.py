@@ -18,14 +18,10 @@ import numpy as np
 from dask.base import compute, persist
 from dask.delayed import Delayed, delayed
 from dask.optimization import cull
-from numpy.typing import NDArray
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._data import RowSource, join
-from dpftrl_fast.linear_model._protocols import Stepper, SumStepper
+from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, SumStepper, join
 
-Ints = NDArray[np.int64]
-Encode = Callable[[Any], NDArray[np.float64]]
 T = TypeVar("T")
 
 # Dask has types for some of its calls only.

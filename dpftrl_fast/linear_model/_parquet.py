@@ -20,11 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._data import RowSource, join
-from dpftrl_fast.linear_model._protocols import Stepper
-
-Ints = NDArray[np.int64]
-Encode = Callable[[Any], NDArray[np.float64]]
+from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, join
 
 _BLOCK = 1 << 18  # entries of a record batch: 2 MiB as float64
 

@@ -334,7 +334,7 @@ def test_what_needs_rows_in_memory(cls, parameter):
 
 
 def test_groups_are_refused():
-    with pytest.raises(ValueError, match="the rows of a user may lie in several chunks"):
+    with pytest.raises(ValueError, match="a user's rows may lie in several chunks"):
         make(DPFTRLRegressor).fit(DX, DY, groups=np.arange(60))
 
 
