@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpftrl_fast import accounting
+import dpftrl_fast.accounting as accounting
 from dpftrl_fast.cli.options import Budget, Delta, Json
 from dpftrl_fast.cli.output import (
     NEIGHBOURS,

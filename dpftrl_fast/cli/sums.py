@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from dpftrl_fast import PrefixSum
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.cli.options import Budget, Data, Delimiter, Delta, Force, Json, NoiseSeed
@@ -26,6 +25,7 @@ from dpftrl_fast.cli.output import (
 )
 from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.fitting import replace_one_epsilon
+from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import TableReader, minibatches
 from dpftrl_fast.tables.schema import Schema

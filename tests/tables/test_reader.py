@@ -179,7 +179,9 @@ def test_a_row_that_the_parser_refuses_is_not_shown(
 ) -> None:
     monkeypatch.setattr(csv_slots.CsvLines, "_clean", lambda self, block: (block, block.count(10)))
     path = write(tmp_path / "t.csv", [*LINES[:6], "123456789,0"])
-    with pytest.raises(RuntimeError, match="expected 7 records from 7 lines: an internal error") as caught:
+    with pytest.raises(
+        RuntimeError, match="expected 7 records from 7 lines: an internal error"
+    ) as caught:
         everything(TableReader(path, SCHEMA))
     assert caught.value.__suppress_context__ and "123456789" not in str(caught.value)
 
