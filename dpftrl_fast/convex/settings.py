@@ -8,7 +8,7 @@ the same defaults, learning rate and noise wherever it is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -89,7 +89,7 @@ class _Common:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Any:
         """Return the settings among these values, other names being ignored."""
-        names = cls.__dataclass_fields__
+        names = {one.name for one in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
 
 

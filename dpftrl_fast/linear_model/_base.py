@@ -46,6 +46,13 @@ _quiet = np.errstate(all="ignore")
 _ROUNDING = 1.0 + 1e-6  # float32 rows at a bound may exceed it by this factor
 
 
+def store_parameters(estimator: Any, arguments: Mapping[str, Any]) -> None:
+    """Store a constructor's arguments unchecked under their names, as scikit-learn requires."""
+    for name, value in arguments.items():
+        if name not in ("self", "__class__"):
+            setattr(estimator, name, value)
+
+
 class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Base of the private linear estimators."""
 

@@ -13,7 +13,7 @@ from sklearn.base import RegressorMixin
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
 from dpftrl_fast.convex.settings import LeastSquaresSettings
-from dpftrl_fast.linear_model._base import PrivateLinearModel
+from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
 from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
@@ -156,30 +156,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         noise_seed: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.noise_multiplier = noise_multiplier
-        self.x_norm_bound = x_norm_bound
-        self.y_bound = y_bound
-        self.batch_size = batch_size
-        self.radius = radius
-        self.split = split
-        self.ridge_factor = ridge_factor
-        self.solve_every = solve_every
-        self.solver = solver
-        self.complete = complete
-        self.variant = variant
-        self.memory = memory
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.horizon = horizon
-        self.average = average
-        self.compute_regret = compute_regret
-        self.threads = threads
-        self.noise_seed = noise_seed
-        self.verbose = verbose
+        store_parameters(self, locals())
 
     def fit(self, X: Any, y: Any) -> Any:  # type: ignore[override]  # no users here
         """Fit the model in one pass in a run with a fresh key, whose epsilon is `epsilon_`.
@@ -262,11 +239,6 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             regret=parameters["compute_regret"],
         )
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.regressor_tags.poor_score = True  # on the few rows of a check, noise dominates
-        return tags
-
     def _further_attributes(
         self,
         parameters: Mapping[str, Any],
@@ -280,3 +252,8 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         if parameters["compute_regret"] and isinstance(source, MemoryRows):
             further["regret_"] = run.regret() / (2 * source.units)
         return further
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True  # on the few rows of a check, noise dominates
+        return tags

@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 
 from dpftrl_fast._validate import choice
 from dpftrl_fast.convex.settings import LOSSES
+from dpftrl_fast.linear_model._base import store_parameters
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import NumberTargets
 
@@ -179,33 +180,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         noise_seed: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.noise_multiplier = noise_multiplier
-        self.loss = loss
-        self.loss_param = loss_param
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.clip_norm = clip_norm
-        self.momentum = momentum
-        self.l1 = l1
-        self.radius = radius
-        self.x_norm_bound = x_norm_bound
-        self.y_bound = y_bound
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.restart_every = restart_every
-        self.complete = complete
-        self.variant = variant
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.horizon = horizon
-        self.average = average
-        self.compute_regret = compute_regret
-        self.threads = threads
-        self.noise_seed = noise_seed
-        self.verbose = verbose
+        store_parameters(self, locals())
 
     def _checked_parameters(self) -> dict[str, Any]:
         parameters = super()._checked_parameters()
