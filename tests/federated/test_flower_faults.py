@@ -133,8 +133,8 @@ def test_a_copy_states_no_epsilon_and_goes_on(
 
 @pytest.mark.parametrize(
     "named",
-    [{"clipping": AdaptiveClipping(noise_multiplier=20.0)}, {"spare_restarts": 1}],
-    ids=["estimates", "spare restarts"],
+    [{"clipping": AdaptiveClipping(noise_multiplier=20.0)}, {"spare_recoveries": 1}],
+    ids=["estimates", "spare recoveries"],
 )
 def test_the_log_states_the_epsilon_of_the_whole_run(
     named: dict[str, Any], caplog: pytest.LogCaptureFixture
