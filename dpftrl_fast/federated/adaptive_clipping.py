@@ -86,7 +86,7 @@ class AdaptiveClipping:
     >>> round(plan.epsilon(1e-6), 3), round(promised.epsilon(1e-6), 3)
     (3.098, 3.127)
     >>> round(promised.epsilon(1e-6, neighbours="replace-one"), 3)
-    7.306
+    6.869
     """
 
     noise_multiplier: float

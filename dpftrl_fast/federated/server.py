@@ -98,7 +98,7 @@ class ServerDPFTRL(Stated):
     >>> server.end_round()["w"].dtype, server.rounds_done, round(server.epsilon(1e-6), 3)
     (dtype('float32'), 1, 2.254)
     >>> round(server.epsilon(1e-6, neighbours="replace-one"), 3)
-    5.173
+    4.887
     """
 
     def __init__(

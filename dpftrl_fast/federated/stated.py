@@ -114,7 +114,7 @@ class Stated:
             )
         clipping = self._private._clipping
         if clipping is not None:
-            return clipping.composition(self.plan).epsilon(delta, neighbours)
+            return clipping.composition(self.plan).epsilon(delta, neighbours=neighbours)
         return self.account.epsilon(delta, neighbours=neighbours)
 
     # ---- Calls ----

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on the server."""
+"""The server app."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = ServerApp()
 
 
 def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-    """Public test data, on the server: nothing of the users is in it but the model."""
+    """Evaluate on public test data: nothing of the users is involved but the model."""
     model = {name: array.numpy() for name, array in arrays.items()}
     return MetricRecord({"accuracy": task.accuracy(model)})
 
@@ -34,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     size = int(config["cohort-size"])
     strategy = DPFTRLStrategy(
-        # It is offered `cohort_size` nodes whose turn it may be, and takes them all.
+        # It is offered `cohort_size` nodes of eligible users, and takes them all.
         FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=size),
         plan=plan,
         report_goal=int(config["report-goal"]),
@@ -49,8 +49,10 @@ def main(grid: Grid, context: Context) -> None:
     with strategy:
         result = strategy.start(grid, model, evaluate_fn=evaluate)
         last = result.evaluate_metrics_serverapp.get(strategy.rounds_done, {})
+        accuracy = last.get("accuracy", float("nan"))
+        other = strategy.epsilon_spent(neighbours="replace-one")
         print(
             f"after {strategy.rounds_done} rounds: epsilon {strategy.epsilon_spent():.3f} at delta "
-            f"{delta}, accuracy {last.get('accuracy', float('nan')):.3f}",
+            f"{delta} (replace-one: {other:.3f}), accuracy {accuracy:.3f}",
             flush=True,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model and its data: logistic regression on points that each user has some of.
+"""The model and its data: logistic regression on the points of each user.
 
-Put your own model here. Whatever it is, its arrays have names, and training takes and returns them.
+Put your own model here: named arrays, which training takes and returns.
 """
 
 from __future__ import annotations
