@@ -42,6 +42,12 @@ def data_file(
     raise FileNotFoundError(f"expected {ending} in {str(path)!r}, not found")
 
 
+def file_in(folder: Path | None, *patterns: str) -> Path | None:
+    """Return the first file of a folder that matches the first possible of some patterns."""
+    found = (path for p in patterns if folder is not None for path in sorted(folder.glob(p)))
+    return next(found, None)
+
+
 def installed_file(package: str, version: str, ending: str) -> Path:
     """Return the path of a file of an installed distribution.
 

@@ -14,16 +14,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 def mean_noise_norm(plan: PrivacyPlan, p: int, batch_size: int) -> float:
-    """Return N, a bound on the mean over the steps of E||n_(t-1)|| / B, with n_0 = 0.
-
-    Parameters
-    ----------
-    plan : PrivacyPlan
-    p : int
-        Parameters.
-    batch_size : int
-        B.
-    """
+    """Return N, a bound on the mean over the steps of E||n_(t-1)|| / B, with n_0 = 0."""
     std = noise_std(
         plan.participation,
         restart_every=plan.restart_every,
@@ -56,8 +47,8 @@ def excess_risk_bound(
     """Return the bound on E[f(theta) - min over the ball of f]/n of the last least-squares model.
 
     With f the sum of the squared errors, h the half ridge and v the variance factor of the last
-    model: (R^2 h + 2 R L Y sigma_b sqrt(v p) + R^2 r)/n, where r bounds how far the noise of the
-    matrix goes beyond h.
+    model: (R^2 h + 2 R L Y sigma_b sqrt(v p) + R^2 r)/n, where r bounds the
+    excess of the matrix noise over h.
     """
     half_ridge = plan.half_ridge(plan.steps, p, ridge_factor)
     variance = math.sqrt(float(plan.variance_factors[-1]))

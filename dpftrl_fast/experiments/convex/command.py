@@ -29,10 +29,10 @@ def _fashion(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
     return fashion.study(fashion.load(data), laboratory, quick=quick)
 
 
-#: From the folder of the data, a laboratory and whether it is to be quick.
+#: Arguments: the folder of the data, a laboratory and whether to run quickly.
 Experiment: TypeAlias = Callable[[Path | None, Laboratory, bool], Report]
 
-#: Name and what runs it, in their order.
+#: Name and function of each experiment, in order.
 EXPERIMENTS: Mapping[str, Experiment] = {
     "theory": _theory,
     "flights": _flights,
@@ -42,17 +42,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 
 class Finished(NamedTuple):
-    """What came of an experiment.
+    """The outcome of an experiment: a report, or a message about missing data.
 
-    Attributes
-    ----------
-    name : str
-    report : Report or None
-        None where its data are missing.
-    missing : str
-        What is missing.
-    done : int
-        Fits that were made; the others were there already.
+    `done` is the number of fits that were made; the others existed already.
     """
 
     name: str
@@ -70,10 +62,10 @@ def run_experiments(
     progress: Progress | None = None,
     experiments: Mapping[str, Experiment] | None = None,
 ) -> Iterator[Finished]:
-    """Run experiments, one after the other, and write what comes out.
+    """Run experiments, one after the other, and write their results.
 
     ``results.jsonl`` has a row for each fit, on disk as soon as it is made: after an interruption
-    the same call goes on. Tables are in ``<name>.md``, figures beside them.
+    the same call resumes. Tables are in ``<name>.md``, figures beside them.
 
     Parameters
     ----------
@@ -84,7 +76,7 @@ def run_experiments(
     data : Path, optional
         Folder that may hold data files; the others are those of installed packages.
     quick : bool
-        Small settings, to see that everything works.
+        Small settings, to check that everything works.
     progress : callable, optional
         See `dpftrl_fast.experiments.study.Progress`.
     experiments : mapping, optional
@@ -97,7 +89,7 @@ def run_experiments(
     Raises
     ------
     ValueError
-        For an unknown name, or a file of results that is none.
+        For an unknown name, or an invalid file of results.
     FileNotFoundError
         Where the data of an experiment that was named are missing. If none was named, the others
         are run all the same.
@@ -105,7 +97,7 @@ def run_experiments(
     known = EXPERIMENTS if experiments is None else experiments
     for name in names:
         if name not in known:
-            raise ValueError(f"experiments are {', '.join(known)}; got {name!r}")
+            raise ValueError(f"experiments must be among {', '.join(known)}, got {name!r}")
     check_folder(out)
     results = Results(out / "results.jsonl")
     for name in names or known:
@@ -117,16 +109,13 @@ def run_experiments(
                 raise
             yield Finished(name, None, str(error), laboratory.done)
             continue
-        contents: dict[str, bytes] = {}
-        for figure, content in report.figures.items():
-            contents[figure] = content
         text = "\n\n".join(table.markdown() for table in report.tables)
-        write_files(out, {**contents, f"{name}.md": f"{text}\n".encode()})
+        write_files(out, {**report.figures, f"{name}.md": f"{text}\n".encode()})
         yield Finished(name, report, "", laboratory.done)
 
 
 def as_data(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return everything, of what JSON knows."""
+    """Return all facts, JSON-able."""
     return {
         end.name: {"missing": end.missing}
         if end.report is None
