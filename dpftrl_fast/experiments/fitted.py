@@ -44,11 +44,15 @@ class Method:
     #: Name of the baseline, and of its kind that is not amplified.
     baseline: ClassVar[str]
     unamplified: ClassVar[str]
-    variant: ClassVar[Variant]  # a field of subclasses
 
     kind: Literal["ftrl", "fixed", "amplified"]
     momentum: float = 0.0
     restart: int | None = None
+
+    @property
+    def variant(self) -> Variant:
+        """Of FTRL: a field of subclasses."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:

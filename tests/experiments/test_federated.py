@@ -342,7 +342,10 @@ def test_the_table_of_report_goals_is_one_of_the_experiments(tmp_path):
     ("arguments", "words"),
     [
         (("--full", "--quick"), "expected --full or --quick, got both"),
-        (("--only", "words"), "experiments are report-goals, shakespeare; got 'words'"),
+        (
+            ("--only", "words"),
+            "experiment must be one of 'report-goals', 'shakespeare', got 'words'",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(small, tmp_path, arguments, words):

@@ -119,7 +119,7 @@ def test_numbers_that_are_none_are_refused():
     with pytest.raises(ValueError, match="expected 9 words in the poems, got 8"):
         speaking_clients(texts(A=["the"]), words=9)
     for wrong in ({"words": 0}, {"words": 1, "most_examples": 0}):
-        with pytest.raises(ValueError, match="(words|most_examples) must be an integer >= 1, got"):
+        with pytest.raises(ValueError, match=r"(words|most_examples) must be an integer >= 1, got"):
             speaking_clients(texts(A=["the"]), **wrong)
 
 
@@ -178,7 +178,7 @@ def test_items_that_are_not_enough_are_refused(tmp_path):
     shop = sales((1, False, 7, "22000", 1), (2, False, -1, "22000", 1))
     with pytest.raises(ValueError, match="expected 2 items on lines without a customer, got 1"):
         buying_clients(shop, items=2)
-    with pytest.raises(ValueError, match="(items|most_examples) must be an integer >= 1, got"):
+    with pytest.raises(ValueError, match=r"(items|most_examples) must be an integer >= 1, got"):
         buying_clients(shop, items=0)
     text = (
         "Invoice,StockCode,Quantity,InvoiceDate,Customer ID\n"

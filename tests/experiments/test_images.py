@@ -319,8 +319,8 @@ def test_the_command_writes_results_tables_and_figures_and_resumes(small, tmp_pa
     ("arguments", "words"),
     [
         (("--full", "--quick"), "expected --full or --quick, got both"),
-        (("--only", "mnist"), "experiments are images-digits; got 'mnist'"),
-        (("--threads", "0"), "threads must be at least 1, got 0"),
+        (("--only", "mnist"), "experiment must be one of 'images-digits', got 'mnist'"),
+        (("--threads", "0"), "threads must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_arguments_are_refused(small, tmp_path, arguments, words):

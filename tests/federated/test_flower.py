@@ -318,9 +318,9 @@ def test_a_strategy_of_ones_own_goes_on_with_its_own_state(tmp_path: Path) -> No
 # ---- Wrong calls ----
 
 
-@pytest.mark.parametrize("module", ["flower", "flower_clients", "flower_mod", "flower_records"])
+@pytest.mark.parametrize("module", ["clients", "mod", "records", "strategy"])
 def test_examples_in_docstrings(module: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"dpftrl_fast.federated.{module}"))
+    found = doctest.testmod(importlib.import_module(f"dpftrl_fast.federated.flower.{module}"))
     assert found.failed == 0
 
 

@@ -112,7 +112,7 @@ def test_a_fixed_order_has_its_own_clients_and_empty_slots_for_the_absent() -> N
     rounds = rounds_of(plan)
     now = rounds.begin_round([3, 2])
     assert now.cohort == (3,) and now.absent == 1
-    assert now.turned_away == {2: "not one of those that the plan has in this round"}
+    assert now.turned_away == {2: "not one of the users that the plan has in this round"}
     assert now.add(1, update()) == "not in the cohort of this round"
     rounds.end_round()
     assert end_with(rounds, [1, 2, 3]).cohort == ()

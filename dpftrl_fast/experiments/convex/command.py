@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from dpftrl_fast._validate import choice
 from dpftrl_fast.experiments.convex import fashion, flights, insteval, theory
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
@@ -96,8 +97,7 @@ def run_experiments(
     """
     known = EXPERIMENTS if experiments is None else experiments
     for name in names:
-        if name not in known:
-            raise ValueError(f"experiments must be among {', '.join(known)}, got {name!r}")
+        choice("experiment", name, tuple(known))
     check_folder(out)
     results = Results(out / "results.jsonl")
     for name in names or known:

@@ -45,7 +45,7 @@ class Method(FittedMethod):
     baseline: ClassVar[str] = "DP-FedAvg"
     unamplified: ClassVar[str] = "not amplified"
 
-    variant: Variant = "honaker"  # type: ignore[misc]
+    variant: Variant = "honaker"
 
 
 @dataclass(frozen=True)

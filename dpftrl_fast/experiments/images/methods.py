@@ -45,7 +45,7 @@ class Method(FittedMethod):
     unamplified: ClassVar[str] = "fixed batches"
 
     complete: bool = False
-    variant: Variant = "honaker"  # type: ignore[misc]
+    variant: Variant = "honaker"
 
     @property
     def name(self) -> str:
