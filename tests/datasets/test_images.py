@@ -254,7 +254,7 @@ def test_other_letters_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             emnist(write(tmp_path, files))
     write(tmp_path, letters("bymerge")[0])
-    with pytest.raises(ValueError, match="split must be one of byclass, bymerge"):
+    with pytest.raises(ValueError, match="split must be one of 'byclass', 'bymerge'"):
         emnist(tmp_path, "by-merge")
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):

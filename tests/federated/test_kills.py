@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is killed after any call goes on: same model, same epsilon, bit for bit."""
+"""A server that is killed after any call resumes: same model, same epsilon, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def launcher() -> Iterator[Any]:
         text=True,
     )
     assert program.stdin is not None and program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
 
     def launch(kind: str, folder: Path, released: Path, when: str | int) -> tuple[str, str]:
         program.stdin.write(f"{kind} {folder} {released} {when}\n")
@@ -35,10 +34,15 @@ def launcher() -> Iterator[Any]:
         place, outcome = program.stdout.readline().split()
         return place, outcome
 
-    yield launch
-    program.stdin.close()
-    assert program.wait() == 0
-    program.stdout.close()
+    try:
+        assert program.stdout.readline() == "ready\n"
+        yield launch
+        program.stdin.close()
+        assert program.wait(60) == 0
+    finally:
+        program.kill()
+        program.wait(60)
+        program.stdout.close()
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
