@@ -21,7 +21,7 @@ from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of
 from dpftrl_fast.torch.flat.layout import ParameterLayout
 from dpftrl_fast.torch.flat.noise import FlatNoise, check_noise_state
-from dpftrl_fast.torch.flat.views import FlatViews
+from dpftrl_fast.torch.flat.views import FlatViews, contiguous
 
 # Elsewhere a block costs a few launches.
 _LONG_BLOCK = 2**26
@@ -280,16 +280,14 @@ class NoiseRun:
             raise RuntimeError("a step was interrupted half-way: go on from a checkpoint")
 
     def sums(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | Tensor:
-        """Return the sums of all ranks together: contiguous, in parts or as one vector."""
-        if self.ranks.reduces:
-            return self.reduced(gradients)
-        return _contiguous(gradients)
+        """Return the sums of all ranks together, in parts or as one vector."""
+        return self.reduced(gradients) if self.ranks.reduces else gradients
 
     def reduced(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sums of all ranks together as one vector."""
         if self._reduced is None:
             self._reduced = torch.empty_like(self.vector)
-        dense = _contiguous(gradients)
+        dense = contiguous(gradients)
         for block in self.flat.blocks:
             self.flat.copy_to(self._reduced[block.part], block, dense)
         self.ranks.reduce_(self._reduced)
@@ -370,10 +368,6 @@ class NoiseRun:
             "parameters": self.layout.fingerprint(),
             "dtype": self._dtype_name,
         }
-
-
-def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
 def _digest(tensors: Sequence[Tensor]) -> str:

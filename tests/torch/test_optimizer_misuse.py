@@ -26,7 +26,7 @@ from dpftrl_fast.torch.flat.update import FlatFTRL
         ({"lr": 0.0}, ValueError, "lr must be a finite number > 0, got 0"),
         ({"lr": -1.0}, ValueError, "lr must be"),
         ({"lr": math.nan}, ValueError, "lr must be"),
-        ({"lr": "fast"}, TypeError, "lr must be a number"),
+        ({"lr": "fast"}, TypeError, "lr must be a finite number > 0, got str"),
         ({"momentum": 1.0}, ValueError, "momentum must be"),
         ({"momentum": math.nan}, ValueError, "momentum must be"),
         ({"l1": -0.1}, ValueError, "l1 must be"),

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ from torch import Tensor
 from dpftrl_fast.torch.flat.tensors import is_sharded, local_range, local_tensor, placements_of
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 
+_SHAPE, _DTYPE, _DEVICE = attrgetter("shape"), attrgetter("dtype"), attrgetter("device")
+_GRAD, _LAYOUT = attrgetter("grad"), attrgetter("layout")
 _HALVES = (torch.bfloat16, torch.float16)
 _READABLE = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
 
@@ -169,9 +174,19 @@ class ParameterLayout:
                 f"gradient, as at the first step, got {[len(group) for group in now]}"
             )
         found = [p for group in now for p in group]
+        # Loops in C: with a thousand tensors, one in Python costs as much as the update.
+        if not (
+            all(map(operator.is_, found, [member() for member in self.members]))
+            and [*map(_SHAPE, found)] == self._shapes
+            and [*map(_DTYPE, found)] == self._dtypes
+            and {*map(_DEVICE, found)} == {self.device}
+        ):
+            self._refuse_change(found)
+        return found
+
+    def _refuse_change(self, found: Sequence[Tensor]) -> None:
         for entry, member, p in zip(self.entries, self.members, found, strict=True):
-            same = member() is p
-            if not same:
+            if member() is not p:
                 raise ValueError(
                     f"{entry.name} must be the parameter that it was at the first step, got another"
                 )
@@ -181,7 +196,14 @@ class ParameterLayout:
                     f"{self.device}, as at the first step, got {tuple(p.shape)}, {p.dtype}, on "
                     f"{p.device}"
                 )
-        return found
+
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [entry.shape for entry in self.entries]
+
+    @cached_property
+    def _dtypes(self) -> list[torch.dtype]:
+        return [entry.dtype for entry in self.entries]
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return this rank's parts of tensors laid out as the parameters, without graphs.
@@ -197,20 +219,20 @@ class ParameterLayout:
     def gradients(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """Return this rank's parts of the sums in ``p.grad``; None where there is none.
 
+        They may be part of a graph: use them under ``torch.no_grad()``.
+
         Raises
         ------
         ValueError
             If one is sparse, laid out over ranks otherwise than its parameter, or in half
             precision.
         """
-        found: list[Tensor | None] = []
-        for entry, p in zip(self.entries, parameters, strict=True):
-            gradient = p.grad
-            if gradient is not None and (gradient.layout, gradient.dtype) not in _READABLE:
-                raise ValueError(_unreadable(entry.name, p, gradient))
-            if gradient is not None and gradient.requires_grad:
-                gradient = gradient.detach()
-            found.append(gradient)
+        found: list[Tensor | None] = [*map(_GRAD, parameters)]
+        present = [gradient for gradient in found if gradient is not None]
+        if not {*zip(map(_LAYOUT, present), map(_DTYPE, present), strict=True)} <= _READABLE:
+            for entry, p, gradient in zip(self.entries, parameters, found, strict=True):
+                if gradient is not None and (gradient.layout, gradient.dtype) not in _READABLE:
+                    raise ValueError(_unreadable(entry.name, p, gradient))
         if not self.sharded:
             return found
         for entry, p, gradient in zip(self.entries, parameters, found, strict=True):

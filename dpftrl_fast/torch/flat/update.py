@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dpftrl_fast.torch.flat.fused import FusedUpdate
-from dpftrl_fast.torch.flat.views import Block, FlatViews
+from dpftrl_fast.torch.flat.views import Block, FlatViews, contiguous
 
 Gradients = Sequence[Tensor | None] | Tensor
 
@@ -95,6 +95,7 @@ class FlatFTRL:
         self.low = torch.zeros_like(self.theta_0)
         self.velocity = torch.zeros_like(self.theta_0) if momentum else None
         self.l1_weights = [0.0] * groups
+        self._may_be_straight = radius is None and all(p.dtype == dtype for p in parameters)
         self._spare: Tensor | None = None
         vectors = [v for v in (self.sum, self.low, self.velocity) if v is not None]
         self._fused = FusedUpdate(flat, [*vectors, self.theta_0], threads) if fused else None
@@ -115,7 +116,7 @@ class FlatFTRL:
         t : int
             Steps taken, with this one.
         gradients : sequence of Tensor or None, or Tensor
-            g_t: this rank's parts, contiguous, None for zeros; or as one vector.
+            g_t: this rank's parts, None for zeros; or as one vector.
         noise : Tensor
             n_t; overwritten.
         rates : sequence of Rates
@@ -128,13 +129,13 @@ class FlatFTRL:
         """
         numbers = [self._numbers(t, group, rate) for group, rate in enumerate(rates)]
         if self._fused is None:
+            if not isinstance(gradients, Tensor):
+                gradients = contiguous(gradients)
             for block in self._flat.blocks:
                 self._step(block, gradients, noise, numbers[block.group])
             self._write(noise, parameters, norm)
             return
-        straight = self._radius is None and all(
-            p.dtype == noise.dtype and p.is_contiguous() for p in parameters
-        )
+        straight = self._may_be_straight and all(map(Tensor.is_contiguous, parameters))
         if not straight and self._spare is None:
             self._spare = torch.empty_like(noise)
         out = None if straight else self._spare

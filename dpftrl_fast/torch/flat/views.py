@@ -144,3 +144,8 @@ def _pieces(index: int, tensor: Tensor, block_size: int) -> list[Piece]:
         Piece(index, first, min(size, first + block_size), False)
         for first in range(0, size, block_size)
     ]
+
+
+def contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the tensors, with copies of those whose memory is not contiguous."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
