@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.accounting.planner.schedules import plan_schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, support_floor, touched
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.mechanisms.tree_layout import resolve_trees
+from dpftrl_fast.accounting.sensitivity.squared import squared_of
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -65,7 +65,7 @@ def test_defaults_and_derived_values():
     assert PLAN.delta_floor == floor_of(PLAN)
     assert PLAN.guarantee.touched == Touched(11, 11, 1)
     assert (PLAN.tree_lengths, PLAN.bound) == (None, "exact")
-    assert PLAN.trees == resolve_trees(1600)
+    assert PLAN.layout == Tree().layout(1600)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,7 @@ def test_calibrate_keeps_the_budget(eps, delta, steps, restart_every, complete):
         delta=delta,
         clip_norm=0.3,
         participation=acc.SinglePass(steps),
-        restart_every=restart_every,
-        complete=complete,
-        variant="vanilla",
+        mechanism=Tree(variant="vanilla", restart_every=restart_every, complete=complete),
     )
     assert plan.epsilon(delta) <= eps
     assert plan.delta_floor < delta
@@ -250,7 +248,10 @@ def test_frozen_and_hashable():
 
 def test_numpy_scalars_become_plain_numbers():
     plan = PrivacyPlan(
-        np.float32(0.5), np.float64(4), acc.SinglePass(np.int64(10)), restart_every=np.int32(5)
+        np.float32(0.5),
+        np.float64(4),
+        acc.SinglePass(np.int64(10)),
+        mechanism=Tree(restart_every=np.int32(5)),
     )
     assert [type(x) for x in (plan.clip_norm, plan.noise_multiplier, plan.restart_every)] == [
         float,
@@ -297,7 +298,7 @@ def test_noise_passes_its_options_on(monkeypatch):
         "threads": 2,
         "offset": 9,
         "key": None,
-        "trees": PLAN.trees,
+        "trees": PLAN.layout,
     }
     assert calls == [((5, math.nextafter(0.3 * 2.33, 1)), options)]  # the nearest is too small
 
@@ -325,7 +326,11 @@ CIFAR = acc.FixedEpochs(100, 100)
 )
 def test_published_noise_multipliers_of_fixed_epochs(every, sigma):
     plan = PrivacyPlan.calibrate(
-        epsilon=23.0, delta=1e-5, clip_norm=1.0, participation=CIFAR, restart_every=every
+        epsilon=23.0,
+        delta=1e-5,
+        clip_norm=1.0,
+        participation=CIFAR,
+        mechanism=Tree(restart_every=every),
     )
     assert plan.noise_multiplier == pytest.approx(sigma, abs=5e-3)
     assert plan.epsilon(1e-5) <= 23.0
@@ -334,14 +339,17 @@ def test_published_noise_multipliers_of_fixed_epochs(every, sigma):
 
 
 def test_a_published_epsilon_with_restarts_and_completion():
-    plan = PrivacyPlan(1.0, 46.3, CIFAR, restart_every=2000, complete=True)
+    plan = PrivacyPlan(1.0, 46.3, CIFAR, mechanism=Tree(restart_every=2000, complete=True))
     assert plan.sensitivity_squared == 4129
     assert plan.epsilon(1e-5) == pytest.approx(6.4275, abs=5e-5)
     listed = PrivacyPlan(
-        1.0, 46.3, CIFAR, tree_lengths=[2000] * 5, complete=[True, True, True, True, False]
+        1.0,
+        46.3,
+        CIFAR,
+        mechanism=Tree(tree_lengths=[2000] * 5, complete=[True, True, True, True, False]),
     )
     assert listed.epsilon(1e-5) == plan.epsilon(1e-5)
-    assert listed.trees == plan.trees
+    assert listed.layout == plan.layout
     assert listed != plan  # values as declared
 
 
@@ -363,16 +371,14 @@ def test_the_fields_reach_the_accountant(pattern, bound, variant, complete):
         delta=1e-6,
         clip_norm=0.5,
         participation=pattern,
-        restart_every=4,
-        complete=complete,
-        variant=variant,
+        mechanism=Tree(variant=variant, restart_every=4, complete=complete),
         bound=bound,
     )
     zeta = acc.sensitivity_squared(
-        pattern, restart_every=4, complete=complete, bound=bound, variant=variant
+        pattern, Tree(variant=variant, restart_every=4, complete=complete), bound=bound
     )
     assert plan.sensitivity_squared == zeta
-    nodes = touched(pattern, plan.trees, bound, variant)
+    nodes = touched(plan.layout, pattern, bound)
     assert plan.guarantee.touched == nodes
     assert plan.delta_floor == support_floor(plan.noise_multiplier, zeta, nodes)
     assert plan.epsilon(1e-6) <= 2.0 < plan.epsilon(1e-6, neighbours="replace-one")
@@ -382,16 +388,14 @@ def test_the_fields_reach_the_accountant(pattern, bound, variant, complete):
         delta=1e-6,
         clip_norm=0.5,
         participation=pattern,
-        restart_every=4,
-        complete=complete,
-        variant=variant,
+        mechanism=Tree(variant=variant, restart_every=4, complete=complete),
     )
     assert plan.noise_multiplier <= exact.noise_multiplier
 
 
 def test_epsilon_grows_with_participation():
     def epsilon(pattern, **options):
-        return PrivacyPlan(1.0, 5.0, pattern, **options).epsilon(1e-6)
+        return PrivacyPlan(1.0, 5.0, pattern, Tree(**options)).epsilon(1e-6)
 
     one, two = acc.MinSeparation(12, 1, 3), acc.MinSeparation(12, 2, 3)
     assert epsilon(acc.SinglePass(12)) == epsilon(one) < epsilon(two)
@@ -403,22 +407,24 @@ def test_the_sensitivity_is_computed_once(monkeypatch):
 
     def counted(*args, **options):
         calls.append(args)
-        return sensitivity_squared_of(*args, **options)
+        return squared_of(*args, **options)
 
-    monkeypatch.setattr("dpftrl_fast.plan.privacy_plan.sensitivity_squared_of", counted)
+    monkeypatch.setattr("dpftrl_fast.accounting.statement.statement.squared_of", counted)
     plan = PrivacyPlan.calibrate(
         epsilon=2.0, delta=1e-6, clip_norm=1.0, participation=acc.MinSeparation(9, 3, 2)
     )
     plan.epsilon(1e-6), plan.delta(1.0), plan.describe(1e-6)
     assert len(calls) == 1
-    other = dataclasses.replace(plan, restart_every=3)
+    other = dataclasses.replace(plan, mechanism=Tree(restart_every=3))
     assert other.sensitivity_squared < plan.sensitivity_squared
     assert len(calls) == 2
 
 
 def test_plans_compare_by_value():
     def plan(**options):
-        return PrivacyPlan(1.0, 2.0, acc.FixedOrder([1, 2, 1]), tree_lengths=[2, 1], **options)
+        return PrivacyPlan(
+            1.0, 2.0, acc.FixedOrder([1, 2, 1]), mechanism=Tree(tree_lengths=[2, 1]), **options
+        )
 
     assert plan(complete=[True, False]) == plan(complete=(True, False))
     assert hash(plan(complete=np.array([True, False]))) == hash(plan(complete=(True, False)))
@@ -436,8 +442,8 @@ def test_a_plan_of_a_schedule():
         plan = PrivacyPlan.from_schedule(row, clip_norm=0.5)
         assert plan.epsilon(row.delta) <= row.epsilon
         assert (plan.clip_norm, plan.bound, plan.variant) == (0.5, "released", row.variant)
-        assert plan.trees == resolve_trees(
-            12, restart_every=row.restart_every, complete=row.complete
+        assert plan.layout == Tree(restart_every=row.restart_every, complete=row.complete).layout(
+            12
         )
         assert plan.sensitivity_squared == row.sensitivity_squared
     for wrong in (None, {"noise_multiplier": 1.0}, table):
@@ -446,7 +452,9 @@ def test_a_plan_of_a_schedule():
 
 
 def test_very_many_trees():
-    plan = PrivacyPlan(1.0, 2.0, acc.SinglePass(2**40), restart_every=1, complete=True)
+    plan = PrivacyPlan(
+        1.0, 2.0, acc.SinglePass(2**40), mechanism=Tree(restart_every=1, complete=True)
+    )
     assert plan.sensitivity_squared == 1
-    assert plan.trees.count == 2**40
+    assert plan.layout.count == 2**40
     assert plan.noise(2, seed=1).steps == 2**40

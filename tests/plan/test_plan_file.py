@@ -14,6 +14,7 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     SinglePass,
 )
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 FAST = settings(max_examples=100, deadline=None, derandomize=True)
@@ -46,10 +47,10 @@ def plans(draw):
         draw(st.floats(1e-100, 1e100)),
         draw(st.floats(-1, 4).map(lambda x: 10.0**x)),
         pattern,
-        complete=draw(complete),
-        variant=draw(st.sampled_from(["vanilla", "honaker"])),
+        mechanism=Tree(
+            draw(st.sampled_from(["vanilla", "honaker"])), complete=draw(complete), **options
+        ),
         bound=draw(st.sampled_from(["exact", "released"])),
-        **options,
     )
 
 
@@ -59,7 +60,7 @@ def test_json_round_trip_is_exact(plan):
     text = json.dumps(plan.to_dict(), allow_nan=False)
     again = PrivacyPlan.from_dict(json.loads(text))
     assert again == plan
-    assert type(again.complete) is type(plan.complete)
+    assert type(again.mechanism.complete) is type(plan.mechanism.complete)
     assert hash(again) == hash(plan)
     assert json.dumps(again.to_dict()) == text
 
@@ -114,7 +115,10 @@ def test_from_dict_refuses_what_is_incomplete_or_no_mapping():
 
 def test_saved_and_loaded(tmp_path):
     plan = PrivacyPlan(
-        0.1, 3.7, FixedOrder([4, 4, -1, 2]), tree_lengths=[3, 1], complete=[True, False]
+        0.1,
+        3.7,
+        FixedOrder([4, 4, -1, 2]),
+        mechanism=Tree(tree_lengths=[3, 1], complete=[True, False]),
     )
     path = tmp_path / "runs" / "plan.json"
     plan.save(path)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import dpftrl_fast as dpf
+from dpftrl_fast.mechanisms import Tree
 
 
 def plan(steps: int, every: int | None = None, complete: Any = False) -> dpf.PrivacyPlan:
@@ -21,8 +22,7 @@ def plan(steps: int, every: int | None = None, complete: Any = False) -> dpf.Pri
         clip_norm=1.0,
         noise_multiplier=2.0,
         participation=dpf.SinglePass(steps),
-        restart_every=every,
-        complete=complete,
+        mechanism=Tree(restart_every=every, complete=complete),
     )
 
 

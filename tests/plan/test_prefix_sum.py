@@ -14,6 +14,7 @@ import torch
 import dpftrl_fast as dpf
 from dpftrl_fast import reference
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.mechanisms import Tree
 
 L = 0.75
 CLIP = L * (1 - 2.0**-20)
@@ -59,7 +60,10 @@ def test_sums_under_the_noise(variant: Any, every: Any, complete: Any) -> None:
     assert sums.t == 20
     assert sums.epsilon(1e-6) == sums.plan.epsilon(1e-6)
     plan = dpf.PrivacyPlan(
-        L, 2.0, SinglePass(20), restart_every=every, complete=complete, variant=variant
+        L,
+        2.0,
+        SinglePass(20),
+        mechanism=Tree(variant=variant, restart_every=every, complete=complete),
     )
     assert sums.plan == plan
     assert sums.epsilon(1e-6, neighbours="replace-one") == plan.epsilon(
