@@ -27,7 +27,7 @@ from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, che
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
-from dpftrl_fast.torch.order import steps_per_epoch
+from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.torch.private_arguments import (
     check_dtypes,
     check_optimizer,
@@ -260,7 +260,7 @@ def make_private(
     sums.noise = source
     if isinstance(source, DPFTRL):
         optimizer = source
-        sums.attach(optimizer, check=source.check_rates)
+        sums.attach(optimizer, check=source.prepare_step)
     else:
         means = partial(_noisy_means, parameters, source, batch_size)
         sums.attach(optimizer, after_sum=means)

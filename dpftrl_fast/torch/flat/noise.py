@@ -67,7 +67,6 @@ class FlatNoise:
         ]
         self._reproducible = seed is not None
         self._taken = 0
-        self._torn = False
 
     @property
     def steps_taken(self) -> int:
@@ -82,12 +81,7 @@ class FlatNoise:
     def step(self, out: Tensor) -> None:
         """Take a step and write the noise of the running sum into this rank's vector.
 
-        Raises
-        ------
-        ValueError
-            If all declared steps are taken.
-        RuntimeError
-            If an earlier step was interrupted between two ranges.
+        An error leaves ranges at different steps: `Steps.changing` remembers it.
         """
         self._advance(out, "step")
 
@@ -96,20 +90,9 @@ class FlatNoise:
         self._advance(out, "residual")
 
     def _advance(self, out: Tensor, call: Literal["step", "residual"]) -> None:
-        if self._torn:
-            raise RuntimeError(
-                "a step was interrupted while its noise was made, and ranges of coordinates are at "
-                "different steps: go on from a checkpoint"
-            )
-        if self._taken == self._steps:
-            raise ValueError(
-                f"all {self._steps} declared steps are taken: the epsilon is stated for no more"
-            )
         parts = torch.split(out, [count for _, count in self._ranges])
-        for i, (piece, part) in enumerate(zip(self._pieces, parts, strict=True)):
-            self._torn = i > 0
+        for piece, part in zip(self._pieces, parts, strict=True):
             getattr(piece, call)(part)
-        self._torn = False
         self._taken += 1
 
     def so_far(self, out: Tensor) -> None:
@@ -177,14 +160,13 @@ class FlatNoise:
         self._pieces[1:] = others
         self._taken = self._pieces[0].steps_taken
         self._reproducible = self._pieces[0].reproducible
-        self._torn = False
 
     def _load_count(self, taken: Any, allow_fork: bool) -> None:
         """Take up the position where this rank has no coordinates."""
         steps = integer("steps_taken", taken, 0, self._steps)
         if steps < self._taken and not allow_fork:
             raise ValueError(f"state is at step {steps}, behind this object at {self._taken}")
-        self._taken, self._torn = steps, False
+        self._taken = steps
 
 
 def check_noise_state(state: Any) -> Mapping[str, Any]:

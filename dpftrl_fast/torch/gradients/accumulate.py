@@ -30,6 +30,7 @@ from dpftrl_fast.torch.gradients.clipped_sums import (
     sum_dtype,
 )
 from dpftrl_fast.torch.gradients.clipping import Clipping
+from dpftrl_fast.torch.steps import Steps
 
 Ints = NDArray[np.int64]
 
@@ -53,8 +54,8 @@ class Noise(Protocol):
     """What makes the noise of a run: `DPFTRL` or `ResidualNoise`."""
 
     @property
-    def steps_taken(self) -> int:
-        """Steps whose noise was made."""
+    def run_steps(self) -> Steps:
+        """Owner of the run's step."""
         ...
 
 
@@ -84,8 +85,8 @@ class Accumulator:
     source : Source or None
         Where gradients are fetched from; None where they are handed to :meth:`add`.
     noise : DPFTRL, ResidualNoise or None
-        What makes the noise of the run. If given, a step is refused unless it has taken as many
-        steps as the guard.
+        The source of the run's noise, if it is to share the step with this object: then it makes
+        noise for admitted batches only, and both must have loaded the state of one step.
     before_step : callable or None
         Called with (step, ids, list of sums) when the sums are written and before the optimiser
         sees them: the place to write ahead what the step will use. The sums are a secret.
@@ -129,7 +130,7 @@ class Accumulator:
         self.batch_size = positive_integer("batch_size", batch_size)
         self.guard = guard
         self.source: Source | None = None
-        self.noise: Noise | None = None
+        self.noise = None
         self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None
         dtypes = {sum_dtype(p.dtype) for p in self.parameters}
         limit = min(
@@ -137,22 +138,31 @@ class Accumulator:
             for dtype in dtypes
         )
         self._shrink = limit / clipping.clip_norm
-        self._ids: Ints | None = None
         self._due = self._expected = self._rows = 0
         self._sums: list[Tensor | None] = [None] * len(self.parameters)
-        self._in_step = False
         for p in self.parameters:
             let_grad_be_a_sum(p)
 
     @property
+    def noise(self) -> Noise | None:
+        """Source of the run's noise, which shares the step."""
+        return self._noise
+
+    @noise.setter
+    def noise(self, noise: Noise | None) -> None:
+        self._noise = noise
+        self._steps = Steps(self.guard.steps) if noise is None else noise.run_steps
+        self._steps.guard = self.guard
+
+    @property
     def steps_taken(self) -> int:
         """Steps that were admitted."""
-        return self.guard.steps_taken
+        return self._steps.taken
 
     @property
     def is_open(self) -> bool:
         """Whether a batch was begun whose step has not come."""
-        return self._ids is not None
+        return self._steps.is_open
 
     @property
     def rows_due(self) -> int:
@@ -215,8 +225,8 @@ class Accumulator:
             If they are more than the declared batch size, the batch before has not had its step, or
             an earlier step failed half-way.
         """
-        self._check_whole()
-        if self._ids is not None:
+        self._steps.check_between()
+        if self.is_open:
             raise ValueError(
                 "expected optimizer.step() after each batch, got another batch: take the step, or "
                 "iterate the loader anew to begin this batch again"
@@ -230,7 +240,8 @@ class Accumulator:
         due = given.size if rows is None else rows
         if not 0 <= due <= given.size:
             raise ValueError(f"rows must be in 0 .. {given.size}, got {due}")
-        self._ids, self._due = given, due
+        self._steps.begin(given)
+        self._due = due
 
     def expect(self, rows: int) -> None:
         """Announce the next piece of the batch; the one before must be complete.
@@ -240,7 +251,7 @@ class Accumulator:
         ValueError
             If no batch is open, the piece before is not complete, or the batch has fewer rows.
         """
-        if self._ids is None:
+        if not self.is_open:
             raise ValueError("expected begin(ids) before the rows of a batch, got none")
         self._check_rows("the next piece")
         if self._expected + rows > self._due:
@@ -305,8 +316,9 @@ class Accumulator:
             If no batch is open, not all of its rows came, the plan does not declare its ids, or the
             noise is at another step.
         """
-        self._check_whole()
-        if self._ids is None:
+        self._steps.check_between()
+        ids = self._steps.ids
+        if ids is None:
             raise ValueError(
                 "expected a batch of the loader before optimizer.step(), got a step without one"
             )
@@ -316,13 +328,7 @@ class Accumulator:
                 f"expected optimizer.step() after all {self._due} examples of the batch, got "
                 f"it after {self._rows}"
             )
-        if self.noise is not None and self.noise.steps_taken != self.steps_taken:
-            raise ValueError(
-                f"the noise must be at step {self.steps_taken}, as the guard of participation, got "
-                f"{self.noise.steps_taken}: load the states of both"
-            )
-        self.guard.admit(self._ids)
-        self._in_step = True  # until done(): what fails in between leaves tree and guard apart
+        self._steps.admit()
         for i, p in enumerate(self.parameters):
             total, dtype = self._sums[i], sum_dtype(p.dtype)
             let_grad_be_a_sum(p)
@@ -330,22 +336,21 @@ class Accumulator:
             self._sums[i] = None
         if self.before_step is not None:
             sums = [p.grad for p in self.parameters if p.grad is not None]
-            self.before_step(self.steps_taken, self._ids, sums)
+            self.before_step(self.steps_taken, ids, sums)
 
     def done(self) -> None:
         """Close the batch after its step."""
-        self._in_step = False
         self._clear()
 
     def abandon(self) -> None:
-        """Forget the open batch, of which nothing has left: it may be begun again."""
-        self._check_whole()
+        """Forget the open batch, of which nothing was released: it may be begun again."""
+        self._steps.check_between()
         if self.source is not None:
             self.source.settle()
         self._clear()
 
     def _clear(self) -> None:
-        self._ids = None
+        self._steps.close()
         self._due = self._expected = self._rows = 0
         self._sums = [None] * len(self.parameters)
         for p in self.parameters:
@@ -361,13 +366,6 @@ class Accumulator:
                 f"expected per-example gradients of {self._expected} examples before {what}, got "
                 f"{self._rows}: missing grad_sample. Call loss.backward() once for every piece of "
                 "a batch, with the model in training mode and rows as the loader gave them"
-            )
-
-    def _check_whole(self) -> None:
-        if self._in_step:
-            raise RuntimeError(
-                "the last step failed half-way, so that the noise and the ids admitted may be one "
-                "step apart: go on from a checkpoint"
             )
 
     def _check_same(self, optimizer: Optimizer) -> None:
