@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from dpftrl_fast._validate import positive_integer
+from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.plan.epoch_order import EpochOrder
 
 Ints = NDArray[np.int64]
 

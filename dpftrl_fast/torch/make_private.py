@@ -17,6 +17,7 @@ from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import Participation
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.mechanisms import Mechanism
+from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import TreeSearch, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -27,7 +28,6 @@ from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, che
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
-from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.torch.private_arguments import (
     check_dtypes,
     check_optimizer,
