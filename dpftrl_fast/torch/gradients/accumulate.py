@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 
 from dpftrl_fast._validate import integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
-from dpftrl_fast.torch.flat.parameters import check_parameters, let_grad_be_a_sum
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
     contribution_limit,
@@ -125,7 +124,7 @@ class Accumulator:
         *,
         roundings: int = 1,
     ) -> None:
-        self.parameters = check_parameters(parameters)
+        self.parameters = _checked(parameters)
         self.clipping = clipping
         self.batch_size = positive_integer("batch_size", batch_size)
         self.guard = guard
@@ -141,7 +140,7 @@ class Accumulator:
         self._due = self._expected = self._rows = 0
         self._sums: list[Tensor | None] = [None] * len(self.parameters)
         for p in self.parameters:
-            let_grad_be_a_sum(p)
+            _let_grad_be_a_sum(p)
 
     @property
     def noise(self) -> Noise | None:
@@ -331,7 +330,7 @@ class Accumulator:
         self._steps.admit()
         for i, p in enumerate(self.parameters):
             total, dtype = self._sums[i], sum_dtype(p.dtype)
-            let_grad_be_a_sum(p)
+            _let_grad_be_a_sum(p)
             p.grad = torch.zeros_like(p, dtype=dtype) if total is None else total.to(dtype)
             self._sums[i] = None
         if self.before_step is not None:
@@ -396,3 +395,32 @@ class Accumulator:
                     f"{', '.join(map(str, p.shape))}), got {tuple(sample.shape)}"
                 )
         return counts.pop()
+
+
+def _checked(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors that sums of gradients can be written for; ValueError otherwise."""
+    given = list(parameters)
+    if not given:
+        raise ValueError("parameters must be one or more tensors, got none")
+    if len({id(p) for p in given}) != len(given):
+        raise ValueError("parameters must be distinct, got one twice")
+    for i, p in enumerate(given):
+        if not (p.dtype.is_floating_point and p.layout == torch.strided and p.requires_grad):
+            raise ValueError(
+                f"parameter {i} must be a dense tensor of floating-point numbers that requires "
+                f"grad, got {p.dtype}, {p.layout}, requires_grad={p.requires_grad}"
+            )
+    return given
+
+
+def _let_grad_be_a_sum(p: Tensor) -> None:
+    """Clear ``p.grad`` and allow it to be wider than a half-precision parameter."""
+    p.grad = None
+    if p.dtype == sum_dtype(p.dtype):
+        return
+    if not hasattr(p, "grad_dtype"):
+        raise ValueError(
+            f"parameters of {p.dtype} need a torch whose tensors have grad_dtype, got torch "
+            f"{torch.__version__}"
+        )
+    p.grad_dtype = sum_dtype(p.dtype)
