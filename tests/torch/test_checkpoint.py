@@ -27,7 +27,7 @@ from training_run import BATCH, DELTA, EPOCHS, PLAN, STEPS, Training
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.run.journal import Diverged
+from dpftrl_fast.run.step_log import Diverged
 from dpftrl_fast.torch.optimizer import DPFTRL
 
 
@@ -90,13 +90,17 @@ def test_killed_twice_from_outside(tmp_path: Path, undisturbed: tuple[Tensor, fl
     seen: list[int] = []
     for kill in (*kills, None):
         with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                seen.append(int(line))
-                if seen[-1] == kill:
-                    process.kill()
-                    break
-            process.stdout.read()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    seen.append(int(line))
+                    if seen[-1] == kill:
+                        process.kill()
+                        break
+                process.stdout.read()
+                process.wait(240)
+            finally:
+                process.kill()
         assert process.returncode == (0 if kill is None else -9)
     assert seen[-1] == STEPS
     out = np.load(tmp_path / "out.npz")

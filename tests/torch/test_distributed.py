@@ -7,8 +7,6 @@ this file.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +30,11 @@ ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 Found = list[dict[str, dict[str, Any]]]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the ranks of a world found, by rank and case."""
+@pytest.fixture(scope="module", params=ranks.WORLDS)
+def found(request: pytest.FixtureRequest, ranks_folder: Path) -> Found:
+    """Results of the ranks of a world, by rank and case."""
     world: int = request.param
-    folder = tmp_path_factory.mktemp(f"world{world}")
-    program = str(Path(ranks.__file__))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", program, str(rank), str(world), str(folder)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+    folder = ranks_folder / f"world{world}"
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 

@@ -21,16 +21,9 @@ _SHARE = 2**20  # coordinates that are worth a thread
 
 
 class FusedUpdate:
-    """Runs the compiled update over the pieces of a vector.
+    """Compiled update over the pieces of a vector, on at most `threads` threads.
 
-    Parameters
-    ----------
-    flat : FlatViews
-        The pieces.
-    vectors : sequence of Tensor
-        Sum, low, perhaps velocity, and theta_0: CPU vectors of one dtype.
-    threads : int
-        At most so many.
+    `vectors` are sum, low, perhaps velocity, and theta_0: CPU vectors of one dtype.
     """
 
     def __init__(self, flat: FlatViews, vectors: Sequence[Tensor], threads: int) -> None:
@@ -64,20 +57,11 @@ class FusedUpdate:
         parameters: Sequence[Tensor],
         out: Tensor | None,
     ) -> None:
-        """Take a step.
+        """Take a step and write the parameters, or the vector `out` instead.
 
-        Parameters
-        ----------
-        gradients : sequence of Tensor or None, or Tensor
-            One for each parameter and of its size; or a whole vector.
-        noise : Tensor
-            Of the running sum.
-        numbers : sequence of tuple
-            Of the loop, for each parameter group.
-        parameters : sequence of Tensor
-            Where to write, if there is no `out`: contiguous, of the vectors' dtype.
-        out : Tensor or None
-            A vector to write instead.
+        `gradients` are one tensor or None for each parameter, or a whole vector; `noise` is that of
+        the running sum; `numbers` are those of the loop, for each parameter group. Parameters that
+        are written must be contiguous and of the vectors' dtype.
         """
         # Memory is written by address: sizes must be those of the start.
         if [*map(Tensor.numel, parameters)] != self._sizes:

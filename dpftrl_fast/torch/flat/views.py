@@ -42,16 +42,11 @@ class Block:
 
 
 class FlatViews:
-    """How tensors lie in a flat vector, and the copies between the two.
+    """Layout of tensors in a flat vector, and the copies between the two.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        Of these shapes; they follow one another in the vector.
-    group_sizes : sequence of int
-        How many of them each parameter group has.
-    block_size : int, optional
-        Coordinates of a block, at most, but for a tensor whose memory is not contiguous.
+    Tensors of these shapes follow one another; `group_sizes` is the number of them in each
+    parameter group. A block has at most `block_size` coordinates, except for a tensor whose memory
+    is not contiguous.
 
     Examples
     --------

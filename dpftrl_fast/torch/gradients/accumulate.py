@@ -35,22 +35,22 @@ Ints = NDArray[np.int64]
 
 
 class Source(Protocol):
-    """What per-example gradients wait in after a backward pass."""
+    """Holder of the per-example gradients of a backward pass."""
 
     def collect(self) -> list[Tensor | None] | None:
-        """Hand over the gradients that are complete, a tensor for each parameter.
+        """Return the complete gradients, a tensor for each parameter; None if there are none.
 
-        None if there are none; an entry is None where a parameter had no part in the pass.
+        An entry is None where a parameter had no part in the pass.
         """
         ...
 
     def settle(self) -> None:
-        """Drop what an unfinished pass left behind."""
+        """Drop the remains of an unfinished pass."""
         ...
 
 
 class Noise(Protocol):
-    """What makes the noise of a run: `DPFTRL` or `ResidualNoise`."""
+    """Source of the noise of a run: `DPFTRL` or `ResidualNoise`."""
 
     @property
     def run_steps(self) -> Steps:
@@ -62,9 +62,9 @@ class Accumulator:
     """Clips the per-example gradients of one logical batch and adds them up.
 
     :meth:`attach` ties it to an optimiser: each ``optimizer.step()`` then first checks that all
-    rows of the batch that was begun have come, once each, admits their ids, and writes the sum of
-    clipped gradients into ``p.grad``. What stood there (the gradient of the whole batch, not
-    clipped) is never used. A row whose gradient is not finite counts as zero.
+    rows of the open batch have come, once each, admits their ids, and writes the sum of clipped
+    gradients into ``p.grad``. The gradient of the whole batch that stood there, which is not
+    clipped, is never used. A row whose gradient is not finite counts as zero.
 
     Parameters
     ----------
@@ -83,18 +83,9 @@ class Accumulator:
     ----------
     source : Source or None
         Where gradients are fetched from; None where they are handed to :meth:`add`.
-    noise : DPFTRL, ResidualNoise or None
-        The source of the run's noise, if it is to share the step with this object: then it makes
-        noise for admitted batches only, and both must have loaded the state of one step.
     before_step : callable or None
-        Called with (step, ids, list of sums) when the sums are written and before the optimiser
-        sees them: the place to write ahead what the step will use. The sums are a secret.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `parameters` are none, not all distinct, not real floating-point numbers, or the other
-        arguments are not what is described above.
+        Called with (step, ids, list of sums) after the sums are written and before the optimiser
+        sees them, to write ahead what the step will use. The sums are a secret.
 
     Notes
     -----
@@ -144,7 +135,7 @@ class Accumulator:
 
     @property
     def noise(self) -> Noise | None:
-        """Source of the run's noise, which shares the step."""
+        """Source of the run's noise; given one, it makes noise for admitted batches only."""
         return self._noise
 
     @noise.setter
@@ -177,14 +168,8 @@ class Accumulator:
     ) -> None:
         """Do :meth:`finish` before and :meth:`done` after each ``optimizer.step()``.
 
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            Of exactly the parameters given.
-        check : callable, optional
-            Raises if the step would be refused; called before anybody is counted as taking part.
-        after_sum : callable, optional
-            Called when the sums are in ``p.grad``, before the optimiser's own step.
+        `check` raises if the step would be refused, before any id is counted as taking part;
+        `after_sum` is called when the sums are in ``p.grad``.
         """
         self._check_same(optimizer)
 
@@ -211,18 +196,9 @@ class Accumulator:
     def begin(self, ids: ArrayLike, rows: int | None = None) -> None:
         """Open the logical batch of the next step.
 
-        Parameters
-        ----------
-        ids : array_like of int, one-dimensional
-            Its examples; row i of the gradients that come is of example i.
-        rows : int, optional
-            How many of them come to this process, where several share a batch; all by default.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If they are more than the declared batch size, the batch before has not had its step, or
-            an earlier step failed half-way.
+        Row i of the gradients that come is of example ``ids[i]``. `rows` is the number of them that
+        come to this process, where several share a batch. ValueError if they are more than the
+        declared batch size or the batch before has not had its step.
         """
         self._steps.check_between()
         if self.is_open:
@@ -243,13 +219,7 @@ class Accumulator:
         self._due = due
 
     def expect(self, rows: int) -> None:
-        """Announce the next piece of the batch; the one before must be complete.
-
-        Raises
-        ------
-        ValueError
-            If no batch is open, the piece before is not complete, or the batch has fewer rows.
-        """
+        """Announce the next piece of the batch; the one before must be complete."""
         if not self.is_open:
             raise ValueError("expected begin(ids) before the rows of a batch, got none")
         self._check_rows("the next piece")
@@ -270,16 +240,9 @@ class Accumulator:
     def add(self, samples: Sequence[Tensor | None]) -> None:
         """Clip per-example gradients and add them to the sums of the open batch.
 
-        Parameters
-        ----------
-        samples : sequence of Tensor or None
-            One for each parameter, shape (rows, *shape of the parameter); None for zeros.
-
-        Raises
-        ------
-        ValueError
-            If shapes are others, no batch is open, or more rows come than were announced. Nothing
-            is added then.
+        `samples` has a tensor of shape (rows, ...) for each parameter, None for zeros. ValueError
+        if shapes are others, no batch is open, or more rows come than were announced; nothing is
+        added then.
         """
         rows = self._check_samples(samples)
         self.check_room(rows)
@@ -307,13 +270,10 @@ class Accumulator:
             )
 
     def finish(self) -> None:
-        """Admit the step and write the sums of the batch into ``p.grad``.
+        """Admit the ids of the step and write the sums of the batch into ``p.grad``.
 
-        Raises
-        ------
-        ValueError
-            If no batch is open, not all of its rows came, the plan does not declare its ids, or the
-            noise is at another step.
+        ValueError if no batch is open, not all of its rows came, the plan does not declare its ids,
+        or the noise is at another step.
         """
         self._steps.check_between()
         ids = self._steps.ids
