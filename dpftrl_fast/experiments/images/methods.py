@@ -20,9 +20,9 @@ from dpftrl_fast.experiments.fitted import passes_over_data
 from dpftrl_fast.experiments.images.data import Images
 from dpftrl_fast.experiments.images.network import ImageNetwork, clipped_sums
 from dpftrl_fast.mechanisms import Tree, Variant
+from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch import DPFTRL
-from dpftrl_fast.torch.order import EpochOrder
 
 CLIP_NORM = 1.0
 
