@@ -12,6 +12,8 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence, ISpawnableSeedSequence
 from numpy.typing import DTypeLike, NDArray
 
+from dpftrl_fast._validate import integer
+
 Seed: TypeAlias = "int | np.integer[Any] | bytes | None"
 
 _SEED_LABEL = b"dpftrl_fast/seed/v1\x00"
@@ -81,15 +83,6 @@ def _hash(*parts: bytes) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer >= 0, got {type(value).__name__}")
-    count = int(value)
-    if count < 0:
-        raise ValueError(f"{name} must be an integer >= 0, got {count}")
-    return count
-
-
 class KeySequence(ISpawnableSeedSequence):
     """A secret 256-bit key that makes child keys: the ``seed_seq`` of a `ChaCha`.
 
@@ -148,7 +141,7 @@ class KeySequence(ISpawnableSeedSequence):
         word = np.dtype(dtype)
         if word not in (np.uint32, np.uint64):
             raise ValueError(f"dtype must be uint32 or uint64, got {word}")
-        size = _count("n_words", n_words) * word.itemsize
+        size = integer("n_words", n_words, 0) * word.itemsize
         data = hashlib.shake_256(_WORDS_LABEL + self._key).digest(size)
         return np.frombuffer(data, dtype=word.newbyteorder("<")).astype(word)
 
@@ -165,7 +158,7 @@ class KeySequence(ISpawnableSeedSequence):
         list of KeySequence
             The children.
         """
-        count = _count("n_children", n_children)
+        count = integer("n_children", n_children, 0)
         with self._lock:
             first = self._n_children_spawned
             self._n_children_spawned += count
