@@ -54,10 +54,8 @@ def key_of_seed(seed: Seed) -> bytes:
         return secrets.token_bytes(32)
     if isinstance(seed, bytes):
         return _hash(_SEED_LABEL, b"b", seed)
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"seed must be None, an integer >= 0 or bytes, got {type(seed).__name__}")
-    number = int(seed)
-    if number < 0:
+    number = integer("seed", seed)
+    if number < 0:  # the value is a secret and is not shown
         raise ValueError("seed must be an integer >= 0, got a negative one")
     return _hash(_SEED_LABEL, b"i", number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big"))
 

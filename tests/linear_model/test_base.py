@@ -74,7 +74,7 @@ def test_numbers_become_python_numbers():
         ("restart_every", "often", ValueError, "restart_every must be 'auto' or a number"),
         ("complete", 1, ValueError, r"complete must be one of \['auto', False, True, 'all'\]"),
         ("noise_seed", -1, ValueError, "noise_seed must be an integer >= 0, got a negative one"),
-        ("noise_seed", 1.5, TypeError, "noise_seed must be None, an integer >= 0 or bytes"),
+        ("noise_seed", 1.5, TypeError, "noise_seed must be an integer, got float"),
         ("shuffle", 1, TypeError, "shuffle must be a bool, got int"),
         ("verbose", -1, ValueError, "verbose must be an integer >= 0, got -1"),
         ("threads", "all", TypeError, "threads must be an integer, got str"),
