@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree on a GPU: which sums are made, which vectors are kept, as in `csrc/src/noise/tree.cpp`.
+"""The tree on a GPU: its sums and the vectors that are kept, as in `csrc/src/noise/tree.cpp`.
 
 It has the interface of the compiled trees (`dpftrl_fast._core.TreeFloat32`), with tensors of one
-device for arrays, so that a `TreeNoise` can stand on either. A position and the key determine
+device for arrays, so that a `TreeNoise` can use either. A position and the key determine
 everything; vectors only save work, and are dropped where a launch fails.
 """
 
@@ -26,14 +26,8 @@ Key = tuple[int, int]  # level, index
 class DeviceTree:
     """A tree of noise whose vectors lie on one device.
 
-    Parameters
-    ----------
-    size, std, key, rounds, purpose, offset, variant, memory
-        As for the compiled trees: `memory` is -1 for stored, 0 for regenerate, else a number of
-        vectors.
-    dtype : torch.float32 or torch.float64
-    device : torch.device
-        A CUDA device; the CPU under Triton's interpreter.
+    Arguments are those of the compiled trees (`memory` is -1 for stored, 0 for regenerate, else a
+    number of vectors); `device` is a CUDA device, or the CPU under Triton's interpreter.
     """
 
     def __init__(

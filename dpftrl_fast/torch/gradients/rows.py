@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`watch_rows`: with hooks, row i of what a layer gets must be of example i, and of no other.
+"""`watch_rows`: with hooks, row i of a layer's input must be of example i, and of no other.
 
-Opacus's hooks take row i of a layer's input and of its output's gradient for example i. Where they
-are of something else, clipping bounds nothing: positions that are as many as examples, a sequence
-that lies along the dimension of the batch, a layer that is used once on all rows and once on some
-of them, rows that were sorted on the way. Shapes alone do not tell, since counts may agree by
-chance. So before its first pass the model is tried, without Opacus's hooks: on one row more, and on
-that batch with some of the rows replaced by their neighbours. Rows must follow the first change,
-and what was not replaced must be as before. A third trial, with the hooks, compares the sums of the
-per-example gradients with the gradient that autograd finds. Values are looked at before the first
-step only: a run that goes on from a checkpoint has its rows counted.
+Opacus's hooks take row i of a layer's input and of its output's gradient for example i. Where the
+rows are not the examples, clipping bounds nothing: positions that are as many as examples, a
+sequence along the dimension of the batch, a layer that is used once on all rows and once on some of
+them, rows that were sorted. Shapes alone do not show it, since counts may agree by chance. So
+before its first pass the model is tried, without Opacus's hooks: on one row more, and on that batch
+with some of the rows replaced by their neighbours. Rows must follow the first change, and rows that
+were not replaced must be as before. A third trial, with the hooks, compares the sums of the
+per-example gradients with the gradient that autograd finds. Values are checked before the first
+step only: a run that resumes from a checkpoint has its rows counted.
 """
 
 from __future__ import annotations
@@ -73,22 +73,9 @@ def watch_rows(
 ) -> None:
     """Refuse forward passes whose rows are not the examples handed out, in their order.
 
-    Parameters
-    ----------
-    module : GradSampleModule
-        Wrapped by Opacus, and watched from now on: passes in training mode, with gradients, while
-        examples are due.
-    sums : Accumulator
-        Of its per-example gradients: says how many examples are due, and steps are taken.
-    settle : callable
-        Makes `module` forget passes and gradients, see `HookGradients.settle`.
-    batch_first : bool
-        Whether examples are along the first dimension of every layer's input, or the second.
-
-    Notes
-    -----
-    The model's forward pass raises ValueError where it is not so. The first one while examples are
-    due is tried before it is run, which takes the time of some steps; random numbers and buffers
+    From now on `module`, wrapped by Opacus, is watched: passes in training mode, with gradients,
+    while examples of `sums` are due. `settle` makes it forget passes and gradients. The first such
+    pass is tried before it is run, which takes the time of some steps; random numbers and buffers
     are as they were afterwards. In the model's own arguments, examples are along the first
     dimension that has as many entries.
 
