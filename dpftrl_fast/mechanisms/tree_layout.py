@@ -52,9 +52,8 @@ class TreeRun:
 class TreeLayout:
     """The trees of a run in their order, equal neighbours counted together.
 
-    Made by `Tree.layout`. The size of this object follows the number of `runs`, which is at
-    most three for a restart period, however many trees that makes; its methods search them by
-    bisection.
+    Made by `Tree.layout`. A restart period has at most three `runs`, however many trees that makes;
+    methods search them by bisection.
 
     Attributes
     ----------
@@ -124,7 +123,7 @@ class TreeLayout:
 
     @property
     def released_spreads(self) -> bool:
-        """Whether "released" spreads a shift over more nodes than "exact" counts: for Honaker."""
+        """True for Honaker: "released" spreads a shift over more nodes than "exact" counts."""
         return self.variant == "honaker"
 
     def locate(self, step: int) -> tuple[int, int]:
@@ -202,10 +201,10 @@ class TreeLayout:
             yield TreeLayout((replace(run, count=1),), self.variant), run.count
 
     def between(self, first: int, last: int) -> TreeLayout:
-        """Return the trees of steps first..last of a run, as a run of its own.
+        """Return the trees of steps first..last as a separate run.
 
-        The tree that `first` lies in starts at leaf 1 with it; the one that `last` lies in ends
-        there, and is completed only if it ends there anyway.
+        The tree of step `first` starts with it at leaf 1. The tree of step `last` ends there, and
+        is completed only if that is its last step.
 
         Parameters
         ----------

@@ -67,7 +67,7 @@ class PrefixSum(PrivacyStatement):
     >>> sums = dpf.PrefixSum(size=2, steps=100, clip_norm=1.0, noise_multiplier=4.0)
     >>> private = sums.add(np.array([0.6, 0.8]))
     >>> private.shape, round(sums.epsilon(1e-6), 3)
-    ((2,), 2.982)
+    ((2,), 3.071)
     """
 
     def __init__(

@@ -118,7 +118,7 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
     def guarantee(self) -> Guarantee:
         """The plan with its spare restarts, or what happened where they do not cover it."""
         declared = compose([self.plan, *[self._spare] * self.spare_restarts])
-        if _covers(declared, self.happened):
+        if not self.abandoned or _covers(declared, self.happened):
             return declared
         alone = replace(declared, otherwise=None)
         return alone if _covers(alone, self.happened) else self.happened

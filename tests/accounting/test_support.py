@@ -4,6 +4,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import mpmath
 import numpy as np

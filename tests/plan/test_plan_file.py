@@ -84,10 +84,11 @@ def test_the_written_form():
     ("change", "error", "message"),
     [
         ({"format": "other"}, ValueError, "format must be 'dpftrl_fast.PrivacyPlan', got 'other'"),
-        ({"version": 1}, ValueError, "version must be 2, got 1"),
-        ({"version": 3}, ValueError, "version must be 2, got 3"),
-        ({"version": "2"}, ValueError, "version must be 2, got '2'"),
-        ({"version": True}, ValueError, "version must be 2, got True"),
+        ({"version": 1}, ValueError, "version must be 2 or 3, got 1"),
+        ({"version": 3}, ValueError, r"got also .*'restart_every'"),
+        ({"version": 4}, ValueError, "version must be 2 or 3, got 4"),
+        ({"version": "2"}, ValueError, "version must be 2 or 3, got '2'"),
+        ({"version": True}, ValueError, "version must be 2 or 3, got True"),
         ({"epsilon": 1.0}, ValueError, r"got also \['epsilon'\]"),
         ({"noise_multiplier": math.nan}, ValueError, "noise_multiplier must be a finite number"),
         ({"noise_multiplier": "2"}, TypeError, "noise_multiplier must be a finite number"),
@@ -150,7 +151,7 @@ def test_files_that_hold_no_plan(tmp_path, content, error, message):
 def test_a_file_of_another_version(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**PLAN.to_dict(), "version": 1}))
-    with pytest.raises(ValueError, match="version must be 2, got 1"):
+    with pytest.raises(ValueError, match="version must be 2 or 3, got 1"):
         PrivacyPlan.load(path)
 
 

@@ -84,7 +84,7 @@ def test_described_trees(options, text):
 
 def test_describe_without_a_replace_one_guarantee():
     plan = PrivacyPlan(1.0, 0.3, SinglePass(16))
-    delta = math.sqrt(plan.delta_floor * plan.guarantee.floor("replace-one"))
+    delta = math.sqrt(plan.delta_floor * plan.guarantee.floor(neighbours="replace-one"))
     lines = plan.describe(delta).splitlines()
     assert lines[0].startswith("epsilon ")
     assert lines[1].startswith("no epsilon at delta")

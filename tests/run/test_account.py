@@ -137,7 +137,7 @@ def test_spare_restarts_are_cheap_where_trees_are_short() -> None:
     plan = PrivacyPlan(1.0, 8.0, FixedEpochs(100, 20), mechanism=Tree(restart_every=100))
     one_tree = sensitivity_squared(SinglePass(100))
     for spare in (0, 1, 3):
-        stated = RunAccount(plan, spare_restarts=spare).stated
+        stated = RunAccount(plan, spare_restarts=spare).guarantee
         assert stated.mu_squared * 64 == 20 * one_tree + spare * one_tree
     with pytest.raises(ValueError, match="not covered"):
         RunAccount(plan, spare_restarts=1).restarted(1999, 1)  # nearly all trees a second time
@@ -208,7 +208,7 @@ def test_current_noise_between_two_trees(complete: bool, purpose: str) -> None:
 def test_nobody_in_a_stretch_owes_nothing() -> None:
     plan = PrivacyPlan(1.0, 2.0, FixedOrder([5, 5, -1, -1]))
     account = RunAccount(plan).restarted(4, 3, accept_epsilon=(99.0, 1e-6))
-    assert account.happened.mu_squared == plan.guarantee.sensitivity_squared / 4
+    assert account.happened.mu_squared == plan.sensitivity_squared / 4
 
 
 def test_wrong_arguments() -> None:

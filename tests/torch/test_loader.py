@@ -30,7 +30,7 @@ N, B = 10, 4  # 3 batches an epoch
 
 
 def plan_for(participation: Participation, **fields: Any) -> PrivacyPlan:
-    return PrivacyPlan(1.0, 2.0, participation, mechanism=Tree(**fields))
+    return PrivacyPlan(1.0, 2.0, participation, Tree(**fields))
 
 
 def epochs(n: int, reshuffle: bool = True, **fields: Any) -> PrivacyPlan:

@@ -258,7 +258,7 @@ def test_restarts_can_be_chosen() -> None:
         mechanism=Tree(variant="vanilla", restart_every=None),
         bound="exact",
     )
-    assert (plan.mechanism, plan.bound) == (Tree(variant="vanilla"), "exact")
+    assert (plan.mechanism, plan.bound) == (Tree("vanilla"), "exact")
 
 
 def test_per_layer_clip_norms_make_the_norm_of_the_plan() -> None:

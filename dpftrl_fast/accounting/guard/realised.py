@@ -49,7 +49,6 @@ def realised_values(layout: Layout) -> RealisedValues:
     raise TypeError(f"no realised values are registered for layouts of {type(layout).__name__}")
 
 
-@realised_values.register
 class TreeValues:
     """Realised values of a tree."""
 
@@ -97,3 +96,6 @@ class TreeValues:
             raise ValueError("state's node_counts must never fall with the level, got some that do")
         found.largest = int(found._values.max(initial=0))
         return found
+
+
+realised_values.register(TreeLayout, TreeValues)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which schedule of restarts is best for a budget: noise multipliers and errors, ranked.
+"""Rank schedules of restarts for a budget by their error.
 
-A restart makes the trees shallow, so a record is under fewer nodes and sigma is smaller, but the
-noise at the end of each tree stays in the running sum for good; completion makes that noise small,
-at the price of some nodes. What is best depends on the run, so it is computed: for each schedule
-the squared sensitivity, the smallest noise multiplier that keeps the budget, and from both the
-standard deviation of the noise in the running sum at every step.
+Restarts make the trees shallow: a record is under fewer nodes and sigma is smaller, but the noise
+at the end of each tree stays in the running sum. Completion makes that noise small, at the price of
+some nodes. The best schedule depends on the run, so it is computed: for each schedule the squared
+sensitivity, the smallest noise multiplier that keeps the budget, and from both the standard
+deviation of the noise in the running sum at every step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Schedule:
     mechanism : Tree
         Restarts, completion and variant, which can also be read as attributes of the row.
     bound : {"exact", "released"}
-        What `sensitivity_squared` covers: all nodes, or the released prefixes only.
+        Coverage of `sensitivity_squared`: all nodes, or the released prefixes only.
     epsilon, delta : float
         The budget, for zero-out neighbours: one record's (or user's) gradients replaced by zero.
     noise_multiplier : float
@@ -92,7 +92,7 @@ class Schedule:
 
     @property
     def variant(self) -> Variant:
-        """How a prefix is computed from the nodes."""
+        """Variant of the tree: "honaker" or "vanilla"."""
         return self.mechanism.variant
 
     def noise_std(self) -> NoiseStd:
@@ -236,11 +236,6 @@ def plan_schedule(
     ScheduleTable
         The best first. ``PrivacyPlan.from_schedule`` makes a plan of a row.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
-
     Notes
     -----
     Looking for the best schedule costs no privacy: nothing here depends on data.
@@ -348,7 +343,7 @@ def _trees(
 
 
 def _ends(layout: TreeLayout) -> tuple[tuple[int, int, int], ...]:
-    """Return what makes schedules differ: a tree that ends at a power of two is complete anyway."""
+    """Return the ends of the trees: schedules with the same ends are the same."""
     same = groupby(layout.runs, key=lambda run: (run.steps, run.end))
     return tuple((*key, sum(run.count for run in runs)) for key, runs in same)
 

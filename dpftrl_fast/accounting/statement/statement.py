@@ -107,7 +107,8 @@ class PrivacyStatement(ABC):
         """
         given, stated = non_negative("epsilon", epsilon), self.guarantee
         found = stated._delta(given, neighbours)
-        if stated.otherwise is None or 2 * stated.floor(neighbours=neighbours) < found:
+        floor = stated.floor(neighbours=neighbours)
+        if stated.otherwise is None or found > 4 * floor:
             return found
         return min(found, stated.other._delta(given, neighbours))
 

@@ -108,7 +108,7 @@ class LeastSquaresPlan(PrivacyStatement):
         if complete == "auto":
             complete = best_completion(self.participation, self.variant, self.bound)
         set_field(self, "complete", complete)
-        self.bias, self.covariance  # noqa: B018 - what does not fit together is refused here
+        self._covariance(self._bias(None))  # fields that do not fit together are refused here
 
     @classmethod
     def calibrate(
@@ -166,7 +166,7 @@ class LeastSquaresPlan(PrivacyStatement):
         zeta, nodes = draft.sensitivity_squared, draft.bias.guarantee.touched
 
         def holds(sigma: float) -> bool:
-            return draft._promised(sigma).delta(budget) <= total
+            return replace(draft._promised(sigma), otherwise=None).delta(budget) <= total
 
         # One tree has half the floor: a guess from below.
         guess = calibrated_noise_multiplier(budget, total, zeta, nodes)
@@ -182,10 +182,13 @@ class LeastSquaresPlan(PrivacyStatement):
     @cached_property
     def bias(self) -> PrivacyPlan:
         """The tree over y x: clip norm L y_bound, noise multiplier sigma/sqrt(split)."""
+        return self._bias(self._origin)
+
+    def _bias(self, origin: PrivacyPlan | None) -> PrivacyPlan:
         clip_norm = self.row_norm * self.y_bound
         sigma, _ = self._sigmas(self.noise_multiplier)
-        if self._origin is not None:
-            return self._origin.with_noise(sigma, clip_norm=clip_norm)
+        if origin is not None:
+            return origin.with_noise(sigma, clip_norm=clip_norm)
         return PrivacyPlan(
             clip_norm=clip_norm,
             noise_multiplier=sigma,
@@ -201,8 +204,11 @@ class LeastSquaresPlan(PrivacyStatement):
     @cached_property
     def covariance(self) -> PrivacyPlan:
         """The tree over x x^T: clip norm L^2, noise multiplier sigma/sqrt(1 - split)."""
+        return self._covariance(self.bias)
+
+    def _covariance(self, bias: PrivacyPlan) -> PrivacyPlan:
         _, sigma = self._sigmas(self.noise_multiplier)
-        return self.bias.with_noise(sigma, clip_norm=self.row_norm**2)
+        return bias.with_noise(sigma, clip_norm=self.row_norm**2)
 
     def _sigmas(self, noise_multiplier: float) -> tuple[float, float]:
         return (
