@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import integer, positive_integer
 from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 _KIND, _VERSION = "FixedOrderLoader", 1
 _STATE = ("kind", "version", "position", "order_seed", "fingerprint", "deal")
-# What is taken over from a DataLoader: always, and if it has workers.
+# Options taken over from a DataLoader: always, and if it has workers.
 _OPTIONS = ("collate_fn", "pin_memory")
 _WORKER_OPTIONS = (
     "num_workers",
@@ -102,7 +102,7 @@ class FixedOrderLoader:
         size = positive_integer("batch_size", batch_size)
         self.dataset, self.plan, self._options = dataset, plan, options
         self._given_seed = order_seed is not None
-        seed = secrets.randbits(64) if order_seed is None else _seed(order_seed)
+        seed = secrets.randbits(64) if order_seed is None else integer("order_seed", order_seed, 0)
         self._order = EpochOrder(
             len(dataset), size, plan, seed if shuffle else None, bool(drop_last)
         )
@@ -227,7 +227,7 @@ class FixedOrderLoader:
             DataLoader(
                 self.dataset,
                 batch_sampler=_Pieces(self, steps, size),
-                generator=torch.Generator().manual_seed(steps[0]),  # leaves the global one alone
+                generator=torch.Generator().manual_seed(steps[0]),  # not the global one
                 **self._options,
             )
         )
@@ -293,7 +293,9 @@ class FixedOrderLoader:
             )
         order = old
         if old.seed is not None and seed is not None and not self._given_seed:
-            order = EpochOrder(old.units, old.batch_size, self.plan, _seed(seed), old.drop_last)
+            order = EpochOrder(
+                old.units, old.batch_size, self.plan, integer("order_seed", seed, 0), old.drop_last
+            )
         found = order.fingerprint(), order.deal_hash(min(position + 1, self.plan.steps))
         if found != (state["fingerprint"], state["deal"]):
             raise ValueError(
@@ -342,9 +344,3 @@ def _check_dataset(dataset: Any) -> None:
             "the data set must have a length and places, so that its order can be fixed, got "
             f"{type(dataset).__name__}"
         )
-
-
-def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"order_seed must be an integer >= 0, got {seed!r}")
-    return seed

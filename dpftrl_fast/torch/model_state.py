@@ -35,7 +35,7 @@ def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
     ]
     if tracking:
         raise ValueError(
-            "a model that leaves must keep no running statistics of private data, got them in "
+            "a model that is released must keep no running statistics of private data, got them in "
             f"{', '.join(tracking)}"
         )
     state = model.state_dict()

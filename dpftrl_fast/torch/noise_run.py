@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import float_dtype, integer
+from dpftrl_fast._validate import float_dtype, integer, optional
 from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -71,7 +71,7 @@ class NoiseRun:
         self._dtype_name = "float32" if float_dtype(dtype) == "float32" else "float64"
         self.dtype = getattr(torch, self._dtype_name)
         self._memory = memory_setting(memory)
-        self._threads = None if threads is None else integer("threads", threads, 1, MAX_THREADS)
+        self._threads = optional(integer, "threads", threads, 1, MAX_THREADS)
         if noise_seed is not None and key is not None:
             raise ValueError("expected a noise_seed or a key, got both")
         key_of_seed(noise_seed)  # a wrong one is refused here

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast._validate import positive_integer, real
+from dpftrl_fast._validate import (
+    flag,
+    non_negative,
+    optional,
+    positive,
+    positive_integer,
+    real,
+)
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -129,7 +136,7 @@ class DPFTRL(Optimizer):
         process_group: Any = None,
     ) -> None:
         self._batch_size = positive_integer("batch_size", batch_size)
-        self._radius = None if radius is None else real("radius", radius, above=0.0)
+        self._radius = optional(positive, "radius", radius)
         self._run = NoiseRun(
             plan,
             dtype=dtype,
@@ -173,7 +180,7 @@ class DPFTRL(Optimizer):
         """Add a parameter group, before the first step; ValueError afterwards."""
         if self._run.started:
             raise ValueError(
-                "parameters must be added before the first step, which fixes what noise goes on, "
+                "parameters must be added before the first step, which fixes the coordinates, "
                 f"got a group at step {self.steps_taken}"
             )
         super().add_param_group(param_group)
@@ -358,15 +365,14 @@ _TENSORS = ("params", "param_names")
 
 def _rates(group: Mapping[str, Any]) -> Rates:
     momentum = real("momentum", _plain(group["momentum"]), least=0.0, below=1.0)
-    if not isinstance(group["nesterov"], bool):
-        raise TypeError(f"nesterov must be a bool, got {type(group['nesterov']).__name__}")
-    if group["nesterov"] and not momentum > 0.0:
+    nesterov = flag("nesterov", group["nesterov"])
+    if nesterov and not momentum > 0.0:
         raise ValueError("nesterov must come with a momentum greater than 0, got momentum 0")
     return Rates(
-        lr=real("lr", _plain(group["lr"]), above=0.0),
+        lr=positive("lr", _plain(group["lr"])),
         momentum=momentum,
-        nesterov=group["nesterov"],
-        l1=real("l1", _plain(group["l1"]), least=0.0),
+        nesterov=nesterov,
+        l1=non_negative("l1", _plain(group["l1"])),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import optional, positive_integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -90,9 +90,7 @@ class ResidualNoise:
         key: bytes | None = None,
         process_group: Any = None,
     ) -> None:
-        self._batch_size = None
-        if batch_size is not None:
-            self._batch_size = positive_integer("batch_size", batch_size)
+        self._batch_size = optional(positive_integer, "batch_size", batch_size)
         self._groups = _groups(params)
         self._run = NoiseRun(
             plan,

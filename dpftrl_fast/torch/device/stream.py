@@ -114,7 +114,7 @@ class Stream:
         keep_average, keep_sum, last : tensors, optional
             Where the node's average goes, the sum, and the sum again.
         difference : bool
-            Set out to the sum less what is in `last`.
+            Set out to the sum less `last`.
         """
         left = () if node is None or node.left is None else node.left
         entries = [x for average, level in known for x in (average.data_ptr(), level)]

@@ -61,7 +61,7 @@ class DeviceTree:
         self._dtype, self._device = dtype, device
         self._t = 0
         self._ends: list[int] = []
-        self._last: tuple[int, int] = (-1, 0)  # tree and step of what was last returned
+        self._last: tuple[int, int] = (-1, 0)  # tree and step of the last result
         self._heads: dict[int, torch.Tensor] = {}  # by step: the sum there, carry included
         self._averages: dict[Key, torch.Tensor] = {}
         self._carry: torch.Tensor | None = None
@@ -88,7 +88,7 @@ class DeviceTree:
         return self._advance(self._room(out), residual=False)
 
     def residual(self, out: torch.Tensor | None) -> torch.Tensor:
-        """Take a step and return its noise less what was last returned."""
+        """Take a step and return its noise less the last result."""
         return self._advance(self._room(out), residual=True)
 
     def prefix(self, t: int, out: torch.Tensor | None) -> torch.Tensor:
@@ -138,7 +138,7 @@ class DeviceTree:
         return self._t, list(self._ends), *self._last
 
     def kept_vectors(self) -> list[tuple[str, int, int, np.ndarray[Any, Any]]]:
-        """Return what cannot be made again cheaply, as NumPy arrays: the compiled trees' form."""
+        """Return the vectors to save, as NumPy arrays: the compiled trees' form."""
         kept: list[tuple[str, int, int, torch.Tensor]] = []
         if self._carry is not None:
             kept.append(("carry", 0, 0, self._carry))
@@ -220,7 +220,7 @@ class DeviceTree:
         heads: dict[int, torch.Tensor],
         averages: dict[Key, torch.Tensor],
     ) -> None:
-        """Keep what later steps read."""
+        """Keep the vectors that later steps read."""
         self._heads = {at: head for at, head in self._heads.items() if at in keep} | heads
         stay = {node: a for node, a in self._averages.items() if self._stays(node, t)}
         self._averages = stay | averages

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.layers import check_layers
 
@@ -71,8 +71,7 @@ class HookGradients:
 
         from dpftrl_fast.torch.gradients.rows import PlainStrides, watch_rows
 
-        if loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
+        choice("loss_reduction", loss_reduction, ("mean", "sum"))
         if isinstance(model, AbstractGradSampleModule):
             raise ValueError("model must not be wrapped by Opacus yet, got one that is")
         if hasattr(model, "autograd_grad_sample_hooks"):
@@ -90,7 +89,7 @@ class HookGradients:
         accumulator.source = self
 
         def before_forward(module: nn.Module, args: Any) -> None:
-            # Complete gradients belong to an earlier piece. Passes that are not complete go on:
+            # Complete gradients belong to an earlier piece. Incomplete passes are kept:
             # several forward passes may share one backward pass.
             if module.training and torch.is_grad_enabled():
                 accumulator.take()
@@ -187,7 +186,7 @@ class VmapModule(nn.Module):
         check_layers(model, "vmap")
         if not callable(criterion):
             raise TypeError(f"criterion must be callable, got {type(criterion).__name__}")
-        self._chunk = None if chunk_size is None else positive_integer("chunk_size", chunk_size)
+        self._chunk = optional(positive_integer, "chunk_size", chunk_size)
         names = _check_owned(model, accumulator)
         self._module = model
         self._accumulator = accumulator

@@ -13,6 +13,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
+from dpftrl_fast._validate import choice
+
 GradSampleMode = Literal["hooks", "functorch", "vmap"]
 
 _MIXES = (
@@ -65,10 +67,8 @@ def check_mode(mode: Any) -> GradSampleMode:
     """Return `mode` if it is a way of making per-example gradients, else raise ValueError."""
     if mode == "ghost":
         raise ValueError(_GHOST)
-    for known in get_args(GradSampleMode):
-        if mode == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(f"grad_sample_mode must be one of {get_args(GradSampleMode)}, got {mode!r}")
+    known: GradSampleMode = choice("grad_sample_mode", mode, get_args(GradSampleMode))
+    return known
 
 
 def incompatible_layers(

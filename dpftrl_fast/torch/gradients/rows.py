@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
-# What rounding may change in an activation and in a gradient, against the largest of a tensor.
+# Rounding errors allowed in an activation and in a gradient, relative to the largest of a tensor.
 # Products in float32 may have the precision of half of it (TF32).
 _ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
 _ROUNDING_OF_HALVES = (0.05, 0.1)
@@ -144,13 +144,13 @@ class _Watch:
             return
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
             raise ValueError(
-                f"{label} must get one tensor, which is what Opacus hands on, got {len(args)} "
+                f"{label} must get one tensor, as Opacus passes on, got {len(args)} "
                 f"arguments and the keywords {sorted(kwargs)}: grad_sample_mode='vmap' takes any"
             )
         x, due = args[0], self._sums.rows_due + (self._seen is not None)
         dim = 0 if isinstance(layer, RNNLinear) else self._dim
         rows = x.shape[dim] if x.dim() > dim else 0
-        # Sequences that have ended leave the last rows of a step.
+        # The last rows of a step lack the sequences that have ended.
         if rows != due and not (isinstance(layer, RNNLinear) and 0 < rows < due):
             raise ValueError(
                 f"{label} must get the {due} rows of the batch{self._added}, got an input of shape "
@@ -275,11 +275,10 @@ class _Watch:
         return x.index_select(dims[0], at) if dims else x
 
 
-class _Trial:
-    def __init__(
-        self, inputs: dict[str, list[Tensor]], outputs: list[Tensor], buffers: dict[str, Tensor]
-    ) -> None:
-        self.inputs, self.outputs, self.buffers = inputs, outputs, buffers
+class _Trial(NamedTuple):
+    inputs: dict[str, list[Tensor]]
+    outputs: list[Tensor]
+    buffers: dict[str, Tensor]
 
 
 @contextmanager
@@ -371,7 +370,7 @@ def _weights(x: Tensor) -> Tensor:
 def _first_that_differs(samples: Mapping[str, tuple[Tensor, Tensor]]) -> str | None:
     """Name a parameter whose examples' gradients have another sum than its gradient.
 
-    Rounding is allowed for, and what is not finite has no sum.
+    Rounding is allowed for, and values that are not finite have no sum.
     """
     sizes = {
         name: float(sample.double().abs().sum(0).max()) for name, (sample, _) in samples.items()
