@@ -14,20 +14,9 @@ from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.files import check_folder, write_files
 
 
-def _theory(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return theory.study(laboratory, quick=quick)
-
-
-def _flights(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return flights.study(flights.load(data), laboratory, quick=quick)
-
-
-def _insteval(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return insteval.study(insteval.load(data), laboratory, quick=quick)
-
-
-def _fashion(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return fashion.study(fashion.load(data), laboratory, quick=quick)
+def _loaded(module: Any) -> Experiment:
+    """Return the study of a module on the data that it loads."""
+    return lambda data, laboratory, quick: module.study(module.load(data), laboratory, quick=quick)
 
 
 #: Arguments: the folder of the data, a laboratory and whether to run quickly.
@@ -35,10 +24,10 @@ Experiment: TypeAlias = Callable[[Path | None, Laboratory, bool], Report]
 
 #: Name and function of each experiment, in order.
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "theory": _theory,
-    "flights": _flights,
-    "insteval": _insteval,
-    "fashion-mnist": _fashion,
+    "theory": lambda data, laboratory, quick: theory.study(laboratory, quick=quick),
+    "flights": _loaded(flights),
+    "insteval": _loaded(insteval),
+    "fashion-mnist": _loaded(fashion),
 }
 
 

@@ -25,14 +25,9 @@ PAD, BEGIN, END, UNKNOWN = range(4)
 
 
 class Sizes(NamedTuple):
-    """Of a network.
+    """Sizes of a network: vocabulary (with four special tokens), embedding, LSTM, dense layer.
 
-    Attributes
-    ----------
-    vocabulary : int
-        Tokens, the four special ones included.
-    embedding, units, dense : int
-        Of the embedding, the LSTM (a multiple of four) and the first dense layer.
+    The number of units of the LSTM is a multiple of four.
 
     Examples
     --------
