@@ -57,24 +57,9 @@ def run_experiments(
     ``results.jsonl`` has a row for each fit, on disk as soon as it is made: after an interruption
     the same call resumes. Tables are in ``<name>.md``, figures beside them.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Of `EXPERIMENTS`; none for all.
-    out : Path
-        Folder for the results, made if it does not exist.
-    data : Path, optional
-        Folder that may hold data files; the others are those of installed packages.
-    quick : bool
-        Small settings, to check that everything works.
-    progress : callable, optional
-        See `dpftrl_fast.experiments.study.Progress`.
-    experiments : mapping, optional
-        Other experiments than `EXPERIMENTS`, in their order.
-
-    Yields
-    ------
-    Finished
+    Names are those of `experiments` (default `EXPERIMENTS`), none for all. The folder `out` is
+    created if necessary. Data files that are not in the folder `data` are those of installed
+    packages. `quick` selects small settings, to check that everything works.
 
     Raises
     ------
