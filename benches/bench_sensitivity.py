@@ -14,6 +14,7 @@ import pytest
 from separation_program import plain_min_separation
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.mechanisms import Tree
 
 # (T, E, b): zeta
 GROWTH = {
@@ -71,7 +72,7 @@ def test_released(benchmark: Any, variant: Any) -> None:
     run = acc.MinSeparation(2000, 20, 100)
 
     def released() -> int | float:
-        return acc.sensitivity_squared(run, bound="released", variant=variant)
+        return acc.sensitivity_squared(run, Tree(variant=variant), bound="released")
 
     assert benchmark.pedantic(released, rounds=3) <= acc.sensitivity_squared(run)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
 from dpftrl_fast.experiments.results import Setting, Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Table, grid_table
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Variant
 from dpftrl_fast.plots import Line
 
 #: How much is run.

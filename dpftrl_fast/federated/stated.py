@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting.statement.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import Client
@@ -24,7 +24,7 @@ from dpftrl_fast.run.journal import RunJournal
 RunT = TypeVar("RunT", bound="Stated")
 
 
-class Stated:
+class Stated(PrivacyStatement):
     """Plan, guarantee and position of a federated run."""
 
     _account: RunAccount
@@ -89,23 +89,12 @@ class Stated:
         journal = self._private._journal
         return journal is not None and journal.forked
 
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Return the epsilon of the whole declared run, for its users, never understated.
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the whole declared run, for its users.
 
         It includes spare recoveries and the estimates of adaptive clipping, and is the same before,
-        during and after the run.
-
-        Parameters
-        ----------
-        delta : float
-            0 < delta < 1, above the floor of the noise stream.
-        neighbours : {"zero-out", "replace-one"}
-            One client's updates replaced by empty slots, or by another client's updates.
-
-        Raises
-        ------
-        ValueError
-            If the folder was forked, or as :meth:`dpftrl_fast.PrivacyPlan.epsilon`.
+        during and after the run. A forked run has none: ValueError.
         """
         if self.forked:
             raise ValueError(
@@ -113,9 +102,7 @@ class Stated:
                 "another run may have added the same noise to other sums"
             )
         clipping = self._private._clipping
-        if clipping is not None:
-            return clipping.composition(self.plan).epsilon(delta, neighbours=neighbours)
-        return self.account.epsilon(delta, neighbours=neighbours)
+        return self.account.guarantee if clipping is None else clipping.composition(self.plan)
 
     # ---- Calls ----
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -17,11 +15,14 @@ from torch_cases import cross_entropy, flat_sums, one_by_one
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.from_budget import plan_of
+from dpftrl_fast.torch import optimizer as optimizer_module
 from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.make_private import PrivateTraining, make_private
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.residual import ResidualNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
@@ -145,7 +146,9 @@ def test_noise_of_the_residuals_is_that_of_the_tree() -> None:
     found = []
     for keep in (False, True):
         model = network()
-        plan = PrivacyPlan(1.0, SIGMA, FixedEpochs(3, 4), restart_every=6, complete=True)
+        plan = PrivacyPlan(
+            1.0, SIGMA, FixedEpochs(3, 4), mechanism=Tree(restart_every=6, complete=True)
+        )
         train(private(model, keep_optimizer=keep, plan=plan, epochs=4), 4)
         found.append(parameters(model))
     assert float((found[0] - parameters(network())).norm()) > 1.0
@@ -227,7 +230,7 @@ def test_a_noise_multiplier_is_kept() -> None:
 
 def test_a_single_epoch_is_a_single_pass_on_one_tree() -> None:
     plan = private(epsilon=4.0, epochs=1).data_loader.plan
-    assert plan.participation == SinglePass(3) and plan.restart_every is None
+    assert plan.participation == SinglePass(3) and plan.mechanism == Tree()
 
 
 def test_without_shuffling_one_order_is_declared() -> None:
@@ -243,19 +246,19 @@ def test_the_last_batch_can_be_left_out() -> None:
 
 
 def test_restarts_can_be_chosen() -> None:
-    plan = private(epsilon=4.0, epochs=4, restart_every=6, complete=True).data_loader.plan
-    assert (plan.restart_every, plan.complete) == (6, True)
+    tree = Tree(restart_every=6, complete=True)
+    plan = private(epsilon=4.0, epochs=4, mechanism=tree).data_loader.plan
+    assert plan.mechanism == tree
     plan = plan_of(
         FixedEpochs(3, 4),
         epsilon=4.0,
         noise_multiplier=None,
         delta=DELTA,
         clip_norm=1.0,
-        restart_every=None,
-        variant="vanilla",
+        mechanism=Tree(variant="vanilla", restart_every=None),
         bound="exact",
     )
-    assert (plan.restart_every, plan.variant, plan.bound) == (None, "vanilla", "exact")
+    assert (plan.mechanism, plan.bound) == (Tree("vanilla"), "exact")
 
 
 def test_per_layer_clip_norms_make_the_norm_of_the_plan() -> None:
@@ -279,7 +282,7 @@ def test_rates_of_parameter_groups_are_kept() -> None:
 
 
 def test_the_ledger_counts_and_states_the_declared_epsilon() -> None:
-    run = private(noise_multiplier=SIGMA, epochs=4, restart_every=3)
+    run = private(noise_multiplier=SIGMA, epochs=4, mechanism=Tree(restart_every=3))
     whole = run.ledger.epsilon_spent()
     so_far = [run.ledger.epsilon_so_far()]
     for _ in range(4):
@@ -298,8 +301,8 @@ def test_the_ledger_counts_and_states_the_declared_epsilon() -> None:
 def test_the_epsilon_so_far_of_other_plans_is_the_declared_one() -> None:
     pattern = FixedEpochs(3, 2)
     for plan in (
-        PrivacyPlan(1.0, SIGMA, pattern, tree_lengths=[2, 4]),
-        PrivacyPlan(1.0, SIGMA, pattern, restart_every=3, complete=[True, False]),
+        PrivacyPlan(1.0, SIGMA, pattern, mechanism=Tree(tree_lengths=[2, 4])),
+        PrivacyPlan(1.0, SIGMA, pattern, mechanism=Tree(restart_every=3, complete=[True, False])),
         PrivacyPlan(1.0, SIGMA, MinSeparation(6, 2, 3)),
     ):
         ledger = TrainingLedger(plan, DELTA)
@@ -512,26 +515,25 @@ def test_parameters_added_after_the_start_are_refused() -> None:
     assert run.ledger.steps_taken == 0
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "accumulate",
-        "clipped_sums",
-        "clipping",
-        "grad_sample",
-        "layers",
-        "ledger",
-        "loader",
-        "make_private",
-        "order",
-        "parameters",
-        "private_arguments",
-        "rows",
-    ],
-)
-def test_the_examples_of_the_docstrings_hold(module: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"dpftrl_fast.torch.{module}"))
-    assert found.failed == 0 and found.attempted > 0
+def test_noise_by_hand_is_refused_once_it_is_shared() -> None:
+    """It would be a step ahead of the ids that were admitted."""
+    run = private(optimizer=torch.optim.Adam, noise_multiplier=SIGMA)
+    for p in run.model.parameters():
+        p.grad = torch.zeros_like(p)
+    assert isinstance(run.noise, ResidualNoise)
+    with pytest.raises(ValueError, match="must come once, in the step of a batch of the loader"):
+        run.noise.add_()
+    assert run.noise.steps_taken == run.ledger.steps_taken == 0
+    train(run, 1)
+    assert run.noise.steps_taken == run.ledger.steps_taken == 3
+
+
+def test_rates_are_read_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = private(noise_multiplier=SIGMA, rates={"lr": 0.1, "momentum": 0.5})
+    real, read = optimizer_module._rates, []
+    monkeypatch.setattr(optimizer_module, "_rates", lambda group: read.append(1) or real(group))
+    train(run, 1)
+    assert len(read) == 3 * len(run.optimizer.param_groups)
 
 
 @pytest.mark.parametrize("rate", [{"lr": 0.0}, {"momentum": 1.5}, {"l1": math.nan}])

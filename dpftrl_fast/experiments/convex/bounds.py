@@ -14,13 +14,17 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 def mean_noise_norm(plan: PrivacyPlan, p: int, batch_size: int) -> float:
-    """Return N, a bound on the mean over the steps of E||n_(t-1)|| / B, with n_0 = 0."""
-    std = noise_std(
-        plan.participation,
-        restart_every=plan.restart_every,
-        complete=plan.complete,
-        variant=plan.variant,
-    ).prefix
+    """Return N, a bound on the mean over the steps of E||n_(t-1)|| / B, with n_0 = 0.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+    p : int
+        Parameters.
+    batch_size : int
+        B.
+    """
+    std = noise_std(plan.steps, plan.mechanism).prefix
     scale = plan.clip_norm * plan.noise_multiplier * math.sqrt(p) / batch_size
     return scale * float(np.sum(std[:-1])) / plan.steps
 

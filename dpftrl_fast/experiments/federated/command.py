@@ -30,7 +30,7 @@ from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
 from dpftrl_fast.experiments.federated.tuning import Stage, tuned
 from dpftrl_fast.experiments.fitted import SIZES, Size
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
-from dpftrl_fast.kernels._blas import one_blas_thread
+from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
 #: Name of the experiment and the loader of its data, for a vocabulary of a given size.
 FEDERATED: Mapping[str, Callable[[Path | None, int], Clients]] = {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dpftrl_fast.experiments.federated.methods import Budget, Method
 from dpftrl_fast.experiments.federated.network import UNKNOWN, Sizes
 from dpftrl_fast.experiments.fitted import MOMENTUM, Cell, Size
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Variant
 
 DELTA = 1e-4
 

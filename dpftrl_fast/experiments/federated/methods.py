@@ -20,7 +20,7 @@ from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, fixed_batches_
 from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.experiments.fitted import Method as FittedMethod
 from dpftrl_fast.experiments.fitted import passes_over_data
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Tree, Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Floats = NDArray[np.float32]
@@ -79,7 +79,7 @@ def ftrl_plan(
     Examples
     --------
     >>> plan = ftrl_plan(Method("ftrl", restart=1), Budget(8.0, 1e-4, 78, 6), 1242, 0.3, 2.8)
-    >>> plan.restart_every, plan.steps, plan.complete, plan.epsilon(1e-4) <= 8.0
+    >>> plan.mechanism.restart_every, plan.steps, plan.mechanism.complete, plan.epsilon(1e-4) <= 8.0
     (16, 96, True, True)
     """
     return PrivacyPlan(clip_norm, noise, **_fields(method, budget, clients))
@@ -116,9 +116,11 @@ def _fields(method: Method, budget: Budget, clients: int) -> dict[str, Any]:
     rounds = budget.rounds(clients)
     return {
         "participation": passes_over_data(rounds, budget.passes),
-        "restart_every": None if method.restart is None else method.restart * rounds,
-        "complete": method.restart is not None,
-        "variant": method.variant,
+        "mechanism": Tree(
+            method.variant,
+            None if method.restart is None else method.restart * rounds,
+            complete=method.restart is not None,
+        ),
         "bound": "released",
     }
 

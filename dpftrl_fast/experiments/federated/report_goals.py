@@ -27,6 +27,7 @@ import dpftrl_fast.accounting as acc
 from dpftrl_fast._validate import integer
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plots import Line, Panel, panels_png
 
 #: Of the paper's runs.
@@ -86,7 +87,7 @@ def pass_sensitivity(population: int, goal: int, bound: Bound = "exact") -> int 
 @cache
 def _zeta(rounds: int, bound: Bound) -> int | float:
     passes = acc.FixedEpochs(rounds, -(-ROUNDS // rounds))
-    return acc.sensitivity_squared(passes, restart_every=rounds, bound=bound)
+    return acc.sensitivity_squared(passes, Tree(restart_every=rounds), bound=bound)
 
 
 def epsilons(noise_multiplier: float, exact: int | float, released: int | float) -> Values:

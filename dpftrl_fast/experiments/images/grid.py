@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dpftrl_fast.experiments.fitted import MOMENTUM, Cell, Size
 from dpftrl_fast.experiments.images.methods import Budget, Method
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Variant
 
 DELTA = 1e-5
 

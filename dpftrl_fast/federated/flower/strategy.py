@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpftrl_fast._validate import integer
-from dpftrl_fast.accounting.statement.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.statement import Neighbours
 from dpftrl_fast.federated.flower.clients import (
     ClientIdSource,
     NodeUsers,
