@@ -25,8 +25,8 @@ from torch import Tensor
 from training_run import BATCH, DELTA, EPOCHS, PLAN, STEPS, Training
 
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.run import Diverged
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.run.journal import Diverged
 from dpftrl_fast.torch.optimizer import DPFTRL
 
 
