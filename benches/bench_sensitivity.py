@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.mechanisms import Tree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from separation_program import plain_min_separation
@@ -75,7 +76,7 @@ def test_released(benchmark: Any, variant: Any) -> None:
     run = acc.MinSeparation(2000, 20, 100)
 
     def released() -> int | float:
-        return acc.sensitivity_squared(run, bound="released", variant=variant)
+        return acc.sensitivity_squared(run, Tree(variant=variant), bound="released")
 
     assert benchmark.pedantic(released, rounds=3) <= acc.sensitivity_squared(run)
 

@@ -23,7 +23,7 @@ plan = PrivacyPlan.from_schedule(table.best, clip_norm=clip_norm)
 noise, guard = plan.noise(rows.shape[1], dtype="float64"), plan.guard()
 mean, order, tree = np.zeros(rows.shape[1]), rng.permutation(len(rows)), 0
 for step in range(1, plan.steps + 1):
-    if plan.trees.locate(step)[0] != tree:  # a restart: the batches may be dealt anew
+    if plan.layout.locate(step)[0] != tree:  # a restart: the batches may be dealt anew
         tree, order = tree + 1, rng.permutation(len(rows))
     place = (step - 1) % steps_per_epoch
     ids = order[place * batch : (place + 1) * batch]

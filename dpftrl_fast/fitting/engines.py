@@ -10,7 +10,7 @@ from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.fitting.settings import LeastSquaresSettings, Settings
-from dpftrl_fast.plan.from_budget import participation_of, plan_of
+from dpftrl_fast.plan.from_budget import TreeSearch, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables.schema import NumericColumn, Schema
 
@@ -36,9 +36,9 @@ def make_plan(schema: Schema, settings: Settings) -> Plan:
     bound = settings.bound
     if bound is None:
         bound = "exact" if settings.epochs == 1 else "released"
-    names = ("epsilon", "delta", "noise_multiplier", "clip_norm", "momentum", "variant")
+    names = ("epsilon", "delta", "noise_multiplier", "clip_norm", "momentum")
     fields = {name: getattr(settings, name) for name in names}
-    return plan_of(participation, bound=bound, **fields)
+    return plan_of(participation, mechanism=TreeSearch(settings.variant), bound=bound, **fields)
 
 
 def _least_squares_plan(schema: Schema, settings: LeastSquaresSettings) -> LeastSquaresPlan:

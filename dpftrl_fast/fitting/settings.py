@@ -9,8 +9,9 @@ from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from dpftrl_fast._validate import positive_integer
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant
+from dpftrl_fast.mechanisms import Variant
 from dpftrl_fast.noise.keys import key_of_seed
 from dpftrl_fast.tables.schema import Schema, Task
 

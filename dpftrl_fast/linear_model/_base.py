@@ -141,9 +141,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         shuffle = parameters.get("shuffle", False)
         participation = participation_of(source.units, batch_size, epochs, shuffle)
         run = self._start(parameters, participation, source.n_features, targets.outputs)
-        trees = getattr(run.plan, "trees", None)
+        layout = getattr(run.plan, "layout", None)
         order = BatchOrder(
-            source.units, batch_size, epochs, trees, shuffle, parameters.get("random_state")
+            source.units, batch_size, epochs, layout, shuffle, parameters.get("random_state")
         )
         stepper = self._stepper(parameters, run)
         source.feed(stepper, order, targets.encode, self._progress(parameters, run))

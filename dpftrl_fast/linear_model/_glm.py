@@ -19,7 +19,7 @@ from dpftrl_fast.linear_model._base import PrivateLinearModel
 from dpftrl_fast.linear_model._data import MemoryRows, RowSource
 from dpftrl_fast.linear_model._protocols import Stepper
 from dpftrl_fast.linear_model._targets import Targets
-from dpftrl_fast.plan.from_budget import plan_of
+from dpftrl_fast.plan.from_budget import plan_of, tree_of
 
 _OF_PLAN = (
     "epsilon",
@@ -27,9 +27,6 @@ _OF_PLAN = (
     "noise_multiplier",
     "clip_norm",
     "momentum",
-    "restart_every",
-    "complete",
-    "variant",
 )
 
 
@@ -60,7 +57,8 @@ class PrivateGLM(PrivateLinearModel):
         outputs: int,
     ) -> GLMRun:
         objective = self._objective(parameters, n_features, outputs)
-        plan = plan_of(participation, **{name: parameters[name] for name in _OF_PLAN})
+        wanted = {name: parameters[name] for name in _OF_PLAN}
+        plan = plan_of(participation, mechanism=tree_of(parameters), **wanted)
         options = {name: parameters[name] for name in ("batch_size", "momentum", "radius")}
         rate = learning_rate(parameters["learning_rate"], objective, plan, **options)
         return GLMRun(

@@ -460,6 +460,45 @@ class TreeNoise:
             self._key, self._reproducible = key, position.reproducible
         self._core, self._node_used, self._forks = core, position.node_used, _forks
 
+    def current(self) -> NDArray[Any]:
+        """Recompute the noise currently included in the running sum, carry + b_t.
+
+        Returns
+        -------
+        ndarray of shape (size,)
+            The bits that `step` last returned (or would have, where `residual` was called); zeros
+            before the first step. A restart leaves them in the running sum.
+
+        Examples
+        --------
+        >>> noise = TreeNoise(2, 1.0, seed=0)
+        >>> last = [noise.step() for _ in range(3)][-1]
+        >>> bool((noise.current() == last).all())
+        True
+        """
+        state = self.state_dict()
+        ends = [end for end, count in state["earlier_trees"] for _ in range(count)]
+        tree, t = self.tree, self.t
+        if t == 0:  # nothing of this tree is on a sum yet
+            tree, t = state["last_returned"] or (0, 0)
+        if t == 0:
+            return np.zeros(self.size, self.dtype)
+        again = TreeNoise(
+            self.size,
+            self.std,
+            variant=self.variant,  # type: ignore[arg-type]
+            memory="regenerate",
+            dtype=self.dtype.name,  # type: ignore[arg-type]
+            rounds=self.rounds,
+            threads=self.threads,
+            offset=self.offset,
+            purpose=state["purpose"],
+        )
+        before = {"t": t - 1, "earlier_trees": [[end, 1] for end in ends[:tree]]}
+        again.load_state_dict({**state, **before, "last_returned": None, "vectors": []})
+        found: NDArray[Any] = again.step()
+        return found
+
     def _check_position(self, position: Position) -> None:
         """Refuse a position that this object may not take up; a bare source takes any."""
 

@@ -13,11 +13,10 @@ import numpy as np
 
 from dpftrl_fast._validate import float_dtype
 from dpftrl_fast.accounting.sensitivity.delta_floor import MAX_COORDINATES
-from dpftrl_fast.mechanisms.choices import Variant
-from dpftrl_fast.mechanisms.tree_layout import Trees
+from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.plan.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import PlannedNoise, source_of
 
 
 @dataclass(frozen=True)
@@ -30,18 +29,15 @@ class NoiseSpec:
         L2 norm of the contributions that the noise covers (L).
     noise_multiplier : float
         Standard deviation of a node's noise in units of the clip norm (sigma).
-    trees : Trees
-        How the steps are laid out over trees, and which of these are completed.
-    variant : {"honaker", "vanilla"}
-        How prefixes are put together from the nodes.
+    layout : Layout
+        The layout of the plan's mechanism, for the steps of this noise.
     purpose : {"tree", "covariance", "clip-norm"}
         Streams of different purposes under one key are unrelated.
     """
 
     clip_norm: float
     noise_multiplier: float
-    trees: Trees
-    variant: Variant = "honaker"
+    layout: Layout
     purpose: Literal["tree", "covariance", "clip-norm"] = "tree"
 
     def std(self, dtype: Any) -> float:
@@ -65,7 +61,7 @@ class NoiseSpec:
         rounds: int = 12,
         threads: int | None = None,
         offset: int = 0,
-        make: Callable[..., PlannedNoise] = PlannedNoise,
+        make: Callable[..., PlannedNoise] | None = None,
     ) -> PlannedNoise:
         """Return the source of this noise.
 
@@ -76,7 +72,8 @@ class NoiseSpec:
         seed, key, memory, dtype, rounds, threads, offset
             As for :class:`dpftrl_fast.TreeNoise`.
         make : callable, optional
-            A subclass of `PlannedNoise`, or what makes one with further options.
+            A subclass of `PlannedNoise` or a partial call of one; default the class that is
+            registered for the layout.
 
         Raises
         ------
@@ -84,11 +81,10 @@ class NoiseSpec:
             If ``offset + size`` exceeds 2^36, or as :class:`dpftrl_fast.TreeNoise` says.
         """
         _check_coordinates(size, offset)
-        return make(
+        return (make or source_of(self.layout))(
             size,
             self.std(dtype),
-            trees=self.trees,
-            variant=self.variant,
+            layout=self.layout,
             purpose=self.purpose,
             seed=seed,
             key=key,

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
-from dpftrl_fast.noise.arguments import Memory, Variant
+from dpftrl_fast.mechanisms import Mechanism, Tree
+from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -40,7 +41,7 @@ class PrefixSum(PrivacyStatement):
         vectors stay within the range of float64.
     noise_multiplier : float
         Standard deviation of a node's noise over `clip_norm` (sigma).
-    variant, restart_every, complete
+    mechanism
         As for `PrivacyPlan`.
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
@@ -76,9 +77,7 @@ class PrefixSum(PrivacyStatement):
         clip_norm: float,
         noise_multiplier: float,
         *,
-        variant: Variant = "honaker",
-        restart_every: int | None = None,
-        complete: bool | Literal["all"] = False,
+        mechanism: Mechanism = Tree(),
         seed: Seed = None,
         memory: Memory = "stored",
         dtype: Literal["float32", "float64"] = "float64",
@@ -89,9 +88,7 @@ class PrefixSum(PrivacyStatement):
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             participation=SinglePass(steps),
-            restart_every=restart_every,
-            complete=complete,
-            variant=variant,
+            mechanism=mechanism,
         )
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads

@@ -3,32 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from dpftrl_fast._validate import non_negative, norm_bound, positive, positive_integer, probability
+from dpftrl_fast._validate import non_negative, norm_bound, positive, probability
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
 from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.planner.schedules import Schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
-from dpftrl_fast.mechanisms.tree_layout import (
-    Complete,
-    Trees,
-    check_complete,
-    check_lengths,
-    resolve_trees,
-)
+from dpftrl_fast.mechanisms import Layout, Mechanism, Tree
+from dpftrl_fast.mechanisms.mechanism import check_mechanism
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
-from dpftrl_fast.plan.plan_text import participation_words, trees_words
+from dpftrl_fast.plan.plan_text import participation_words
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 
@@ -44,16 +39,8 @@ class PrivacyPlan(PrivacyStatement):
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
         Who takes part when, and the declared number of steps.
-    restart_every : int, optional
-        Steps after which a new tree starts; None means one tree.
-    complete : bool, "all" or sequence of bool
-        Trees that are advanced to the next power of two: none (False), each one that a restart
-        follows (True), the last one too ("all"), or those that one bool for each tree says.
-    variant : {"honaker", "vanilla"}
-        How a prefix is put together from the nodes. It matters to the epsilon under
-        ``bound="released"`` only.
-    tree_lengths : sequence of int, optional
-        Steps of each tree, instead of ``restart_every``; their sum is the declared steps.
+    mechanism : Tree
+        The mechanism of the noise: by default one tree without restarts.
     bound : {"exact", "released"}
         What the epsilon is stated for: every node of the tree, or only the prefixes, which are all
         that the noise of a plan gives out.
@@ -85,10 +72,7 @@ class PrivacyPlan(PrivacyStatement):
     clip_norm: float
     noise_multiplier: float
     participation: Participation
-    restart_every: int | None = None
-    complete: Complete = False
-    variant: Variant = "honaker"
-    tree_lengths: Sequence[int] | None = None
+    mechanism: Mechanism = Tree()
     bound: PlanBound = "exact"
     # The plan that this one was made from by `with_noise`: its sensitivity is this one's.
     _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
@@ -99,14 +83,9 @@ class PrivacyPlan(PrivacyStatement):
         set_field(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
         positive("clip_norm * noise_multiplier", self.clip_norm * self.noise_multiplier)
         check_participation(self.participation)
-        if self.restart_every is not None:
-            set_field(self, "restart_every", positive_integer("restart_every", self.restart_every))
-        if self.tree_lengths is not None:
-            set_field(self, "tree_lengths", check_lengths(self.tree_lengths))
-        set_field(self, "complete", check_complete(self.complete))
-        check_variant(self.variant)
+        check_mechanism(self.mechanism)
         check_plan_bound(self.bound)
-        self.trees  # noqa: B018 - what does not fit together is refused here
+        self.layout  # noqa: B018 - a mechanism that does not fit the steps is refused here
 
     @classmethod
     def calibrate(
@@ -116,10 +95,7 @@ class PrivacyPlan(PrivacyStatement):
         delta: float,
         clip_norm: float,
         participation: Participation,
-        restart_every: int | None = None,
-        complete: Complete = False,
-        variant: Variant = "honaker",
-        tree_lengths: Sequence[int] | None = None,
+        mechanism: Mechanism = Tree(),
         bound: PlanBound = "exact",
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
@@ -130,7 +106,7 @@ class PrivacyPlan(PrivacyStatement):
             Budget, finite and >= 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
-        clip_norm, participation, restart_every, complete, variant, tree_lengths, bound
+        clip_norm, participation, mechanism, bound
             The other fields of the plan.
 
         Raises
@@ -152,10 +128,7 @@ class PrivacyPlan(PrivacyStatement):
             clip_norm=clip_norm,
             noise_multiplier=1.0,
             participation=participation,
-            restart_every=restart_every,
-            complete=complete,
-            variant=variant,
-            tree_lengths=tree_lengths,
+            mechanism=mechanism,
             bound=bound,
         )
         zeta, nodes = draft.sensitivity_squared, draft.guarantee.touched
@@ -168,7 +141,7 @@ class PrivacyPlan(PrivacyStatement):
         Parameters
         ----------
         schedule : Schedule
-            The row: pattern, restarts, completion, variant, bound and noise multiplier.
+            The row: pattern, mechanism, bound and noise multiplier.
         clip_norm : float
             L2 norm to which each contribution is clipped (L).
 
@@ -182,7 +155,7 @@ class PrivacyPlan(PrivacyStatement):
         >>> from dpftrl_fast import accounting
         >>> row = accounting.plan_schedule(8, 1e-5, 100, 100, bound="exact").best
         >>> plan = PrivacyPlan.from_schedule(row, clip_norm=1.0)
-        >>> plan.restart_every, plan.complete, plan.epsilon(1e-5) <= 8
+        >>> plan.mechanism.restart_every, plan.mechanism.complete, plan.epsilon(1e-5) <= 8
         (500, True, True)
         """
         if not isinstance(schedule, Schedule):
@@ -191,9 +164,7 @@ class PrivacyPlan(PrivacyStatement):
             clip_norm=clip_norm,
             noise_multiplier=schedule.noise_multiplier,
             participation=schedule.participation,
-            restart_every=schedule.restart_every,
-            complete=schedule.complete,
-            variant=schedule.variant,
+            mechanism=schedule.mechanism,
             bound=schedule.bound,
         )
 
@@ -203,14 +174,9 @@ class PrivacyPlan(PrivacyStatement):
         return self.participation.steps
 
     @cached_property
-    def trees(self) -> Trees:
-        """How the steps are laid out over trees."""
-        return resolve_trees(
-            self.steps,
-            restart_every=self.restart_every,
-            tree_lengths=self.tree_lengths,
-            complete=self.complete,
-        )
+    def layout(self) -> Layout:
+        """The mechanism, laid out over the declared steps."""
+        return self.mechanism.layout(self.steps)
 
     @property
     def sensitivity_squared(self) -> int | float:
@@ -225,9 +191,8 @@ class PrivacyPlan(PrivacyStatement):
         return Guarantee.of(
             self.noise_multiplier,
             self.participation,
-            self.trees,
+            self.layout,
             bound=self.bound,
-            variant=self.variant,
         )
 
     def with_noise(self, noise_multiplier: float, *, clip_norm: float | None = None) -> PrivacyPlan:
@@ -248,7 +213,7 @@ class PrivacyPlan(PrivacyStatement):
     @property
     def noise_spec(self) -> NoiseSpec:
         """The noise of this plan, which makes it: on the CPU, for a shard, or on a device."""
-        return NoiseSpec(self.clip_norm, self.noise_multiplier, self.trees, self.variant)
+        return NoiseSpec(self.clip_norm, self.noise_multiplier, self.layout)
 
     def noise(
         self,
@@ -311,12 +276,7 @@ class PrivacyPlan(PrivacyStatement):
         >>> guard.eligible([8, 9]).tolist()
         [False, True]
         """
-        return Guard(
-            self.participation,
-            restart_every=self.restart_every,
-            tree_lengths=self.tree_lengths,
-            complete=self.complete,
-        )
+        return Guard(self.participation, self.mechanism)
 
     def ledger(self, *, realised: bool = False) -> Ledger:
         """Return a guard of this plan that also states its epsilon.
@@ -404,9 +364,9 @@ class PrivacyPlan(PrivacyStatement):
         zeta = f"zeta {self.sensitivity_squared}"
         if self.bound == "released":
             zeta = f"zeta {text_up(self.sensitivity_squared)} of the released prefixes"
-        pattern, trees = participation_words(self.participation), trees_words(self.trees)
+        pattern, layout = participation_words(self.participation), self.layout.describe()
         return (
-            f"{self.promise(delta)}\n{pattern}; {trees}, {self.variant}\n"
+            f"{self.promise(delta)}\n{pattern}; {layout}\n"
             f"clip norm {self.clip_norm!r}, noise multiplier {self.noise_multiplier!r}, {zeta},"
             f" mu {text_up(self.mu)}"
         )

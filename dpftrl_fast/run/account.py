@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby
 from typing import Any
 
 from dpftrl_fast._validate import integer, positive, probability
@@ -33,7 +32,7 @@ from dpftrl_fast.accounting.participation import (
     SinglePass,
 )
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, touched
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, squared_of
 from dpftrl_fast.accounting.statement.statement import (
     GaussianMechanism,
     Guarantee,
@@ -41,8 +40,7 @@ from dpftrl_fast.accounting.statement.statement import (
     PrivacyStatement,
     compose,
 )
-from dpftrl_fast.mechanisms.choices import PlanBound
-from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
+from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -81,7 +79,8 @@ class RunAccount(PrivacyStatement):
     Examples
     --------
     >>> from dpftrl_fast import accounting
-    >>> plan = PrivacyPlan(1.0, 8.0, accounting.FixedEpochs(100, 10), restart_every=100)
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> plan = PrivacyPlan(1.0, 8.0, accounting.FixedEpochs(100, 10), Tree(restart_every=100))
     >>> account = RunAccount(plan)
     >>> round(account.epsilon(1e-5), 3) == round(plan.epsilon(1e-5), 3)
     True
@@ -148,36 +147,35 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
         return replace(found, otherwise=partial(made, *given, bound="exact"))
 
     def _worst_tree(self, *, bound: PlanBound) -> Guarantee:
-        trees = [Trees((replace(run, count=1),)) for run in self.plan.trees.runs]
-        parts = [self._epochs_in(one, bound=bound).mechanisms[0] for one in trees]
+        blocks = [block for block, _ in self.plan.layout.blocks()]
+        parts = [self._epochs_in(block, bound=bound).mechanisms[0] for block in blocks]
         worst = Touched(*(max(getattr(part.touched, name) for part in parts) for name in _TOUCHED))
         zeta = max(part.sensitivity_squared for part in parts)
         return Guarantee((GaussianMechanism(self.plan.noise_multiplier, zeta, worst),))
 
     def _stretch(self, first: int, last: int) -> list[Guarantee]:
         """Return the guarantee of a stretch by itself; nothing if nobody takes part in it."""
-        plan, trees = self.plan, trees_between(self.plan.trees, first, last)
+        plan, layout = self.plan, self.plan.layout.between(first, last)
         if isinstance(plan.participation, FixedEpochs):
-            return [self._in_both(self._epochs_in, trees)]
+            return [self._in_both(self._epochs_in, layout)]
         part = _participation_between(plan.participation, first, last)
         if part is None:
             return []
-        how: dict[str, Any] = {"bound": plan.bound, "variant": plan.variant}
-        return [Guarantee.of(plan.noise_multiplier, part, trees, **how)]
+        return [Guarantee.of(plan.noise_multiplier, part, layout, bound=plan.bound)]
 
-    def _epochs_in(self, trees: Trees, *, bound: PlanBound) -> Guarantee:
-        """Return the guarantee of epochs that start anywhere in trees of any length."""
-        # Wherever in an epoch it begins, and also if the order stays: each tree at its worst.
+    def _epochs_in(self, layout: Layout, *, bound: PlanBound) -> Guarantee:
+        """Return the guarantee of epochs that start anywhere in blocks of any length."""
+        # Wherever in an epoch it begins, and also if the order stays: each block at its worst.
         plan, pattern = self.plan, self.plan.participation
         assert isinstance(pattern, FixedEpochs)
-        epochs = FixedEpochs(pattern.steps_per_epoch, -(-trees.steps // pattern.steps_per_epoch))
-        zeta = sensitivity_squared_of(epochs, trees, bound=bound, variant=plan.variant)
+        epochs = FixedEpochs(pattern.steps_per_epoch, -(-layout.steps // pattern.steps_per_epoch))
+        zeta = squared_of(layout, epochs, bound)
         nodes, total, largest = 0, 0, 0
-        for run in trees.runs:
-            period = min(pattern.steps_per_epoch, run.steps)
-            spaced = MinSeparation(run.steps, -(-run.steps // period), period)
-            each = touched(spaced, Trees((replace(run, count=1),)), bound, plan.variant)
-            nodes, total = nodes + run.count * each.nodes, total + run.count * each.total
+        for block, count in layout.blocks():
+            period = min(pattern.steps_per_epoch, block.steps)
+            spaced = MinSeparation(block.steps, -(-block.steps // period), period)
+            each = touched(block, spaced, bound)
+            nodes, total = nodes + count * each.nodes, total + count * each.total
             largest = max(largest, each.largest)
         found = GaussianMechanism(plan.noise_multiplier, zeta, Touched(nodes, total, largest))
         return Guarantee((found,))
@@ -281,9 +279,9 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
     # ---- The noise of the present stretch, by the names that a plan has for it ----
 
     @property
-    def trees(self) -> Trees:
-        """How the steps from `start` on are laid out over trees."""
-        return trees_between(self.plan.trees, self.start, self.plan.steps)
+    def layout(self) -> Layout:
+        """The plan's layout from `start` on."""
+        return self.plan.layout.between(self.start, self.plan.steps)
 
     @property
     def steps(self) -> int:
@@ -293,7 +291,7 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
     @property
     def noise_spec(self) -> NoiseSpec:
         """The noise of the present stretch."""
-        return replace(self.plan.noise_spec, trees=self.trees)
+        return replace(self.plan.noise_spec, layout=self.layout)
 
     def noise(self, size: int, **options: Any) -> PlannedNoise:
         """Return the noise of the present stretch, as :meth:`dpftrl_fast.PrivacyPlan.noise`.
@@ -305,55 +303,6 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
 
 
 _TOUCHED = ("nodes", "total", "largest")
-
-
-def trees_between(trees: Trees, first: int, last: int) -> Trees:
-    """Return the trees of steps first..last of a run, as a run of its own.
-
-    The tree that `first` lies in starts at leaf 1 with it; the one that `last` lies in ends there,
-    and is completed only if it ends there anyway.
-
-    Parameters
-    ----------
-    trees : Trees
-        Of the whole run.
-    first, last : int
-        Steps of it, from 1.
-
-    Raises
-    ------
-    IndexError
-        If there are no such steps.
-
-    Examples
-    --------
-    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-    >>> trees = resolve_trees(1000, restart_every=100, complete=True)
-    >>> [(run.steps, run.completed, run.count) for run in trees_between(trees, 150, 420).runs]
-    [(51, True, 1), (100, True, 2), (20, False, 1)]
-    """
-    (begin, leaf), (end, last_leaf) = trees.locate(first), trees.locate(last)
-    if last < first:
-        raise IndexError(f"expected first <= last, got {first} and {last}")
-    pieces: list[TreeRun] = []
-    before = 0  # trees of the runs gone through
-    for run in trees.runs:
-        whole = range(max(before, begin), min(before + run.count, end + 1))
-        before += run.count
-        # The trees at the ends may be cut, those between are whole.
-        cut = sorted({begin, end} & {*whole[:1], *whole[-1:]})
-        between = len(whole) - len(cut)
-        for tree in cut:
-            start = leaf if tree == begin else 1
-            stop = last_leaf if tree == end else run.steps
-            if between and tree == end:
-                pieces.append(replace(run, count=between))
-                between = 0
-            pieces.append(TreeRun(stop - start + 1, run.completed and stop == run.steps, 1))
-        if between:
-            pieces.append(replace(run, count=between))
-    alike = groupby(pieces, key=lambda piece: (piece.steps, piece.completed))
-    return Trees(tuple(TreeRun(*kind, sum(p.count for p in same)) for kind, same in alike))
 
 
 def _participation_between(pattern: Participation, first: int, last: int) -> Participation | None:

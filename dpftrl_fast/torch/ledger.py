@@ -35,7 +35,8 @@ class TrainingLedger(Ledger):
     Examples
     --------
     >>> from dpftrl_fast import accounting
-    >>> plan = PrivacyPlan(1.0, 10.0, accounting.FixedEpochs(2, 5), restart_every=2)
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> plan = PrivacyPlan(1.0, 10.0, accounting.FixedEpochs(2, 5), Tree(restart_every=2))
     >>> ledger = TrainingLedger(plan, 1e-6)
     >>> ledger.record([1, 2])
     >>> round(ledger.epsilon_spent(), 3), round(ledger.epsilon_so_far(), 3)
@@ -46,11 +47,8 @@ class TrainingLedger(Ledger):
         super().__init__(
             plan.participation,
             plan.noise_multiplier,
-            restart_every=plan.restart_every,
-            tree_lengths=plan.tree_lengths,
-            complete=plan.complete,
+            plan.mechanism,
             bound=plan.bound,
-            variant=plan.variant,
             realised=realised,
         )
         self._statement = self.plan = plan
@@ -96,9 +94,7 @@ class TrainingLedger(Ledger):
             return whole
         if self.steps_taken == 0:
             return 0.0
-        if not isinstance(pattern, FixedEpochs) or plan.tree_lengths is not None:
-            return whole
-        if isinstance(plan.complete, tuple):  # a choice for each tree of the whole run
+        if not isinstance(pattern, FixedEpochs) or not plan.mechanism.any_length:
             return whole
         epochs = -(-self.steps_taken // pattern.steps_per_epoch)
         if epochs not in self._after:

@@ -12,6 +12,7 @@ from dpftrl_fast.accounting.planner.budget import (
     largest_steps,
     largest_trees,
 )
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 DELTA = 1e-6
@@ -108,19 +109,30 @@ def test_participations(epsilon, sigma, options):
 @pytest.mark.parametrize("complete", [False, True, "all"])
 def test_trees(epsilon, sigma, complete):
     check(
-        lambda: largest_trees(epsilon, DELTA, sigma, 6, steps_per_epoch=3, complete=complete),
+        lambda: largest_trees(
+            epsilon, DELTA, sigma, 6, steps_per_epoch=3, mechanism=Tree(complete=complete)
+        ),
         lambda n: PrivacyPlan(
-            1.0, sigma, FixedEpochs(3, 2 * n), restart_every=6, complete=complete
+            1.0, sigma, FixedEpochs(3, 2 * n), mechanism=Tree(restart_every=6, complete=complete)
         ),
         epsilon,
         5,
     )
     check(
         lambda: largest_trees(
-            epsilon, DELTA, sigma, 3, max_participations=4, min_separation=2, complete=complete
+            epsilon,
+            DELTA,
+            sigma,
+            3,
+            max_participations=4,
+            min_separation=2,
+            mechanism=Tree(complete=complete),
         ),
         lambda n: PrivacyPlan(
-            1.0, sigma, MinSeparation(3 * n, 4, 2), restart_every=3, complete=complete
+            1.0,
+            sigma,
+            MinSeparation(3 * n, 4, 2),
+            mechanism=Tree(restart_every=3, complete=complete),
         ),
         epsilon,
         4,
@@ -139,20 +151,21 @@ def test_budgets_turned_round():
         delta=1e-5,
         clip_norm=1.0,
         participation=FixedEpochs(100, 100),
-        restart_every=500,
-        complete=True,
+        mechanism=Tree(restart_every=500, complete=True),
     )
     options = {"restart_every": 500, "complete": True}
     assert largest_epochs(8.0, 1e-5, plan.noise_multiplier, 100, **options) == 100
     less = math.nextafter(plan.noise_multiplier, 0.0)
     assert largest_epochs(8.0, 1e-5, less, 100, **options) == 99
-    found = largest_trees(8.0, 1e-5, plan.noise_multiplier, 500, steps_per_epoch=100, complete=True)
+    found = largest_trees(
+        8.0, 1e-5, plan.noise_multiplier, 500, steps_per_epoch=100, mechanism=Tree(complete=True)
+    )
     assert found == 20
 
 
 def test_what_every_budget_allows():
     assert largest_steps(1.0, DELTA, 1e6) == 2**40
-    assert largest_steps(1.0, DELTA, 100.0, restart_every=1) == 2**40
+    assert largest_steps(1.0, DELTA, 100.0, mechanism=Tree(restart_every=1)) == 2**40
     assert largest_trees(1.0, DELTA, 100.0, 3) == 2**40 // 3
     assert largest_participations(1.0, DELTA, 1e6, 100, min_separation=30) == 4
     assert largest_participations(1.0, DELTA, 1e6, 100, min_separation=2**40) == 1
@@ -190,18 +203,26 @@ def test_what_every_budget_allows():
             "min_separation must be an integer >= 1, got float",
         ),
         (
-            lambda: largest_steps(1.0, DELTA, 9.0, restart_every=0),
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(restart_every=0)),
             ValueError,
             "restart_every must be an integer >= 1, got 0",
         ),
         (
-            lambda: largest_steps(1.0, DELTA, 9.0, complete=[True]),
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(complete=[True])),
             TypeError,
             'complete must be False, True or "all" where .*, got a sequence',
         ),
-        (lambda: largest_steps(1.0, DELTA, 9.0, complete=1), TypeError, "complete must be"),
+        (
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(complete=1)),
+            TypeError,
+            "complete must be",
+        ),
         (lambda: largest_steps(1.0, DELTA, 9.0, bound="level"), ValueError, "bound must be"),
-        (lambda: largest_steps(1.0, DELTA, 9.0, variant="x"), ValueError, "variant must be"),
+        (
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(variant="x")),
+            ValueError,
+            "variant must be",
+        ),
         (lambda: largest_epochs(1.0, DELTA, 9.0, 0), ValueError, "steps_per_epoch must be"),
         (lambda: largest_epochs(1.0, DELTA, 9.0, 2, reshuffle=0), TypeError, "reshuffle must be"),
         (lambda: largest_participations(1.0, DELTA, 9.0, 0), ValueError, "steps must be"),

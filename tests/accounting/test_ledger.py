@@ -33,6 +33,7 @@ from dpftrl_fast.accounting.participation import (
 )
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
 from dpftrl_fast.accounting.statement.statement import GaussianMechanism, Guarantee
+from dpftrl_fast.mechanisms import Tree
 
 
 def zeta_of(ledger: Ledger) -> int | float:
@@ -81,7 +82,7 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
             ledger = Ledger(declared.pattern, 2.0, **declared.options, realised=True)
             ledger.load_state_dict(state)
         uses = uses_by_id(history)
-        expected = {i: zeta_exact(uses[i], declared.trees) for i in sorted(uses)}
+        expected = {i: zeta_exact(uses[i], declared.layout) for i in sorted(uses)}
         found, values = ledger.values()
         assert dict(zip(found.tolist(), values.tolist(), strict=True)) == expected
         assert found.tolist() == list(expected)
@@ -102,7 +103,7 @@ def test_the_papers_example() -> None:
     assert recorded(Ledger(FixedOrder(order), 1.0, realised=True), steps).sensitivity_squared() == 8
     longer = Ledger(FixedOrder([*order, -1, -1, -1]), 1.0, realised=True)
     assert recorded(longer, [*steps, [], [], []]).sensitivity_squared() == 12
-    completed = Ledger(FixedOrder(order), 1.0, complete="all", realised=True)
+    completed = Ledger(FixedOrder(order), 1.0, mechanism=Tree(complete="all"), realised=True)
     assert recorded(completed, steps).sensitivity_squared() == 12
 
 
@@ -114,7 +115,10 @@ def test_a_cifar_run_realises_its_declared_figure(
     restart_every: int | None, complete: Any, zeta: int
 ) -> None:
     ledger = Ledger(
-        FixedEpochs(100, 100), 1.0, restart_every=restart_every, complete=complete, realised=True
+        FixedEpochs(100, 100),
+        1.0,
+        mechanism=Tree(restart_every=restart_every, complete=complete),
+        realised=True,
     )
     for t in range(10_000):
         ledger.record([t % 100])
@@ -124,8 +128,12 @@ def test_a_cifar_run_realises_its_declared_figure(
 def test_many_ids_in_a_step_are_counted_as_few_are() -> None:
     n = 150_000
     ids = np.arange(n) * 17
-    ledger = Ledger(MinSeparation(12, 3, 2), 1.0, restart_every=7, complete=True, realised=True)
-    small = Ledger(MinSeparation(12, 3, 2), 1.0, restart_every=7, complete=True, realised=True)
+    ledger = Ledger(
+        MinSeparation(12, 3, 2), 1.0, mechanism=Tree(restart_every=7, complete=True), realised=True
+    )
+    small = Ledger(
+        MinSeparation(12, 3, 2), 1.0, mechanism=Tree(restart_every=7, complete=True), realised=True
+    )
     for t in range(12):
         ledger.record(ids if t in (1, 5, 8) else [])
         small.record([3] if t in (1, 5, 8) else [])
@@ -134,7 +142,7 @@ def test_many_ids_in_a_step_are_counted_as_few_are() -> None:
 
 
 def test_a_long_run_is_declared_and_counted_without_listing_its_trees() -> None:
-    ledger = Ledger(SinglePass(2**40), 1.0, restart_every=1, realised=True)
+    ledger = Ledger(SinglePass(2**40), 1.0, mechanism=Tree(restart_every=1), realised=True)
     ledger.record([5])
     assert ledger.sensitivity_squared() == zeta_of(ledger) == 1
     tall = Ledger(SinglePass(2**40), 1.0, realised=True)
@@ -177,7 +185,7 @@ def test_a_realised_epsilon_grows_up_to_the_declared_one() -> None:
 def test_where_only_prefixes_are_released_values_are_cut_at_the_declared(
     variant: Any, pattern: SinglePass | MinSeparation, declared: float, exact: int
 ) -> None:
-    ledger = Ledger(pattern, 2.0, bound="released", variant=variant, realised=True)
+    ledger = Ledger(pattern, 2.0, bound="released", mechanism=Tree(variant=variant), realised=True)
     for _ in range(pattern.most_uses()):
         ledger.record([1, 2])
     zeta = zeta_of(ledger)
@@ -223,9 +231,9 @@ def test_a_state_of_another_declaration_is_refused() -> None:
         Ledger(pattern, 1.0),
         Ledger(pattern, 1.5),
         Ledger(SinglePass(5), 1.0),
-        Ledger(pattern, 1.0, restart_every=3),
+        Ledger(pattern, 1.0, mechanism=Tree(restart_every=3)),
         Ledger(pattern, 1.0, bound="released"),
-        Ledger(pattern, 1.0, variant="vanilla"),
+        Ledger(pattern, 1.0, mechanism=Tree(variant="vanilla")),
     ]
     for i, ledger in enumerate(ledgers):
         for j, other in enumerate(ledgers):

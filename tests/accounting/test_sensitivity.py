@@ -26,6 +26,7 @@ from participation_oracle import (
 from separation_program import plain_min_separation
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.mechanisms import Tree
 
 FAST = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -120,7 +121,7 @@ def test_every_pattern_every_restart_period_every_completion(kind: str, steps: i
                 trees = tree_specs(steps, period, complete)
                 wanted = values(kind, rows, trees).max()
                 got = acc.sensitivity_squared(
-                    run, restart_every=period, complete=complete, **OPTIONS[kind]
+                    run, Tree(restart_every=period, complete=complete), **OPTIONS[kind]
                 )
                 assert agrees(kind, got, wanted), (run, period, complete, got, wanted)
 
@@ -208,8 +209,7 @@ def test_level_wise_bound(steps: int) -> None:
             attained = max_level_wise(steps, most, separation, trees)
             got = acc.sensitivity_squared(
                 acc.MinSeparation(steps, most, separation),
-                restart_every=period,
-                complete=complete,
+                Tree(restart_every=period, complete=complete),
                 bound="level",
             )
             assert got >= attained
@@ -261,12 +261,16 @@ def test_single_pass(kind: str, complete: Any) -> None:
             trees = tree_specs(steps, period, complete)
             wanted = values(kind, np.eye(steps), trees).max()
             got = acc.sensitivity_squared(
-                acc.SinglePass(steps), restart_every=period, complete=complete, **OPTIONS[kind]
+                acc.SinglePass(steps),
+                Tree(restart_every=period, complete=complete),
+                **OPTIONS[kind],
             )
             assert agrees(kind, got, wanted)
             if kind == "exact":
                 level = acc.sensitivity_squared(
-                    acc.SinglePass(steps), restart_every=period, complete=complete, bound="level"
+                    acc.SinglePass(steps),
+                    Tree(restart_every=period, complete=complete),
+                    bound="level",
                 )
                 assert level == got
 
@@ -299,16 +303,16 @@ def test_a_reshuffle_at_restarts_costs_where_batches_move() -> None:
     kept = acc.FixedEpochs(3, 4, reshuffle=False)
     dealt = acc.FixedEpochs(3, 4)
     for period in (3, 6, 12, None):  # the batch of the first step is the worst of every tree
-        assert acc.sensitivity_squared(kept, restart_every=period) == acc.sensitivity_squared(
-            dealt, restart_every=period
+        assert acc.sensitivity_squared(kept, Tree(restart_every=period)) == acc.sensitivity_squared(
+            dealt, Tree(restart_every=period)
         )
-    assert acc.sensitivity_squared(kept, restart_every=5) == 13
-    assert acc.sensitivity_squared(dealt, restart_every=5) == 18
+    assert acc.sensitivity_squared(kept, Tree(restart_every=5)) == 13
+    assert acc.sensitivity_squared(dealt, Tree(restart_every=5)) == 18
 
 
 def test_epochs_of_a_size_that_nobody_lists() -> None:
     run = acc.FixedEpochs(2**20, 2**20)
-    assert acc.sensitivity_squared(run, restart_every=2**20) == 21 * 2**20
+    assert acc.sensitivity_squared(run, Tree(restart_every=2**20)) == 21 * 2**20
     with pytest.raises(ValueError, match="computed for at most 134217728 steps"):
         acc.sensitivity_squared(run, bound="released")
-    assert acc.sensitivity_squared(acc.FixedEpochs(1, 2**40), restart_every=1) == 2**40
+    assert acc.sensitivity_squared(acc.FixedEpochs(1, 2**40), Tree(restart_every=1)) == 2**40

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dpftrl_fast import _core
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.mechanisms import Tree
 
 FAST = settings(max_examples=150, deadline=None, derandomize=True)
 NO_LIMIT = 2**63 - 1
@@ -33,8 +34,7 @@ def level_bound(trees: list[tuple[int, int, bool]], most: int, separation: int) 
     listed = [(n, completed) for n, count, completed in trees for _ in range(count)]
     return acc.sensitivity_squared(
         acc.MinSeparation(sum(n for n, _ in listed), most, separation),
-        tree_lengths=[n for n, _ in listed],
-        complete=[completed for _, completed in listed],
+        Tree(tree_lengths=[n for n, _ in listed], complete=[completed for _, completed in listed]),
         bound="level",
     )
 
@@ -87,8 +87,10 @@ def test_prefixes_beyond_the_limit_stay_between_an_order_and_all_nodes() -> None
     order = np.full(6000, -1)
     order[::100] = 0
     for variant in ("honaker", "vanilla"):
-        released = acc.sensitivity_squared(run, bound="released", variant=variant)
-        single = acc.sensitivity_squared(acc.FixedOrder(order), bound="released", variant=variant)
+        released = acc.sensitivity_squared(run, Tree(variant=variant), bound="released")
+        single = acc.sensitivity_squared(
+            acc.FixedOrder(order), Tree(variant=variant), bound="released"
+        )
         assert single <= released <= exact
 
 
@@ -109,17 +111,20 @@ def test_separations_and_counts_as_large_as_they_come() -> None:
 
 def test_the_longest_runs() -> None:
     longest = 2**40
-    assert acc.sensitivity_squared(acc.SinglePass(longest), complete="all") == 41
+    assert acc.sensitivity_squared(acc.SinglePass(longest), Tree(complete="all")) == 41
     assert acc.sensitivity_squared(acc.MinSeparation(longest, longest, longest)) == 41
     # Two uses half a run apart: 40 levels each, and two under the root.
     assert acc.sensitivity_squared(acc.MinSeparation(longest, longest, longest // 2)) == 84
     # One more step for the first, so that completion doubles the tree.
     run = acc.MinSeparation(longest // 2 + 1, 2, longest // 2)
     assert acc.sensitivity_squared(run) == 40 + 1
-    assert acc.sensitivity_squared(run, complete="all") == 40 + 40 + 4
-    assert acc.sensitivity_squared(acc.MinSeparation(longest, 100, 10**9), restart_every=1) == 100
+    assert acc.sensitivity_squared(run, Tree(complete="all")) == 40 + 40 + 4
+    assert (
+        acc.sensitivity_squared(acc.MinSeparation(longest, 100, 10**9), Tree(restart_every=1))
+        == 100
+    )
     far = acc.MinSeparation(longest, 100, 10**9)
-    assert acc.sensitivity_squared(far, restart_every=3, complete="all") == 300
+    assert acc.sensitivity_squared(far, Tree(restart_every=3, complete="all")) == 300
 
 
 @pytest.mark.parametrize("bound", ["exact", "released"])
@@ -127,9 +132,9 @@ def test_the_longest_runs() -> None:
 def test_overflow_is_refused(bound: Any, variant: Any) -> None:
     run = acc.MinSeparation(2**40, 2**40, 1)
     with pytest.raises(ValueError, match="could pass 2\\^63"):
-        acc.sensitivity_squared(run, bound=bound, variant=variant)
+        acc.sensitivity_squared(run, Tree(variant=variant), bound=bound)
     with pytest.raises(ValueError, match="could pass 2\\^63"):
-        acc.sensitivity_squared(run, restart_every=1, bound=bound, variant=variant)
+        acc.sensitivity_squared(run, Tree(variant=variant, restart_every=1), bound=bound)
 
 
 def test_level_bound_has_no_overflow() -> None:

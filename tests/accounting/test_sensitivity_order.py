@@ -13,6 +13,7 @@ from participation_oracle import zeta_exact, zeta_released_honaker, zeta_release
 
 from dpftrl_fast import _core
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.mechanisms import Tree
 
 FAST = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -83,9 +84,9 @@ def test_order_of_numbers_does_not_matter() -> None:
     order = rng.integers(0, 50, 3000)
     names = rng.choice(2**62, 50, replace=False)
     for _, kind in ZETA:
-        _, a = acc.sensitivity_squared_by_id(acc.FixedOrder(order), restart_every=700, **kind)
+        _, a = acc.sensitivity_squared_by_id(acc.FixedOrder(order), Tree(restart_every=700), **kind)
         renamed, b = acc.sensitivity_squared_by_id(
-            acc.FixedOrder(names[order]), restart_every=700, **kind
+            acc.FixedOrder(names[order]), Tree(restart_every=700), **kind
         )
         assert np.array_equal(b, a[np.argsort(names)])
         assert np.array_equal(renamed, np.sort(names))
@@ -103,7 +104,7 @@ def test_levels_beyond_one_pass() -> None:
             for index in {use >> level for use in uses}:
                 if (index + 1) << level <= end:
                     wanted += sum(use >> level == index for use in uses) ** 2
-        assert acc.sensitivity_squared(acc.FixedOrder(order), complete=complete) == wanted
+        assert acc.sensitivity_squared(acc.FixedOrder(order), Tree(complete=complete)) == wanted
 
 
 @pytest.mark.parametrize(

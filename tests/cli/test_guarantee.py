@@ -77,7 +77,7 @@ def test_trees_bound_and_variant(arguments: list[object], options: dict[str, Any
     assert facts["epsilon"] == plan.epsilon(1e-5)
     assert facts["sensitivity_squared"] == plan.sensitivity_squared
     assert (facts["trees"], facts["variant"], facts["bound"]) == (
-        plan.trees.count, plan.variant, plan.bound
+        plan.layout.count, plan.variant, plan.bound
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def by_hand(objective, plan, batches, *, rate, size, momentum=0.0, l1=0.0, radiu
     total = np.zeros(shape)
     path, number, taken = [], 0, 0
     for t, batch in enumerate(batches, start=1):
-        run = plan.trees.run_of(number)
+        run = plan.layout.run_of(number)
         if taken == run.steps:
             tree.restart(complete=run.completed)
             number, taken = number + 1, 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from dpftrl_fast.accounting import FixedEpochs, SinglePass, plan_schedule, resolve_trees
+from dpftrl_fast.accounting import FixedEpochs, SinglePass, plan_schedule
 from dpftrl_fast.convex.row_batches import SparseRows
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model import DPFTRLRegressor
@@ -26,6 +26,7 @@ from dpftrl_fast.linear_model._data import (
 from dpftrl_fast.linear_model._parameters import check_parameters
 from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 
 FIRST = {"epsilon": 1.0, "noise_multiplier": None}
@@ -83,7 +84,7 @@ def test_wrong_parameters_are_refused_in_words(name, value, error, message):
 
 def test_one_pass_has_one_tree():
     plan = plan_of(SinglePass(100), **PLAN)
-    assert plan.trees.count == 1 and plan.bound == "released" and plan.clip_norm == 0.5
+    assert plan.layout.count == 1 and plan.bound == "released" and plan.clip_norm == 0.5
     assert 0.999 < plan.epsilon(1e-6) <= 1.0
 
 
@@ -106,9 +107,9 @@ def test_explicit_schedules_are_taken():
     pattern = FixedEpochs(50, 6)
     plan = plan_of(pattern, **(PLAN | {"restart_every": 100, "complete": "all"}))
     assert plan.restart_every == 100 and plan.complete == "all"
-    assert plan_of(pattern, **(PLAN | {"restart_every": None})).trees.count == 1
+    assert plan_of(pattern, **(PLAN | {"restart_every": None})).layout.count == 1
     assert plan_of(pattern, **(PLAN | {"complete": False})).complete is False
-    assert plan_of(SinglePass(100), **(PLAN | {"restart_every": 20})).trees.count == 5
+    assert plan_of(SinglePass(100), **(PLAN | {"restart_every": 20})).layout.count == 5
 
 
 def test_who_takes_part_when():
@@ -125,14 +126,14 @@ def places(order):
 
 
 def test_batches_in_order():
-    order = BatchOrder(7, 3, 2, resolve_trees(6), False, None)
+    order = BatchOrder(7, 3, 2, Tree().layout(6), False, None)
     assert places(order) == [[0, 1, 2], [3, 4, 5], [6]] * 2
     assert all(isinstance(units, slice) for units in order)
 
 
 @pytest.mark.parametrize("every", [None, 3, 6, 2, 4])
 def test_shuffled_batches_are_dealt_anew_at_restarts_that_begin_an_epoch(every):
-    trees = resolve_trees(12, restart_every=every)
+    trees = Tree(restart_every=every).layout(12)
     order = [tuple(place) for place in places(BatchOrder(7, 3, 4, trees, True, 5))]
     epochs = [order[i : i + 3] for i in range(0, 12, 3)]
     for epoch in epochs:

@@ -17,6 +17,7 @@ from torch_cases import cross_entropy, flat_sums, one_by_one
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.from_budget import plan_of
 from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
 from dpftrl_fast.torch.ledger import TrainingLedger
@@ -145,7 +146,9 @@ def test_noise_of_the_residuals_is_that_of_the_tree() -> None:
     found = []
     for keep in (False, True):
         model = network()
-        plan = PrivacyPlan(1.0, SIGMA, FixedEpochs(3, 4), restart_every=6, complete=True)
+        plan = PrivacyPlan(
+            1.0, SIGMA, FixedEpochs(3, 4), mechanism=Tree(restart_every=6, complete=True)
+        )
         train(private(model, keep_optimizer=keep, plan=plan, epochs=4), 4)
         found.append(parameters(model))
     assert float((found[0] - parameters(network())).norm()) > 1.0
@@ -251,8 +254,7 @@ def test_restarts_can_be_chosen() -> None:
         noise_multiplier=None,
         delta=DELTA,
         clip_norm=1.0,
-        restart_every=None,
-        variant="vanilla",
+        mechanism=Tree(variant="vanilla", restart_every=None),
         bound="exact",
     )
     assert (plan.restart_every, plan.variant, plan.bound) == (None, "vanilla", "exact")
@@ -298,8 +300,8 @@ def test_the_ledger_counts_and_states_the_declared_epsilon() -> None:
 def test_the_epsilon_so_far_of_other_plans_is_the_declared_one() -> None:
     pattern = FixedEpochs(3, 2)
     for plan in (
-        PrivacyPlan(1.0, SIGMA, pattern, tree_lengths=[2, 4]),
-        PrivacyPlan(1.0, SIGMA, pattern, restart_every=3, complete=[True, False]),
+        PrivacyPlan(1.0, SIGMA, pattern, mechanism=Tree(tree_lengths=[2, 4])),
+        PrivacyPlan(1.0, SIGMA, pattern, mechanism=Tree(restart_every=3, complete=[True, False])),
         PrivacyPlan(1.0, SIGMA, MinSeparation(6, 2, 3)),
     ):
         ledger = TrainingLedger(plan, DELTA)

@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
-from dpftrl_fast.mechanisms.tree_layout import Trees
+from dpftrl_fast.mechanisms import Layout
 
 _VERSION = 1
 _MAX_INT64 = 2**63 - 1
 
 
-def declaration(participation: Participation, trees: Trees, **more: Any) -> str:
+def declaration(participation: Participation, layout: Layout, **more: Any) -> str:
     """Return what a run was declared as, in JSON; a long order by its SHA-256.
 
     Examples
     --------
     >>> from dpftrl_fast.accounting.participation import SinglePass
-    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-    >>> declaration(SinglePass(3), resolve_trees(3))
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> declaration(SinglePass(3), Tree().layout(3))
     '{"participation": {"kind": "SinglePass", "steps": 3}, "trees": [[3, false, 1]]}'
     """
     if isinstance(participation, FixedOrder):
@@ -44,8 +44,7 @@ def declaration(participation: Participation, trees: Trees, **more: Any) -> str:
         }
     else:
         pattern = participation.to_dict()
-    runs = [[run.steps, run.completed, run.count] for run in trees.runs]
-    return json.dumps({"participation": pattern, "trees": runs, **more})
+    return json.dumps({"participation": pattern, **layout.declaration(), **more})
 
 
 def header(kind: str, declared: str) -> dict[str, Any]:

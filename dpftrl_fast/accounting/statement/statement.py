@@ -32,9 +32,8 @@ from dpftrl_fast.accounting.sensitivity.delta_floor import (
     truncated_delta,
     untruncated_delta,
 )
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant
-from dpftrl_fast.mechanisms.tree_layout import Trees
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, squared_of
+from dpftrl_fast.mechanisms import Layout
 
 #: Replaced in one of two neighbouring data sets: one record's (or user's) gradients, by zero or by
 #: another's.
@@ -200,30 +199,26 @@ class Guarantee(PrivacyStatement):
         cls,
         noise_multiplier: float,
         participation: Participation,
-        trees: Trees,
+        layout: Layout,
         *,
         bound: PlanBound,
-        variant: Variant,
     ) -> Guarantee:
-        """Return the guarantee of a run: its participation, its trees and its noise.
+        """Return the guarantee of a run: its participation, its layout and its noise.
 
         Examples
         --------
         >>> from dpftrl_fast.accounting.participation import SinglePass
-        >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-        >>> trees = resolve_trees(1600)
-        >>> found = Guarantee.of(2.33, SinglePass(1600), trees, bound="exact", variant="honaker")
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> found = Guarantee.of(2.33, SinglePass(1600), Tree().layout(1600), bound="exact")
         >>> found.mechanisms[0].sensitivity_squared, round(found.epsilon(1e-6), 3)
         (11, 7.342)
         """
-        zeta = sensitivity_squared_of(participation, trees, bound=bound, variant=variant)
-        nodes = touched(participation, trees, bound, variant)
+        zeta: int | float = squared_of(layout, participation, bound)
+        nodes: Touched = touched(layout, participation, bound)
         exact = None
-        if bound == "released" and variant == "honaker":
+        if bound == "released" and layout.released_spreads:
             # Its shift is spread over more nodes than the participations themselves shift.
-            exact = partial(
-                cls.of, noise_multiplier, participation, trees, bound="exact", variant=variant
-            )
+            exact = partial(cls.of, noise_multiplier, participation, layout, bound="exact")
         return cls((GaussianMechanism(noise_multiplier, zeta, nodes),), exact)
 
     @property

@@ -62,12 +62,7 @@ def learning_rate(
         return float(rule)
     distance = 1.0 if radius is None else radius
     scale = plan.clip_norm * plan.noise_multiplier * math.sqrt(objective.size) / batch_size
-    std = noise_std(
-        plan.participation,
-        restart_every=plan.restart_every,
-        complete=plan.complete,
-        variant=plan.variant,
-    ).prefix
+    std = noise_std(plan.steps, plan.mechanism).prefix
     curvature = CURVATURE.get(objective.loss)
     if rule == "auto" and curvature is not None and objective.row_bound is not None:
         stable = 1.0 / (curvature * (objective.row_bound**2 + objective.constant**2))

@@ -27,10 +27,12 @@ from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.accounting.curve.rounding import smallest_double
 from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
-from dpftrl_fast.convex.least_squares.completion import best_completion, variance_at
+from dpftrl_fast.convex.least_squares.completion import best_completion
 from dpftrl_fast.convex.least_squares.plan_text import fields_from_dict, fields_to_dict, plan_words
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant
+from dpftrl_fast.mechanisms import Tree, Variant
+from dpftrl_fast.mechanisms.tree_error import prefix_variance
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -191,10 +193,13 @@ class LeastSquaresPlan(PrivacyStatement):
             clip_norm=clip_norm,
             noise_multiplier=sigma,
             participation=self.participation,
-            complete=self.complete if self.complete != "auto" else False,
-            variant=self.variant,
+            mechanism=self._tree,
             bound=self.bound,
         )
+
+    @property
+    def _tree(self) -> Tree:
+        return Tree(self.variant, complete=self.complete != "auto" and self.complete)
 
     @cached_property
     def covariance(self) -> PrivacyPlan:
@@ -233,7 +238,7 @@ class LeastSquaresPlan(PrivacyStatement):
     @cached_property
     def last_leaf(self) -> int:
         """The step whose prefix the last model is made of: past the last one if completed."""
-        return self.bias.trees.tallest
+        return self._tree.layout(self.steps).tallest
 
     @cached_property
     def variance_factors(self) -> NDArray[np.float64]:
@@ -248,8 +253,8 @@ class LeastSquaresPlan(PrivacyStatement):
         >>> plan.variance_factors.round(4).tolist()
         [1.0, 0.6667, 0.5714]
         """
-        factors = noise_std(self.steps, variant=self.variant).prefix ** 2
-        factors[-1] = variance_at(self.last_leaf, self.variant)
+        factors = noise_std(self.steps, Tree(self.variant)).prefix ** 2
+        factors[-1] = prefix_variance(self.last_leaf, self.variant)
         factors.flags.writeable = False
         return factors
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from dpftrl_fast._validate import integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, key_of_seed
-from dpftrl_fast.noise.so_far import noise_so_far
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
@@ -117,7 +116,7 @@ class FlatNoise:
         """Write what is on the running sum now: what `step` last wrote, or would have; else 0."""
         parts = torch.split(out, [count for _, count in self._ranges])
         for piece, part in zip(self._pieces, parts, strict=True):
-            part.copy_(torch.from_numpy(noise_so_far(piece)))
+            part.copy_(torch.from_numpy(piece.current()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, **a secret**: numbers, strings and lists, and tensors under "vectors".
