@@ -55,7 +55,7 @@ def plus(a: Counter[Node], b: Counter[Node]) -> Counter[Node]:
 
 def released(plan: PrivacyPlan, account: RunAccount) -> list[tuple[Counter[Node], list[Use]]]:
     """Noise and uses behind each sum that leaves, in their order."""
-    honaker = plan.variant == "honaker"
+    honaker = plan.mechanism.variant == "honaker"
     stretches = [*account.abandoned, (account.start, plan.steps)]
     rows: list[tuple[Counter[Node], list[Use]]] = []
     noise: Counter[Node] = Counter()  # on the running sum, for good
@@ -177,7 +177,7 @@ def test_no_id_shifts_more_nodes_than_are_counted(kind: str) -> None:
     chance = random.Random(kind)
     for _ in range(60):
         plan = some_plan(chance, kind)
-        if plan.bound == "released" and plan.variant == "honaker":
+        if plan.bound == "released" and plan.mechanism.variant == "honaker":
             continue  # the shift is another one there
         account = restarted(plan, chance, chance.randint(0, 2))
         rows = released(plan, account)
