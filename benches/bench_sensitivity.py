@@ -7,18 +7,14 @@ grows with them: the plain program's time grows with the square to the cube of t
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from separation_program import plain_min_separation
 
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.mechanisms import Tree
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from separation_program import plain_min_separation
 
 # (T, E, b): zeta
 GROWTH = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty epochs under one budget: the planner picks the restarts, the guard keeps to the order.
+"""Run twenty epochs within one budget: the planner picks the restarts, the guard checks the order.
 
-A mean is estimated by SGD on clipped residuals, in fixed batches that are dealt anew at restarts.
+SGD on clipped residuals estimates a mean, in fixed batches that are assigned anew at restarts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ plan = PrivacyPlan.from_schedule(table.best, clip_norm=clip_norm)
 noise, guard = plan.noise(rows.shape[1], dtype="float64"), plan.guard()
 mean, order, tree = np.zeros(rows.shape[1]), rng.permutation(len(rows)), 0
 for step in range(1, plan.steps + 1):
-    if plan.layout.locate(step)[0] != tree:  # a restart: the batches may be dealt anew
+    if plan.layout.locate(step)[0] != tree:  # a restart: batches may be assigned anew
         tree, order = tree + 1, rng.permutation(len(rows))
     place = (step - 1) % steps_per_epoch
     ids = order[place * batch : (place + 1) * batch]
-    guard.admit(ids)  # refuses what the plan does not declare, before anything is released
+    guard.admit(ids)  # refuses undeclared ids before anything is released
     residuals = mean - rows[ids]
     norms = np.linalg.norm(residuals, axis=1, keepdims=True)
     clipped = residuals * np.minimum(1.0, clip_norm * (1 - 2**-20) / np.maximum(norms, 1e-300))

@@ -21,6 +21,7 @@ from participation_runs import (
     proposed_step,
     uses_by_id,
 )
+from tree_options import with_tree
 
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
@@ -64,7 +65,7 @@ def recorded(ledger: Ledger, history: Steps) -> Ledger:
 def test_values_are_those_of_brute_force_and_at_most_the_declared(
     declared: Declared, data: st.DataObject
 ) -> None:
-    ledger = Ledger(declared.pattern, 2.0, declared.mechanism, realised=True)
+    ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
     history: Steps = []
     most = declared_zeta(declared)
     for _ in range(declared.pattern.steps):
@@ -79,7 +80,7 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
             state = data.draw(st.sampled_from([dict, through_json, through_npz]))(
                 ledger.state_dict()
             )
-            ledger = Ledger(declared.pattern, 2.0, declared.mechanism, realised=True)
+            ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
             ledger.load_state_dict(state)
         uses = uses_by_id(history)
         expected = {i: zeta_exact(uses[i], declared.layout) for i in sorted(uses)}
@@ -92,7 +93,7 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
 @settings(max_examples=100, deadline=None)
 @given(declared=declared_runs())
 def test_the_declared_zeta_is_that_of_brute_force(declared: Declared) -> None:
-    ledger = Ledger(declared.pattern, 2.0, declared.mechanism, realised=True)
+    ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
     assert zeta_of(ledger) == declared_zeta(declared)
 
 
@@ -202,16 +203,17 @@ def test_where_only_prefixes_are_released_values_are_cut_at_the_declared(
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be a finite number > 0"),
         ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier must be"),
         ({"noise_multiplier": "1"}, TypeError, "noise_multiplier must be"),
-        ({"bound": "level"}, ValueError, "bound must be one of 'exact', 'released', got 'level'"),
-        ({"mechanism": "tree"}, TypeError, "mechanism must be"),
-        ({"mechanism": Tree(tree_lengths=[2])}, ValueError, "must add up to the 3 steps"),
+        ({"bound": "level"}, ValueError, "bound must be one of 'exact', 'released'"),
+        ({"variant": "other"}, ValueError, "variant must be one of 'honaker', 'vanilla'"),
+        ({"restart_every": 0}, ValueError, "restart_every must be"),
+        ({"complete": "none"}, ValueError, "complete must be"),
     ],
 )
 def test_bad_declarations_are_refused(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        Ledger(SinglePass(3), **{"noise_multiplier": 1.0, **options})
+        Ledger(SinglePass(3), **with_tree({"noise_multiplier": 1.0, **options}))
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, float("nan"), -1e-5])

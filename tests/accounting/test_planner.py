@@ -186,7 +186,7 @@ def test_table_as_text_and_dicts(exact: acc.ScheduleTable) -> None:
         ({"delta": 1}, ValueError, "delta must be"),
         ({"delta": float("nan")}, ValueError, "delta must be"),
         ({"epochs": None}, ValueError, "steps_per_epoch=4 and epochs=None"),
-        ({"epochs": 0}, ValueError, "epochs must be an integer >= 1, got 0"),
+        ({"epochs": 0}, ValueError, "epochs must be an integer in .*, got 0"),
         ({"participation": acc.SinglePass(5)}, ValueError, "got both"),
         ({"steps_per_epoch": None, "epochs": None, "participation": 5}, TypeError,
          "participation must be"),
@@ -200,10 +200,10 @@ def test_table_as_text_and_dicts(exact: acc.ScheduleTable) -> None:
         ({"complete": None}, TypeError, "complete must hold"),
         ({"variants": "binary"}, ValueError, "each of variants must be one of"),
         ({"momentum": 1}, ValueError, "momentum must be"),
-        ({"bound": "level"}, ValueError, 'bound must be "exact" or "released"'),
+        ({"bound": "level"}, ValueError, "bound must be one of 'exact', 'released'"),
         ({"rank_by": "mean"}, ValueError, "rank_by must be one of"),
         ({"steps_per_epoch": 2**30}, ValueError, "steps must be at most 2\\^26"),
-        ({"steps_per_epoch": 2**40}, ValueError, "2\\^40"),
+        ({"steps_per_epoch": 2**40}, ValueError, "an integer in .*, got 5497558138880"),
     ],
 )  # fmt: skip
 def test_bad_input(change: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_options import zeta_of
 
 from dpftrl_fast import _core
 from dpftrl_fast import accounting as acc
@@ -176,15 +177,31 @@ def test_wrong_arguments_of_the_core(changes: dict[str, Any], message: str) -> N
         ({"restart_every": 2.0}, TypeError, "restart_every must be an integer >= 1, got float"),
         ({"restart_every": float("nan")}, TypeError, "restart_every must be an integer"),
         ({"tree_lengths": [4, 3]}, ValueError, "add up to the 8 steps of the run, got 7"),
-        ({"tree_lengths": [8, 0]}, ValueError, "each of tree_lengths must be an integer >= 1"),
+        (
+            {"tree_lengths": [8, 0]},
+            ValueError,
+            "each of tree_lengths must be an integer in",
+        ),
         ({"tree_lengths": [8], "restart_every": 8}, ValueError, "got both"),
         ({"complete": "restarts"}, ValueError, "complete must be False, True"),
         ({"complete": 1}, TypeError, "complete must be False, True"),
         ({"complete": None}, TypeError, "complete must be False, True"),
         ({"complete": [True, False]}, ValueError, "one bool for each of 1 trees, got 2"),
-        ({"bound": "rdp"}, ValueError, 'bound must be "exact", "level" or "released", got \'rdp\''),
-        ({"bound": None}, ValueError, 'bound must be "exact", "level" or "released", got None'),
-        ({"variant": "full"}, ValueError, 'variant must be "honaker" or "vanilla", got \'full\''),
+        (
+            {"bound": "rdp"},
+            ValueError,
+            "bound must be one of .*, got 'rdp'",
+        ),
+        (
+            {"bound": None},
+            ValueError,
+            "bound must be one of .*, got None",
+        ),
+        (
+            {"variant": "full"},
+            ValueError,
+            "variant must be one of .*, got 'full'",
+        ),
     ],
 )
 @pytest.mark.parametrize(
@@ -199,7 +216,7 @@ def test_wrong_arguments_of_the_core(changes: dict[str, Any], message: str) -> N
 )
 def test_wrong_options(run: Any, wrong: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        acc.sensitivity_squared(run, **wrong)
+        zeta_of(run, **wrong)
 
 
 @pytest.mark.parametrize("participation", [1600, None, acc.SinglePass, [0, 1, 2]])

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from tree_options import with_tree
 
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.mechanisms import Tree
@@ -87,9 +88,9 @@ VANILLA = {"bound": "released", "variant": "vanilla"}
 
 
 def test_released_vanilla_prefixes() -> None:
-    assert acc.sensitivity_squared(CIFAR, **VANILLA) == 10784
-    assert acc.sensitivity_squared(acc.FixedEpochs(100, 20), **VANILLA) == 312
-    assert acc.sensitivity_squared(acc.MinSeparation(2000, 20, 100), **VANILLA) == 315
+    assert acc.sensitivity_squared(CIFAR, **with_tree(VANILLA)) == 10784
+    assert acc.sensitivity_squared(acc.FixedEpochs(100, 20), **with_tree(VANILLA)) == 312
+    assert acc.sensitivity_squared(acc.MinSeparation(2000, 20, 100), **with_tree(VANILLA)) == 315
 
 
 def test_uses_that_attain_the_maximum() -> None:
@@ -98,7 +99,7 @@ def test_uses_that_attain_the_maximum() -> None:
     assert min(np.diff(uses)) == 100
     order = np.full(2000, -1)
     order[uses] = 0
-    assert acc.sensitivity_squared(acc.FixedOrder(order), **VANILLA) == 315
+    assert acc.sensitivity_squared(acc.FixedOrder(order), **with_tree(VANILLA)) == 315
 
 
 def test_released_honaker_prefixes() -> None:

@@ -68,7 +68,7 @@ def test_zeta_against_every_pattern(trees: dict[str, Any], complete: bool) -> No
         FixedEpochs(2, 6, reshuffle=False),
         *(MinSeparation(12, e, b) for e in (1, 2, 3, 5, 12) for b in (1, 2, 3, 5)),
     ):
-        plan = plan_of(pattern, mechanism=Tree(complete=complete), **trees)
+        plan = plan_of(pattern, mechanism=Tree(complete=complete, **trees))
         zeta, exact = clipping.sensitivity_squared(plan), brute(plan)
         assert zeta >= exact
         if not isinstance(pattern, FixedEpochs) and (
@@ -97,7 +97,7 @@ def test_zeta_against_every_way_to_take_part_that_is_let_in(trees: dict[str, Any
         MinSeparation(7, 7, 1),
         MinSeparation(7, 2, 2),
     ):
-        plan, found = plan_of(pattern, **trees), 0
+        plan, found = plan_of(pattern, mechanism=Tree(**trees)), 0
         for chosen in range(2**7):
             steps = [step for step in range(1, 8) if chosen >> (step - 1) & 1]
             uses = uses_by_tree(plan, steps)

@@ -124,14 +124,10 @@ def test_epsilon_is_that_of_the_participation_that_was_recorded(kind: str) -> No
         steps.append([names.setdefault(client, len(names)) for client in now.cohort])
         rounds.end_round()
     recorded = FixedOrder.from_steps(steps)
-    zeta = sensitivity_squared(
-        recorded, Tree(restart_every=plan.restart_every, complete=plan.complete), bound=plan.bound
-    )
+    zeta = sensitivity_squared(recorded, plan.mechanism, bound=plan.bound)
     assert zeta <= plan.sensitivity_squared
     assert (zeta == plan.sensitivity_squared) == (kind != "rests") or zeta > 0
-    listed = PrivacyPlan(
-        0.7, 2.0, recorded, mechanism=Tree(restart_every=plan.restart_every, complete=plan.complete)
-    )
+    listed = PrivacyPlan(0.7, 2.0, recorded, mechanism=plan.mechanism)
     assert listed.epsilon(1e-6) <= rounds.epsilon(1e-6) == plan.epsilon(1e-6)
     if zeta == plan.sensitivity_squared:
         assert listed.epsilon(1e-6) == pytest.approx(plan.epsilon(1e-6), rel=1e-9)
@@ -167,7 +163,7 @@ def test_the_models_variance_is_that_of_the_closed_form(kind: str, dtype: Any) -
     )
     one = noise_std(
         plan.participation,
-        Tree(variant=plan.variant, restart_every=plan.restart_every, complete=plan.complete),
+        plan.mechanism,
         momentum=momentum,
     )
     # noise_std has (1 - momentum) v_t for a node of standard deviation 1.

@@ -144,7 +144,7 @@ def test_states_of_listed_trees_at_every_step() -> None:
     )
     other = dataclasses.replace(
         listed,
-        mechanism=dataclasses.replace(listed.mechanism, complete=[False, False, True, False]),  # type: ignore[type-var]
+        mechanism=Tree(tree_lengths=[3, 5, 1, 4], complete=[False, False, True, False]),
     )
     noise = listed.noise(5, seed=1)
     for taken in range(14):

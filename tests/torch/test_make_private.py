@@ -230,7 +230,7 @@ def test_a_noise_multiplier_is_kept() -> None:
 
 def test_a_single_epoch_is_a_single_pass_on_one_tree() -> None:
     plan = private(epsilon=4.0, epochs=1).data_loader.plan
-    assert plan.participation == SinglePass(3) and plan.restart_every is None
+    assert plan.participation == SinglePass(3) and plan.mechanism == Tree()
 
 
 def test_without_shuffling_one_order_is_declared() -> None:
@@ -246,8 +246,10 @@ def test_the_last_batch_can_be_left_out() -> None:
 
 
 def test_restarts_can_be_chosen() -> None:
-    plan = private(epsilon=4.0, epochs=4, restart_every=6, complete=True).data_loader.plan
-    assert (plan.restart_every, plan.complete) == (6, True)
+    plan = private(
+        epsilon=4.0, epochs=4, mechanism=Tree("vanilla", 6, complete=True)
+    ).data_loader.plan
+    assert plan.mechanism == Tree("vanilla", 6, complete=True)
     plan = plan_of(
         FixedEpochs(3, 4),
         epsilon=4.0,
@@ -257,7 +259,7 @@ def test_restarts_can_be_chosen() -> None:
         mechanism=Tree(variant="vanilla", restart_every=None),
         bound="exact",
     )
-    assert (plan.restart_every, plan.variant, plan.bound) == (None, "vanilla", "exact")
+    assert (plan.mechanism, plan.bound) == (Tree("vanilla"), "exact")
 
 
 def test_per_layer_clip_norms_make_the_norm_of_the_plan() -> None:
@@ -281,7 +283,7 @@ def test_rates_of_parameter_groups_are_kept() -> None:
 
 
 def test_the_ledger_counts_and_states_the_declared_epsilon() -> None:
-    run = private(noise_multiplier=SIGMA, epochs=4, restart_every=3)
+    run = private(noise_multiplier=SIGMA, epochs=4, mechanism=Tree(restart_every=3))
     whole = run.ledger.epsilon_spent()
     so_far = [run.ledger.epsilon_so_far()]
     for _ in range(4):

@@ -25,7 +25,7 @@ from dpftrl_fast._validate import positive_integer, real, vector_of
 from dpftrl_fast.convex.least_squares.completion import noise_at
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
-from dpftrl_fast.convex.least_squares.sums import add_batch, batch_sums, update_of
+from dpftrl_fast.convex.least_squares.sums import batch_sums, update_of
 from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.least_squares import MOST_ROWS
@@ -197,7 +197,7 @@ class LeastSquares:
         before = self._objective() if self._loss is not None else 0.0
         self._whole = False
         try:
-            add_batch(self._update, batch, self._total, self._low, self._batch_bias)
+            self._update.add(batch.X, batch.y, self._total, self._low, self._batch_bias)
         except (TypeError, ValueError):  # the call was refused
             self._whole = True
             raise

@@ -15,7 +15,7 @@ from dpftrl_fast.convex.least_squares.trust_region import (
     minimise_on_ball,
     projected_solution,
 )
-from dpftrl_fast.kernels._blas import one_blas_thread
+from dpftrl_fast.kernels.blas_threads import one_blas_thread
 from dpftrl_fast.kernels.packed import packed_product, unpack
 
 FloatArray = NDArray[np.float64]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BLAS and LAPACK held at one thread: how they cut a product among threads decides its last bits.
+"""BLAS and LAPACK limited to one thread, so that results do not depend on the number of threads.
 
-OpenBLAS's products and factors have other roundings with two threads than with one (measured; so
-from about p = 200 on). The setting is made through threadpoolctl, which scikit-learn brings. For
-most builds it is one for the whole process: so threads that hold it take turns here, and nothing is
-held in a thread while another one is inside a limit of its own making. Where threadpoolctl is not
-installed, results are the same for the same number of BLAS threads only.
+OpenBLAS's products and factors round differently with two threads than with one (measured, from
+about p = 200 on). The limit is set through threadpoolctl, which scikit-learn installs. Most builds
+have one setting for the whole process, so threads that set it take turns here. Without
+threadpoolctl, results are reproducible only for the same number of BLAS threads.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _turn = threading.RLock()
 
 def _new_turn() -> None:
     global _turn
-    _turn = threading.RLock()  # the old one may have been held by a thread that is not in the child
+    _turn = threading.RLock()  # a thread that the child does not have may hold the old one
 
 
 if hasattr(os, "register_at_fork"):
@@ -35,14 +34,14 @@ def _controller() -> Any:
         from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
     except ImportError:
         return None
-    import scipy.linalg  # noqa: F401 - its library has to be loaded to be found
+    import scipy.linalg  # noqa: F401 - its library must be loaded to be found
 
     return ThreadpoolController().select(user_api="blas")
 
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Hold BLAS at one thread, as a context or a decorator.
+    """Limit BLAS to one thread, as a context or a decorator.
 
     Examples
     --------
