@@ -16,6 +16,7 @@ from dpftrl_fast.cli.output import (
     note,
     print_json,
     progress_bar,
+    rounded_up,
     show,
     warn_of_large_delta,
 )
@@ -130,7 +131,8 @@ def _measure(
         tail=measured.get(_NAMES["tail"]),
         reference=measured.get(_RIDGE),
         metric=metric_name(result.schema),
-        title=f"epsilon {promised.split()[0]}, delta {result.settings.delta:g}"
+        title=f"epsilon {promised.split()[0]} (replace-one: "
+        f"{rounded_up(result.epsilon_replace_one)}), delta {result.settings.delta:g}"
         + (" (reproducible, not private)" if result.reproducible else ""),
     )
     return measured, {"learning_curve.png": png}

@@ -129,8 +129,9 @@ def calibrate(
 def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
     zeta = plan.sensitivity_squared
     epsilon = plan.epsilon(delta)  # refuses a delta that is not above the floor
-    exact = plan.guarantee.mechanism_delta(delta)
-    rdp = accounting.epsilon(plan.noise_multiplier, zeta, exact, method="rdp")
+    stated = plan.guarantee.at(delta)
+    sigma, squared = stated.as_one()
+    rdp = accounting.epsilon(sigma, squared, stated.mechanism_delta(delta), method="rdp")
     facts: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,

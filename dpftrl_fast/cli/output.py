@@ -128,7 +128,8 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",
         "epsilon, replace-one": f"{rounded_up(replace_one_epsilon(plan, delta))}  "
         f"(one {unit} replaced by another)",
-        "delta": f"{delta:g}  (of which {plan.delta_floor:.1e} for the finite tail of the noise)",
+        "delta": f"{delta:g}  (of which {plan.guarantee.at(delta).floor():.1e} for the finite tail "
+        "of the noise)",
     }
     if isinstance(plan, LeastSquaresPlan):
         sigmas = f"{plan.bias.noise_multiplier:.6g} and {plan.covariance.noise_multiplier:.6g}"

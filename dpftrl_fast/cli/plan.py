@@ -128,7 +128,7 @@ def command(
         raise ValueError(f"--row must be in [1, {len(table)}], got {row}")
     plan = PrivacyPlan.from_schedule(table[row - 1], clip_norm=clip_norm)
     if plot is not None:
-        write_files(plot.parent, {plot.name: _figure(table)})
+        write_files(plot.parent, {plot.name: _figure(table, plan)})
     if out is not None:
         plan.save(out)
     if json_:
@@ -210,7 +210,7 @@ def _completed(row: Schedule) -> str:
     return "all" if row.complete == "all" else "restarts" if row.complete else "none"
 
 
-def _figure(table: ScheduleTable) -> bytes:
+def _figure(table: ScheduleTable, plan: PrivacyPlan) -> bytes:
     by_momentum = table.rank_by == "smoothed"
     curves = []
     for row in table[:_CURVES]:
@@ -229,6 +229,7 @@ def _figure(table: ScheduleTable) -> bytes:
     return error_curves_png(
         curves,
         ylabel=f"std of the noise in the {what} (clip norms)",
-        title=f"epsilon {best.epsilon:g} at delta {best.delta:g} ({NEIGHBOURS})",
+        title=f"epsilon {best.epsilon:g} at delta {best.delta:g} ({NEIGHBOURS}; replace-one: "
+        f"{rounded_up(replace_one_epsilon(plan, best.delta), 2)})",
         legend="restart every .. : rms over the steps",
     )

@@ -92,6 +92,7 @@ def command(
                 "epsilon": float(running.epsilon(delta)),
                 "delta": delta,
                 "neighbours": "one record replaced by zero",
+                "epsilon_replace_one": running.replace_one(delta),
                 "noise_multiplier": plan.noise_multiplier,
                 "sensitivity_squared": plan.sensitivity_squared,
                 "rows": rows,

@@ -79,7 +79,4 @@ class FitResult:
 
 def replace_one_epsilon(plan: Plan, delta: float) -> float | None:
     """Return the epsilon for replace-one neighbours; None where delta is below their floor."""
-    try:
-        return float(plan.epsilon(delta, neighbours="replace-one"))
-    except ValueError:
-        return None
+    return plan.replace_one(delta)

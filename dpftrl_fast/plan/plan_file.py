@@ -51,13 +51,7 @@ def fields_to_dict(plan: Any) -> dict[str, Any]:
 
 
 def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
-    """Read back the fields of a plan; keys that are missing or unknown are refused.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``d`` is not a mapping, is of another format or version, or holds other keys.
-    """
+    """Return the fields of a plan; missing and unknown keys and other versions are refused."""
     if not isinstance(d, Mapping):
         raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
     if d.get("format") != _FORMAT:
@@ -89,15 +83,7 @@ def write_json(path: str | Path, d: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read what :func:`write_json` wrote.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    ValueError
-        If it is no JSON.
-    """
+    """Read a file of :func:`write_json`; ValueError if it is not JSON."""
     content = Path(path).read_bytes()
     try:
         return json.loads(content.decode(), parse_constant=_refuse_constant)

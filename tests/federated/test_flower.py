@@ -205,6 +205,7 @@ def test_nothing_of_the_clients_is_reported_unless_asked_for() -> None:
     assert set(metrics) == {
         "round",
         "epsilon_spent",
+        "epsilon_spent_replace_one",
         "delta",
         "report_goal",
         "turned_away",
@@ -214,6 +215,8 @@ def test_nothing_of_the_clients_is_reported_unless_asked_for() -> None:
     }
     assert metrics["round"] == 2
     assert metrics["epsilon_spent"] == every_round().epsilon(1e-5) == strategy.epsilon_spent()
+    other = every_round().epsilon(1e-5, neighbours="replace-one")
+    assert metrics["epsilon_spent_replace_one"] == other > metrics["epsilon_spent"]
     assert strategy.epsilon_spent(1e-4) == every_round().epsilon(1e-4)
 
     shown = private(FedAvg(fraction_evaluate=1.0), report_metrics=True)

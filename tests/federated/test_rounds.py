@@ -400,7 +400,7 @@ def test_cohorts_beyond_what_the_integers_hold_are_refused() -> None:
         ({"threads": 0}, ValueError, "threads must be an integer"),
         ({"key": b"short"}, ValueError, "key must be 32 bytes, got 5"),
         ({"noise_seed": 1.5, "key": None}, TypeError, "seed must be None"),
-        ({"spare_restarts": -1}, ValueError, "spare_restarts must be an integer"),
+        ({"spare_restarts": -1}, ValueError, "spare_recoveries must be an integer"),
         ({"report_goal": 2**40}, ValueError, r"contributions \+ noise must be at most"),
         (
             {"plan": PrivacyPlan(1e-9, 1e308, SinglePass(4)), "dtype": "float64"},

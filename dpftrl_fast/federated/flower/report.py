@@ -32,9 +32,14 @@ def round_metrics(
     """
     found = round_.metrics()
     counts = {"accepted": found["accepted"], "refused": refused, "missing": found["missing"]}
+    spent: dict[str, float] = {}
+    if not server.forked:
+        spent["epsilon_spent"] = server.epsilon_spent(delta)
+        if (other := server.replace_one(delta)) is not None:
+            spent["epsilon_spent_replace_one"] = other
     return {
         "round": round_.number,
-        **({} if server.forked else {"epsilon_spent": server.epsilon_spent(delta)}),
+        **spent,
         "delta": delta,
         "report_goal": server.report_goal,
         "turned_away": turned_away,
@@ -80,11 +85,11 @@ def log_promise(
     for line in plan.describe(delta).splitlines():
         _log.info("\t%s", line)
     if server is not None and (epsilon := server.epsilon(delta)) > plan.epsilon(delta):
-        other = server.epsilon(delta, neighbours="replace-one")
+        other = server.replace_one(delta)
         _log.warning(
             "\tepsilon %s at delta %g of the whole run (replace-one: %s): the plan's, above, and "
             "spare restarts or estimates of the clip norm",
-            *(text_up(epsilon), delta, text_up(other)),
+            *(text_up(epsilon), delta, "none" if other is None else text_up(other)),
         )
     if by_node:
         _log.warning(
