@@ -4,14 +4,14 @@
 Version 2 has these keys, all of them, besides `format` and `version`:
 
     clip_norm, noise_multiplier   numbers
-    participation                 what `to_dict` of the pattern gives
+    participation                 the pattern's `to_dict`
     restart_every                 integer or null
     tree_lengths                  list of integers or null
     complete                      false, true, "all" or a list of booleans
     variant, bound                strings
 
-Version 3 is for mechanisms other than a tree: it has the key `mechanism`, what `to_dict` of the
-mechanism gives, in place of the tree's four fields. A tree is always written as version 2.
+Version 3 is for mechanisms other than a tree: it has the key `mechanism`, the mechanism's
+`to_dict`, in place of the tree's four fields. A tree is always written as version 2.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class PrefixSum(PrivacyStatement):
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
-        As for `TreeNoise`. Sums are kept in float64 whatever the noise's dtype; what `add` returns
-        is rounded to the noise's dtype, so that no low-order bits of the un-noised sum are exposed.
+        As for `TreeNoise`. Sums are kept in float64 for either dtype; the output of `add` is
+        rounded to the noise's dtype, so that no low-order bits of the un-noised sum are exposed.
 
     Raises
     ------

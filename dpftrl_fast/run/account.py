@@ -69,9 +69,9 @@ class RunAccount(PrivacyStatement):
 
     Notes
     -----
-    The stated figures are those of the plan with its spare recoveries, as long as these cover what
-    happened; after an accepted recovery that they do not cover, those of what happened. The fact
-    that a recovery was needed is public: it must come from crashes and rounding, not from data.
+    The stated figures are those of the plan with its spare recoveries, as long as these cover
+    the recoveries; after an accepted one that they do not cover, those of :attr:`happened`. The
+    fact that a recovery was needed is public: its cause must be crashes and rounding, not data.
 
     Examples
     --------
@@ -137,7 +137,7 @@ account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one 
         return self._in_both(self._worst_tree)
 
     def _in_both(self, made: Callable[..., Guarantee], *given: Any) -> Guarantee:
-        """Return what `made` returns under the plan's bound, and otherwise under "exact"."""
+        """Return the result of `made` under the plan's bound, and otherwise under "exact"."""
         found = made(*given, bound=self.plan.bound)
         if self.plan.guarantee.otherwise is None:
             return found

@@ -33,7 +33,7 @@ Crashes:
   part (cut off when the folder is opened) or whole (the step then needs the same digest).
 - between `write_ahead` and the next `checkpoint`: the step is repeated with the same digest.
 - during `checkpoint` or `recover`: the folder holds the state before or after, whole.
-- a record, checkpoint or run file that differs from what was written by any bit: refused. A disk
+- a record, checkpoint or run file that differs by any bit from the one written: refused. A disk
   that loses data it reported as written, or an old backup of the whole folder, is not detected.
 
 The folder has mode 0700, and all of it is a secret: `run.journal_files` lists its files.
@@ -151,7 +151,7 @@ class RunJournal:
 
     @property
     def replaying(self) -> bool:
-        """Whether the next step was written ahead earlier."""
+        """True if the next step was written ahead before."""
         return self._step < self.last
 
     @property
@@ -166,7 +166,7 @@ class RunJournal:
 
     @property
     def forked(self) -> bool:
-        """Whether the folder was ever opened with ``allow_fork``: the guarantee is void."""
+        """True if the folder was ever opened with ``allow_fork``: the guarantee is void."""
         return self._run.forked
 
     # ---- The protocol ----

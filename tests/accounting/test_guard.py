@@ -86,7 +86,7 @@ def test_it_admits_what_is_declared_and_nothing_else(
     assert guard.steps_taken == len(history)
     declared_most = declared_zeta(declared)
     for uses in uses_by_id(history).values():
-        assert zeta_exact(uses, declared.layout) <= declared_most
+        assert zeta_exact(uses, declared.trees) <= declared_most
 
 
 @settings(max_examples=150, deadline=None)

@@ -83,7 +83,7 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
             ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
             ledger.load_state_dict(state)
         uses = uses_by_id(history)
-        expected = {i: zeta_exact(uses[i], declared.layout) for i in sorted(uses)}
+        expected = {i: zeta_exact(uses[i], declared.trees) for i in sorted(uses)}
         found, values = ledger.values()
         assert dict(zip(found.tolist(), values.tolist(), strict=True)) == expected
         assert found.tolist() == list(expected)

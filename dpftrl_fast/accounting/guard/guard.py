@@ -120,7 +120,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         Raises
         ------
         TypeError, ValueError
-            If ``ids`` is not that, if they break what was declared, or if all declared steps are
+            If ``ids`` is not that, if they break the declaration, or if all declared steps are
             taken. Nothing is changed then.
         """
         with self._lock:
