@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; say which extra to install where a package is missing."""
+    """Run the command line; name the extra to install if a package is missing."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

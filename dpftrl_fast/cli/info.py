@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast info``: how this copy was built, and on what it runs."""
+"""``dpftrl-fast info``: the build, the packages and the platform."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from importlib import metadata
 from typing import Any
 
 from dpftrl_fast import build_info
-from dpftrl_fast.cli.output import Json, facts_table, friendly, print_json, show
+from dpftrl_fast.cli.options import Json
+from dpftrl_fast.cli.output import facts_table, friendly, print_json, show
 
 _PACKAGES = ("numpy", "scipy", "numba", "pyarrow", "torch", "matplotlib", "typer", "rich")
 
 
 @friendly
 def command(json_: Json = False) -> None:
-    """Print the build, the targets of the noise kernels and the versions of packages."""
+    """Print the build, the kernel targets and package versions."""
     facts: dict[str, Any] = dict(build_info())
     versions = {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
     system = {"system": platform.platform(), "machine": platform.machine()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands print: JSON for machines, tables for people, errors in one line."""
+"""Output of the commands: tables, JSON, progress bars, and errors in one line."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-#: What neighbours differ in, where the accountant cannot know whom an id stands for.
+#: Unit of the neighbours where the ids may stand for records or users.
 UNIT = "record (or user)"
 NEIGHBOURS = f"one {UNIT} replaced by zero"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-
 
 def friendly(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn a user's errors into one line on stderr and exit code 2; Ctrl-C into 130."""
+    """Report a user's errors in one line on stderr with exit code 2, and Ctrl-C with 130."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -51,9 +49,9 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_to_overwrite(path: Path, *, force: bool) -> None:
-    """Raise FileExistsError if there is such a file, unless told to overwrite it."""
+    """Raise FileExistsError if the file exists, unless `force` is set."""
     if path.exists() and not force:
-        raise FileExistsError(f"{str(path)!r} exists; it is overwritten on --force")
+        raise FileExistsError(f"{str(path)!r} exists; --force overwrites it")
 
 
 def note(text: str) -> None:
@@ -62,13 +60,13 @@ def note(text: str) -> None:
 
 
 def warn_of_large_delta(delta: float, slots: int, unit: str = "row") -> None:
-    """Say so when delta is so large that it would allow some row (user) to be published whole."""
+    """Warn if delta is so large that it would allow some row (user) to be published whole."""
     if not delta * slots < 1:
         note(f"warning: delta should be well below 1/{unit}s = {1 / slots:.1e}")
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """Print a result for machines; a number that is not finite becomes null."""
+    """Print a result as JSON; a number that is not finite becomes null."""
     print(json.dumps(_finite(data), indent=2, allow_nan=False))
 
 
@@ -91,7 +89,7 @@ def facts_table(facts: Mapping[str, Any], title: str | None = None) -> Table:
 
 
 def show(*things: Any) -> None:
-    """Print tables and text for people, on stdout."""
+    """Print tables and text on stdout."""
     console = Console(highlight=False, soft_wrap=True)
     for thing in things:
         if isinstance(thing, str):
@@ -101,7 +99,7 @@ def show(*things: Any) -> None:
 
 
 def rounded_up(value: float | None, digits: int = 4) -> str:
-    """Write a privacy loss, never rounded down.
+    """Format a privacy loss, never rounded down.
 
     Examples
     --------
@@ -116,9 +114,8 @@ def rounded_up(value: float | None, digits: int = 4) -> str:
 
 
 def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, Any]:
-    """Return what a plan promises as lines for people; ``unit`` is what neighbours differ in."""
+    """Return the guarantee of a plan in words; neighbours differ in one ``unit``."""
     from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-    from dpftrl_fast.fitting import replace_one_epsilon
     from dpftrl_fast.plan.plan_text import participation_words
 
     zeta = plan.sensitivity_squared
@@ -126,7 +123,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     zeta_words = f"{zeta if isinstance(zeta, int) else rounded_up(zeta)}  (squared sensitivity of"
     promise = {
         "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",
-        "epsilon, replace-one": f"{rounded_up(replace_one_epsilon(plan, delta))}  "
+        "epsilon, replace-one": f"{rounded_up(plan.replace_one(delta))}  "
         f"(one {unit} replaced by another)",
         "delta": f"{delta:g}  (of which {plan.guarantee.at(delta).floor():.1e} for the finite tail "
         "of the noise)",

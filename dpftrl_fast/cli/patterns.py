@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that declare who takes part when, and how the steps are laid out over trees."""
+"""Options that declare the participation pattern and the trees of a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -20,13 +21,16 @@ from dpftrl_fast.accounting.participation import (
     SinglePass,
 )
 
-Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
-Steps = Annotated[int | None, typer.Option(help="Declared steps, or --rows and --batch-size.")]
-Rows = Annotated[
-    int | None, typer.Option("--rows", "--examples", help="Declared row slots (examples).")
+Steps = Annotated[
+    int | None, typer.Option(help="Number of steps, instead of --rows and --batch-size.")
 ]
-BatchSize = Annotated[int, typer.Option(help="Rows a step, with --rows.")]
-StepsPerEpoch = Annotated[int | None, typer.Option(help="With --epochs, instead of --rows.")]
+Rows = Annotated[
+    int | None, typer.Option("--rows", "--examples", help="Number of row slots (examples).")
+]
+BatchSize = Annotated[int, typer.Option(help="Rows of a step, with --rows.")]
+StepsPerEpoch = Annotated[
+    int | None, typer.Option(help="Steps of an epoch, with --epochs, instead of --rows.")
+]
 Epochs = Annotated[
     int | None, typer.Option(help="Passes over the rows, the same batches in the same order.")
 ]
@@ -34,32 +38,34 @@ Reshuffle = Annotated[
     bool,
     typer.Option(
         "--reshuffle/--no-reshuffle",
-        help="With --epochs: whether rows may be dealt to batches afresh at each restart.",
+        help="Allow rows to be reassigned to batches at each restart, with --epochs.",
     ),
 ]
 MaxParticipations = Annotated[
-    int | None, typer.Option(help="Most uses of one record (or user), with --min-separation.")
+    int | None,
+    typer.Option(help="Maximum participations of a record (or user), with --min-separation."),
 ]
 MinSeparationOption = Annotated[
-    int | None, typer.Option(help="Two uses i < j of one record (or user) have j - i >= this.")
+    int | None,
+    typer.Option(help="Minimum of j - i for participations i < j of a record (or user)."),
 ]
 Order = Annotated[
     Path | None,
     typer.Option(
-        help="Who takes part in each step. Text: a line a step, ids with spaces between them, "
-        "nobody: an empty line or -1. Or .npy: an id a step."
+        help="File with the ids of each step. Text: one line a step, ids separated by spaces, an "
+        "empty line or -1 for nobody. Or .npy: one id a step."
     ),
 ]
 
 
 class Variant(str, enum.Enum):
-    """How the noise of a prefix is formed."""
+    """Estimators of the prefix noise."""
 
     honaker = "honaker"
     vanilla = "vanilla"
 
 
-VariantOption = Annotated[Variant, typer.Option(help="Form of the tree noise.")]
+VariantOption = Annotated[Variant, typer.Option(help="Estimator of the prefix noise.")]
 
 
 class Complete(str, enum.Enum):
@@ -71,7 +77,7 @@ class Complete(str, enum.Enum):
 
 
 class Bound(str, enum.Enum):
-    """What the sensitivity covers."""
+    """Scopes of the sensitivity."""
 
     exact = "exact"
     released = "released"
@@ -79,18 +85,18 @@ class Bound(str, enum.Enum):
 
 BoundOption = Annotated[
     Bound,
-    typer.Option(help="exact: all nodes of the tree; released: only the running sums leave."),
+    typer.Option(help="Scope of zeta: all nodes (exact), or the running sums (released)."),
 ]
 
 
 def completion(choice: Complete) -> bool | Literal["all"]:
-    """Return what the accountant calls this choice."""
+    """Return the accountant's value of this choice."""
     return "all" if choice is Complete.all else choice is Complete.restarts
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """The options of one command."""
+    """Options of one command that declare its participation pattern."""
 
     steps: int | None
     rows: int | None
@@ -103,25 +109,25 @@ class Pattern:
     order: Path | None
 
     def participation(self) -> Participation:
-        """Return the pattern that the options declare, or say which do not fit together."""
+        """Return the declared pattern; refuse options that exclude each other."""
         apart = (self.max_participations, self.min_separation)
         if (apart[0] is None) != (apart[1] is None):
-            raise ValueError("expected --max-participations and --min-separation, got one of them")
+            raise ValueError("--max-participations and --min-separation must be given together")
         if self.order is not None:
             others = (self.steps, self.rows, self.steps_per_epoch, self.epochs, *apart)
             if any(option is not None for option in others):
-                raise ValueError("--order declares the whole pattern: expected no other option")
+                raise ValueError("--order excludes all other options of the pattern")
             return read_order(self.order)
         given = [x for x in (self.steps, self.rows, self.steps_per_epoch) if x is not None]
         if len(given) != 1:
             raise ValueError(
-                "expected exactly one of --steps, --rows, --steps-per-epoch and --order, got "
-                f"{len(given)} of them"
+                "exactly one of --steps, --rows, --steps-per-epoch and --order must be given, got "
+                f"{len(given)}"
             )
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("--epochs goes with --rows or --steps-per-epoch, got --steps")
+            raise ValueError("--epochs needs --rows or --steps-per-epoch, got --steps")
         if self.steps_per_epoch is not None and self.epochs is None:
-            raise ValueError("--steps-per-epoch goes with --epochs, got none")
+            raise ValueError("--steps-per-epoch needs --epochs")
         epoch = self.epoch()
         epochs = 1 if self.epochs is None else self.epochs
         if self.max_participations is not None and self.min_separation is not None:
@@ -138,29 +144,21 @@ class Pattern:
         rows = self.rows
         if rows is None:
             return 0
-        if not (rows >= 1 and self.batch_size >= 1):
-            raise ValueError(f"rows and batch size must be >= 1, got {rows} and {self.batch_size}")
-        return -(-rows // self.batch_size)
+        return -(-positive_integer("rows", rows) // positive_integer("batch_size", self.batch_size))
 
     def period(self, restart_every: int | None, restart_epochs: int | None) -> int | None:
         """Return the restart period in steps."""
         if restart_epochs is None:
             return restart_every
         if restart_every is not None:
-            raise ValueError("expected --restart-every or --restart-epochs, got both")
+            raise ValueError("--restart-every and --restart-epochs exclude each other")
         if self.epochs is None:
-            raise ValueError("--restart-epochs goes with --epochs, got none")
+            raise ValueError("--restart-epochs needs --epochs")
         return self.epoch() * restart_epochs
 
 
 def read_order(path: Path) -> FixedOrder:
-    """Read the ids of each step from a text or .npy file.
-
-    Raises
-    ------
-    ValueError, OSError
-        If it is no such file, or holds anything but integers.
-    """
+    """Read the ids of each step from a text or .npy file."""
     content = path.read_bytes()
     if path.suffix == ".npy":
         ids = np.load(io.BytesIO(content), allow_pickle=False)

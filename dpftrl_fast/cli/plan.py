@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast plan``: schedules of restarts for a budget, ranked by the error of the run."""
+"""``dpftrl-fast plan``: restart schedules for a budget, ranked by the error of the run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from dpftrl_fast._validate import integer
 from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
+from dpftrl_fast.cli.options import Budget, Delta, Force, Json
 from dpftrl_fast.cli.output import (
     NEIGHBOURS,
     UNIT,
-    Json,
     facts_table,
     friendly,
     guarantee_facts,
@@ -29,7 +30,6 @@ from dpftrl_fast.cli.patterns import (
     Bound,
     BoundOption,
     Complete,
-    Delta,
     Epochs,
     MaxParticipations,
     MinSeparationOption,
@@ -43,7 +43,6 @@ from dpftrl_fast.cli.patterns import (
     completion,
 )
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Curve, error_curves_png
 
@@ -51,7 +50,7 @@ _CURVES = 4
 
 
 class RankBy(str, enum.Enum):
-    """Errors of a run."""
+    """Errors that rank schedules."""
 
     rms = "rms"
     last = "last"
@@ -61,9 +60,7 @@ class RankBy(str, enum.Enum):
 
 @friendly
 def command(
-    epsilon: Annotated[
-        float, typer.Option(help="Budget, for one record (or user) replaced by zero.")
-    ],
+    epsilon: Budget,
     delta: Delta = 1e-6,
     steps: Steps = None,
     rows: Rows = None,
@@ -76,34 +73,34 @@ def command(
     order: Order = None,
     restart_every: Annotated[
         list[int] | None,
-        typer.Option(help="Period in steps to try, may be repeated; never is tried too."),
+        typer.Option(help="Restart period to try, in steps; repeatable. Never is tried too."),
     ] = None,
     restart_epochs: Annotated[
-        list[int] | None, typer.Option(help="The same in epochs. Default: 1, 2, 5, 10, 20, ..")
+        list[int] | None, typer.Option(help="Restart period in epochs; default 1, 2, 5, 10, 20, ..")
     ] = None,
     complete: Annotated[
         list[Complete] | None,
-        typer.Option(help="Completion to try, may be repeated. Default: none and restarts."),
+        typer.Option(help="Completion to try; repeatable. Default: none and restarts."),
     ] = None,
     variant: Annotated[
         list[Variant] | None,
-        typer.Option(help="Form of the noise to try, may be repeated. Default: honaker."),
+        typer.Option(help="Estimator of the noise to try; repeatable. Default: honaker."),
     ] = None,
     momentum: Annotated[float, typer.Option(help="Momentum of the smoothed error.")] = 0.0,
     bound: BoundOption = Bound.released,
-    rank_by: Annotated[RankBy, typer.Option(help="The error that ranks.")] = RankBy.rms,
+    rank_by: Annotated[RankBy, typer.Option(help="Error to rank by.")] = RankBy.rms,
     plot: Annotated[
-        Path | None, typer.Option(help="PNG to write: the error over the steps of the best few.")
+        Path | None, typer.Option(help="PNG for the error over the steps of the best few.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write: the plan of a row.")] = None,
-    row: Annotated[int, typer.Option(help="The row that --out writes, 1 for the best.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the plan of a row.")] = None,
+    row: Annotated[int, typer.Option(help="Row whose plan --out writes, 1 for the best.")] = 1,
     clip_norm: Annotated[float, typer.Option(help="Clip norm of the plan.")] = 1.0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
+    force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Rank schedules of restarts for a budget by the noise that they leave in the running sums.
+    """Rank restart schedules for a budget by the error of the run.
 
-    For each one it finds the smallest noise multiplier that keeps the budget. It reads no data.
+    Each schedule gets the smallest noise multiplier that keeps the budget. No data are read.
     """
     for path in (plot, out):
         if path is not None:
@@ -124,9 +121,9 @@ def command(
             rank_by=rank_by.value,
             progress=progress,
         )
-    if not 1 <= row <= len(table):
-        raise ValueError(f"--row must be in [1, {len(table)}], got {row}")
-    plan = PrivacyPlan.from_schedule(table[row - 1], clip_norm=clip_norm)
+    plan = PrivacyPlan.from_schedule(
+        table[integer("--row", row, 1, len(table)) - 1], clip_norm=clip_norm
+    )
     if plot is not None:
         write_files(plot.parent, {plot.name: _figure(table, plan)})
     if out is not None:
@@ -168,7 +165,7 @@ def _facts(
         "epsilon": best.epsilon,
         "delta": best.delta,
         "neighbours": NEIGHBOURS,
-        "epsilon_replace_one": replace_one_epsilon(plan, best.delta),
+        "epsilon_replace_one": plan.replace_one(best.delta),
         "participation": best.participation.to_dict(),
         "bound": best.bound,
         "momentum": best.momentum,
@@ -225,11 +222,11 @@ def _figure(table: ScheduleTable, plan: PrivacyPlan) -> bytes:
             )
         )
     best = table.best
-    what = "smoothed running sum" if by_momentum else "running sum"
+    replace_one = rounded_up(plan.replace_one(best.delta))
+    total = "smoothed running sum" if by_momentum else "running sum"
     return error_curves_png(
         curves,
-        ylabel=f"std of the noise in the {what} (clip norms)",
-        title=f"epsilon {best.epsilon:g} at delta {best.delta:g} ({NEIGHBOURS}; replace-one: "
-        f"{rounded_up(replace_one_epsilon(plan, best.delta), 2)})",
+        ylabel=f"std of the noise in the {total} (clip norms)",
+        title=f"epsilon {best.epsilon:g} (replace-one {replace_one}) at delta {best.delta:g}",
         legend="restart every .. : rms over the steps",
     )

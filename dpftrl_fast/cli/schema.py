@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpftrl_fast.cli.options import Delimiter, Force, Json
 from dpftrl_fast.cli.output import (
-    Json,
     facts_table,
     friendly,
     note,
@@ -24,23 +24,28 @@ from dpftrl_fast.tables.schema import Schema
 
 @friendly
 def draft(
-    data: Annotated[Path, typer.Argument(help="A .csv, .tsv, .txt (also .gz) or .parquet file.")],
+    data: Annotated[Path, typer.Argument(help="Table: .csv, .tsv, .txt (also .gz) or .parquet.")],
     out: Annotated[
-        Path | None, typer.Option(help="File to write; default: print the draft.")
+        Path | None, typer.Option(help="File to write; by default the draft is printed.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="Column to predict; default: last.")] = None,
-    delimiter: Annotated[str | None, typer.Option(help="For CSV.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Column to predict; default: the last.")
+    ] = None,
+    delimiter: Delimiter = None,
     these_rows_are_public: Annotated[
         bool,
         typer.Option(
             "--these-rows-are-public",
-            help="Say that the rows are public: bounds and categories are taken from them.",
+            help="Take bounds and categories from the rows, which you declare to be public.",
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Draft a schema: names and types from the file, bounds and categories left to you."""
+    """Draft a schema from the names and types of a table.
+
+    Bounds and categories are left to you, unless the rows are public.
+    """
     text = draft_schema(
         data, target=target, these_rows_are_public=these_rows_are_public, delimiter=delimiter
     )
@@ -59,9 +64,9 @@ def draft(
 
 @friendly
 def check(
-    schema: Annotated[Path, typer.Argument(help="A .yaml or .json file.")], json_: Json = False
+    schema: Annotated[Path, typer.Argument(help="Schema: .yaml or .json.")], json_: Json = False
 ) -> None:
-    """Check a schema and say what follows from it."""
+    """Check a schema and print its derived facts."""
     declared = Schema.load(schema)
     facts = {
         "task": declared.task,

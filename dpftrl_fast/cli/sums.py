@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from dpftrl_fast import PrefixSum
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.cli.options import Budget, Data, Delimiter, Delta, Force, Json, NoiseSeed
 from dpftrl_fast.cli.output import (
-    Json,
     facts_table,
     friendly,
     guarantee_facts,
@@ -24,6 +24,7 @@ from dpftrl_fast.cli.output import (
     warn_of_large_delta,
 )
 from dpftrl_fast.files import check_folder, write_files
+from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import TableReader, minibatches
 from dpftrl_fast.tables.schema import Schema
@@ -31,36 +32,30 @@ from dpftrl_fast.tables.schema import Schema
 
 @friendly
 def command(
-    data: Annotated[
-        Path, typer.Argument(help="The rows: .csv, .tsv, .txt (also .gz) or .parquet.")
-    ],
-    column: Annotated[str, typer.Option(help="The numeric column.")],
+    data: Data,
+    column: Annotated[str, typer.Option(help="Numeric column to sum.")],
     bounds: Annotated[
         tuple[float, float], typer.Option(help="Public bounds LOW HIGH; values are clipped.")
     ],
-    rows: Annotated[int, typer.Option(help="Declared row slots; public.")],
+    rows: Annotated[int, typer.Option(help="Public number of row slots.")],
     out: Annotated[Path, typer.Option(help="CSV file to write.")],
-    every: Annotated[int, typer.Option(help="Rows a step: a sum is written after each.")] = 1,
-    epsilon: Annotated[float, typer.Option(help="Budget.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-6,
-    delimiter: Annotated[str | None, typer.Option(help="For CSV.")] = None,
-    noise_seed: Annotated[
-        int | None, typer.Option(help="For tests: the result is reproducible, not private.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    every: Annotated[int, typer.Option(help="Rows of a step: a sum is written after each.")] = 1,
+    epsilon: Budget = 1.0,
+    delta: Delta = 1e-6,
+    delimiter: Delimiter = None,
+    noise_seed: NoiseSeed = None,
+    force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Write private running sums of a column in file order, one after every step.
+    """Write private running sums of a column, in file order.
 
-    A missing or unparsable cell adds zero and keeps its slot. Slots beyond the end of the file add
-    zero too.
+    A missing or unparsable cell, or a slot beyond the end of the file, adds zero.
     """
-    if every < 1:
-        raise ValueError(f"--every must be >= 1, got {every}")
+    positive_integer("--every", every)
     refuse_to_overwrite(out, force=force)
     check_folder(out.parent)
     low, high = bounds
-    # the target of a schema without features, in its own units
+    # The target of a schema without features, in its own units.
     schema = Schema.from_dict(
         {
             "rows": rows,
@@ -92,7 +87,7 @@ def command(
                 "epsilon": float(running.epsilon(delta)),
                 "delta": delta,
                 "neighbours": "one record replaced by zero",
-                "epsilon_replace_one": running.replace_one(delta),
+                "epsilon_replace_one": plan.replace_one(delta),
                 "noise_multiplier": plan.noise_multiplier,
                 "sensitivity_squared": plan.sensitivity_squared,
                 "rows": rows,

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private linear models of tables on disk: plan, rows, engine, model.
+"""Private linear models of tables on disk: `run` fits, `model_file` saves, `evaluation` scores."""
 
-`settings` holds the public choices of a run, `engines` makes plan and engine from them, `results`
-is what a run releases and `run` runs it.
-"""
-
-from dpftrl_fast.fitting.engines import Plan, make_plan
-from dpftrl_fast.fitting.results import Curve, FitResult, replace_one_epsilon
-from dpftrl_fast.fitting.run import fit
-from dpftrl_fast.fitting.settings import FitSettings, LeastSquaresSettings, Settings
+from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings
+from dpftrl_fast.fitting.run import (
+    Curve,
+    FitResult,
+    Plan,
+    Settings,
+    fit,
+    make_plan,
+)
 
 __all__ = [
     "Curve",
@@ -19,5 +20,4 @@ __all__ = [
     "Settings",
     "fit",
     "make_plan",
-    "replace_one_epsilon",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of linear models on a table that the user calls public, and a non-private reference."""
+"""Scores of linear models on a public table, and a non-private reference model."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def scores(table: TableReader, models: npt.ArrayLike) -> FloatArray:
     Parameters
     ----------
     table : TableReader
-        Public rows; invalid ones are left out.
+        Public rows; invalid ones are skipped.
     models : array_like of shape (m, p), or (m, k, p) for a multinomial task with k classes
-        The coefficients of m models.
+        Coefficients of m models.
 
     Returns
     -------
     ndarray of shape (m,)
-        R^2 of the clipped and scaled target, or the share of right labels: of two, the positive
-        one where x.theta > 0; of several the one with the largest x.theta, the first of equals.
+        R^2 of the clipped and scaled target, or the accuracy. Of two labels the positive one is
+        predicted where x.theta > 0; of several the first one with the largest x.theta.
 
     Raises
     ------
     TableError
-        When no row is valid, or all targets are equal (R^2 is not defined).
+        If no row is valid, or all targets are equal (R^2 is undefined).
     """
     models = np.asarray(models, dtype=np.float64)
     vectors = models.reshape(-1, table.schema.n_features)
@@ -49,9 +49,9 @@ def scores(table: TableReader, models: npt.ArrayLike) -> FloatArray:
     count = 0
     right = np.zeros(len(models))
     squared = np.zeros(len(models))
-    # the spread of the target about its mean, merged chunk by chunk (Chan, Golub, LeVeque 1979)
+    # Spread of the target about its mean, merged chunk by chunk (Chan, Golub, LeVeque 1979).
     mean = spread = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):  # a model that diverged has a score too
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged model has a score too
         for rows in _chunks(table, encoder):
             y = rows.target[rows.valid]
             if y.size == 0:
@@ -79,14 +79,9 @@ def scores(table: TableReader, models: npt.ArrayLike) -> FloatArray:
 
 
 def ridge_reference(table: TableReader, penalty: float = 1e-3) -> FloatArray:
-    """Return the ridge coefficients of the rows: NOT private, a yardstick for public data.
+    """Return the ridge coefficients of a regression: NOT private, for public data.
 
-    Parameters
-    ----------
-    table : TableReader
-        Rows of a regression.
-    penalty : float
-        Added to the diagonal of X^T X.
+    `penalty` is added to the diagonal of X^T X.
     """
     schema = table.schema
     if schema.task != "regression":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model files: ``model.npz`` holds everything, ``model.json`` is its readable copy.
+"""Model files: ``model.npz`` is the model, ``model.json`` a readable copy of its facts.
 
 Both are written to temporary names and moved into place, ``model.npz`` last, so a folder has either
-a whole model or none. A model holds what was released and the public facts behind it: never a
-noise key, a count or a value of private rows.
+a whole model or none. A model holds released coefficients and public facts: never a noise key, a
+count or a value of private rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast._validate import choice
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.fitting import FitResult, Plan
+from dpftrl_fast.fitting.run import FitResult, Plan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import LabelTarget, Schema
@@ -44,15 +46,13 @@ class Model:
     Attributes
     ----------
     coefficients : dict
-        "tail", "average" and "last" of shape (p,), or (k, p) for a multinomial task with k classes:
-        the mean over the last half of the steps, the mean over all, the last iterate. A model of
-        least squares has "last" alone.
+        As in `FitResult`.
     schema : Schema
-        How rows become features.
+        Encoding of rows as features.
     plan : PrivacyPlan or LeastSquaresPlan
-        What was guaranteed, and by what noise.
+        Guarantee and noise of the run.
     facts : dict
-        Everything else, as in ``model.json``.
+        All facts of ``model.json``.
     """
 
     coefficients: dict[str, FloatArray]
@@ -70,23 +70,21 @@ class Model:
         path : str or Path
             A table with the schema's feature columns.
         kind : {"tail", "average", "last"}, optional
-            Which coefficients; default "tail", or "last" where there is no other.
+            Coefficients to use; default "tail", or "last" for least squares.
         delimiter : str or None
             As for `TableReader`.
 
         Returns
         -------
         ndarray of float64
-            For a regression of shape (n,), in the target's units; for a classification of shape
-            (n,), x.theta, whose sign is the class (and 1 / (1 + exp(-score)) the probability of the
-            positive class if the loss was logistic); for a multinomial task of shape (n, k), the
-            score of each class (whose softmax is its probability if the loss was multinomial).
+            Regression: shape (n,), in the target's units. Classification: shape (n,), x.theta,
+            whose sign is the class (with the logistic loss 1 / (1 + exp(-score)) is the probability
+            of the positive class). Multinomial: shape (n, k), a score for each class (with the
+            multinomial loss their softmax is the probability).
         """
         if kind is None:
             kind = "tail" if "tail" in self.coefficients else "last"
-        if kind not in self.coefficients:
-            raise ValueError(f"kind must be one of {', '.join(self.coefficients)}, got {kind!r}")
-        theta = self.coefficients[kind]
+        theta = self.coefficients[choice("kind", kind, tuple(self.coefficients))]
         encoder = Encoder(self.schema, target=False)
         parts = [np.zeros((0, *theta.shape[:-1]))]
         for block in TableReader(path, self.schema, delimiter=delimiter, target=False):
@@ -114,11 +112,11 @@ class Model:
         Raises
         ------
         ValueError
-            If the model is that of a regression.
+            If the model is a regression.
         """
         target = self.schema.target
         if not isinstance(target, LabelTarget):
-            raise ValueError("labels are predicted by a classification, got a regression")
+            raise ValueError("predict_labels needs a classification, got a regression")
         score = self.predict(path, kind=kind, delimiter=delimiter)
         if score.ndim == 1:
             score = np.stack([np.zeros_like(score), score], axis=1)
@@ -129,14 +127,9 @@ class Model:
 
 
 def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the facts of a model as plain data (see ``model.json``).
+    """Return the facts of ``model.json`` as plain data.
 
-    Parameters
-    ----------
-    result : FitResult
-        What a fit released.
-    scores : mapping, optional
-        The metric of each kind of coefficients on a table that the user called public.
+    `scores` is the metric of each kind of coefficients on a table that the user called public.
     """
     settings, schema = result.settings, result.schema
     facts = {
@@ -149,7 +142,7 @@ def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) ->
         "delta_floor": result.plan.delta_floor,
         "sensitivity_squared": result.plan.sensitivity_squared,
         "plan": result.plan.to_dict(),
-        "settings": settings.to_dict(schema),
+        "settings": _settings_facts(result),
         "public_test": None if scores is None else {k: _finite(v) for k, v in scores.items()},
         "features": list(schema.feature_names),
         "schema": schema.to_dict(),
@@ -161,8 +154,29 @@ def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) ->
     return facts
 
 
+def _settings_facts(result: FitResult) -> dict[str, Any]:
+    settings, task = result.settings, result.schema.task
+    facts: dict[str, Any] = {"method": settings.method, "batch_size": settings.batch_size}
+    if isinstance(settings, LeastSquaresSettings):
+        return facts | {
+            "epochs": 1,
+            "radius": settings.radius,
+            "split": settings.split,
+            "ridge_factor": settings.ridge_factor,
+        }
+    return facts | {
+        "epochs": settings.epochs,
+        "learning_rate": result.learning_rate,
+        "loss": settings.loss_for(task),
+        "loss_param": settings.loss_param_for(task),
+        "momentum": settings.momentum,
+        "l1": settings.l1,
+        "radius": settings.radius,
+    }
+
+
 def check_target(directory: str | Path, *, force: bool = False) -> None:
-    """Raise before a run what would make `save_model` fail after it.
+    """Refuse, before a run, a folder into which `save_model` could not write after it.
 
     Raises
     ------
@@ -176,9 +190,7 @@ def check_target(directory: str | Path, *, force: bool = False) -> None:
     if not force:
         for name in (NPZ, JSON):
             if (directory / name).exists():
-                raise FileExistsError(
-                    f"{str(directory / name)!r} exists; it is overwritten on --force"
-                )
+                raise FileExistsError(f"{str(directory / name)!r} exists; --force overwrites it")
 
 
 def save_model(
@@ -196,18 +208,17 @@ def save_model(
     directory : str or Path
         Made if it does not exist.
     result : FitResult
-        What a fit released.
     scores : mapping, optional
         As in `model_facts`.
     extra : mapping of file name to bytes, optional
         Further files (a plot), moved into place with the model.
     force : bool
-        Overwrite a model that is there.
+        Overwrite an existing model.
 
     Raises
     ------
     FileExistsError
-        If a model is there and `force` is false.
+        If the folder holds a model and `force` is false.
     """
     directory = Path(directory)
     check_target(directory, force=force)
@@ -227,11 +238,11 @@ def load_model(directory: str | Path) -> Model:
     Raises
     ------
     ValueError
-        If the file is no model of this format.
+        If the file is not a model of this format.
     """
     path = Path(directory) / NPZ
     if not path.is_file():
-        raise FileNotFoundError(f"expected a model, no such file: {str(path)!r}")
+        raise FileNotFoundError(f"no model file {str(path)!r}")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             facts = json.loads(str(arrays["facts"][()]))
@@ -255,7 +266,7 @@ def load_model(directory: str | Path) -> Model:
 
 
 def _plan(data: Any) -> Plan:
-    """Read the plan of either method, told by its format."""
+    """Read the plan of either method."""
     if isinstance(data, dict) and data.get("format") == LEAST_SQUARES_FORMAT:
         return LeastSquaresPlan.from_dict(data)
     return PrivacyPlan.from_dict(data)

@@ -1,32 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A private run over a table: rows in file order, an engine, models.
+"""Private fit of a table: the plan, one pass or several over the rows, the released models.
 
-Nothing that was computed from private rows leaves before the last step, and afterwards only models,
-which are functions of noisy sums. How many rows were invalid, clipped or missing is not counted
-here at all (`dpftrl_fast.tables.validate` is for that, for the owner of the data).
+Nothing computed from private rows is released before the last step, and afterwards only models,
+which are functions of noisy sums. Invalid, clipped or missing rows are not counted here
+(`dpftrl_fast.tables.validate` does that, for the owner of the data).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.solver import Solve
 from dpftrl_fast.convex.row_batches import Batch, SparseRows
-from dpftrl_fast.fitting.engines import Engine, make_engine, make_plan
-from dpftrl_fast.fitting.results import Curve, FitResult
-from dpftrl_fast.fitting.settings import FitSettings, Settings
+from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings
+from dpftrl_fast.plan.from_budget import participation_of
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import Encoder, Rows, TableReader, passes, rows_by_user
+from dpftrl_fast.tables.schema import NumericColumn, Schema
 
 FloatArray = npt.NDArray[np.float64]
+Settings: TypeAlias = FitSettings | LeastSquaresSettings
+Plan: TypeAlias = PrivacyPlan | LeastSquaresPlan
+Engine: TypeAlias = GLMRun | LeastSquares
+
+_ROW_NORM = 1.0  # the encoder divides rows by a public number so that this holds
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Models at evenly spaced steps: `last` and `average` have one model per entry of `steps`.
+
+    `average` is None for least squares, whose models are not averaged.
+    """
+
+    steps: npt.NDArray[np.int64]
+    last: FloatArray
+    average: FloatArray | None
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Released models of a run, and the plan that covers them.
+
+    Attributes
+    ----------
+    coefficients : dict
+        Arrays of shape (p,), or (k, p) for k classes. ftrl: "tail", "average" and "last", the mean
+        over the last half of the steps, the mean of all iterates, and the last iterate. Least
+        squares: "last" alone, made from all rows.
+    learning_rate : float or None
+        1/lambda as used; None for least squares.
+    solve : Solve or None
+        Solution of the last model of least squares.
+    """
+
+    schema: Schema
+    settings: Settings
+    plan: Plan
+    steps: int
+    coefficients: dict[str, FloatArray]
+    curve: Curve
+    reproducible: bool
+    learning_rate: float | None = None
+    solve: Solve | None = None
+
+    @property
+    def last(self) -> FloatArray:
+        """Last iterate."""
+        return self.coefficients["last"]
+
+    @property
+    def average(self) -> FloatArray:
+        """Mean of all iterates (ftrl)."""
+        return self.coefficients["average"]
+
+    @property
+    def tail(self) -> FloatArray:
+        """Mean over the last half of the steps (ftrl)."""
+        return self.coefficients["tail"]
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the plan at the settings' delta, one record (or user) replaced by zero."""
+        return float(self.plan.epsilon(self.settings.delta))
+
+    @property
+    def epsilon_replace_one(self) -> float | None:
+        """Epsilon of the plan for replace-one neighbours; None below their delta floor."""
+        return self.plan.replace_one(self.settings.delta)
+
+
+def make_plan(schema: Schema, settings: Settings) -> Plan:
+    """Return the plan of a run over the declared rows (or users).
+
+    Raises
+    ------
+    ValueError
+        If the settings do not fit the schema, or no epsilon can be stated at the settings' delta.
+    """
+    if isinstance(settings, FitSettings):
+        settings.loss_param_for(schema.task)  # refuses a loss that does not fit the task
+        return settings.plan(schema.units)
+    if not isinstance(schema.target, NumericColumn):
+        raise ValueError(
+            f"least squares needs a numeric target, got a {schema.task} task: use ftrl"
+        )
+    if schema.group_column is not None:
+        raise ValueError(
+            "least squares protects single records, got a group column: the sum of a user's rows "
+            "has no bound there; use ftrl"
+        )
+    return settings.plan(schema.units, x_norm_bound=_ROW_NORM, y_bound=schema.target.largest)
+
+
+def make_engine(schema: Schema, settings: Settings, plan: Plan) -> Engine:
+    """Return the engine of a run, with a fresh key."""
+    if isinstance(settings, LeastSquaresSettings):
+        assert isinstance(plan, LeastSquaresPlan)
+        return settings.start(plan, schema.n_features)
+    assert isinstance(plan, PrivacyPlan)
+    param = settings.loss_param_for(schema.task)
+    objective = Objective(
+        settings.loss_for(schema.task),
+        schema.n_features,
+        outputs=schema.outputs,
+        clip_norm=settings.clip_norm,
+        loss_param=1.0 if param is None else param,
+    )
+    return settings.start(objective, plan, row_norm=_ROW_NORM)
 
 
 def fit(
     table: TableReader,
     settings: Settings,
     *,
+    plan: Plan | None = None,
     curve_points: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> FitResult:
@@ -35,13 +152,16 @@ def fit(
     Parameters
     ----------
     table : TableReader
-        The private rows, in the order in which they are used. If its schema has a group column the
-        guarantee is for users, and the rows are held in memory (`dpftrl_fast.tables.rows_by_user`);
-        else the file is streamed, once an epoch.
+        Private rows, used in file order. If its schema has a group column the guarantee is for
+        users, and the rows are held in memory (`dpftrl_fast.tables.rows_by_user`); otherwise the
+        file is streamed, once an epoch.
     settings : FitSettings or LeastSquaresSettings
         Public choices.
+    plan : PrivacyPlan or LeastSquaresPlan, optional
+        Plan that `make_plan` returned for this schema and these settings; by default it is made
+        here. It makes the noise and is the plan of the result.
     curve_points : int
-        At how many steps the models are kept for a learning curve.
+        Number of steps at which models are kept for a learning curve.
     progress : callable, optional
         Called as ``progress(step, steps)`` after every step.
 
@@ -52,10 +172,19 @@ def fit(
     Raises
     ------
     ValueError
-        If the settings do not fit the schema.
+        If the settings do not fit the schema, or the plan does not fit the settings.
     TableError
-        When the file holds more rows or users than declared, or changes before the last pass is
-        over. Nothing has left by then.
+        If the file holds more rows or users than declared, or changes before the last pass ends.
+        Nothing has been released by then.
+
+    Notes
+    -----
+    **Formal guarantee.** All models of the result together satisfy the (epsilon, delta) of
+    ``result.plan`` for two tables that differ in one record's (with a group column one user's)
+    contribution replaced by zero; ``result.epsilon_replace_one`` is the value for replacement by
+    another. The caller must ensure that schema and settings were not chosen by looking at private
+    rows, and must compose the plans of several fits of the same rows. Not covered: the low-order
+    bits of floating-point noise, the running time, and a run with a `noise_seed`.
 
     Examples
     --------
@@ -75,11 +204,16 @@ def fit(
     (2, (2,), True)
     """
     schema = table.schema
-    plan = make_plan(schema, settings)
+    if plan is None:
+        plan = make_plan(schema, settings)
+    epochs = settings.epochs if isinstance(settings, FitSettings) else 1
+    declared = participation_of(schema.units, settings.batch_size, epochs, False)
+    if plan.participation != declared:
+        raise ValueError(f"plan must be for {declared!r}, got one for {plan.participation!r}")
     run = make_engine(schema, settings, plan)
     marks = _marks(plan.steps, curve_points)
     kept: list[dict[str, FloatArray]] = []
-    for t, batch in enumerate(_batches(table, settings), start=1):
+    for t, batch in enumerate(_batches(table, settings.batch_size, epochs), start=1):
         run.step(batch)
         if len(kept) < marks.size and t == marks[len(kept)]:
             kept.append(_models(run, ("last", "average")))
@@ -100,23 +234,23 @@ def fit(
             np.array(averages).reshape(-1, *models["last"].shape) if "average" in models else None,
         ),
         reproducible=run.reproducible,
+        learning_rate=run.learning_rate if isinstance(run, GLMRun) else None,
         solve=None if isinstance(run, GLMRun) else run.solves[-1],
     )
 
 
 def _models(run: Engine, kinds: tuple[str, ...]) -> dict[str, FloatArray]:
-    """Return the models of these kinds that there are, of shape (p,) where there is one output."""
+    """Return the models of these kinds, of shape (p,) where there is one output."""
     if not isinstance(run, GLMRun):
         kinds = ("last",)
     models = {kind: np.asarray(getattr(run, kind)) for kind in kinds}
     return {kind: (m[0] if len(m) == 1 else m).copy() for kind, m in models.items()}
 
 
-def _batches(table: TableReader, settings: Settings) -> Iterator[Batch]:
+def _batches(table: TableReader, size: int, epochs: int) -> Iterator[Batch]:
     """Yield the batches of all steps; those of users after the whole table was read."""
     schema, encoder = table.schema, Encoder(table.schema)
-    epochs = settings.epochs if isinstance(settings, FitSettings) else 1
-    p, size = schema.n_features, settings.batch_size
+    p = schema.n_features
     if schema.group_column is None:
         for rows in passes(table, epochs, size, encoder=encoder):
             yield Batch(_sparse(rows, p), rows.target)
@@ -128,7 +262,7 @@ def _batches(table: TableReader, settings: Settings) -> Iterator[Batch]:
 
 
 def _sparse(rows: Rows, n_features: int) -> SparseRows:
-    """Return encoded rows as compressed sparse ones, each with as many entries as the others."""
+    """Return encoded rows, which all have as many entries, as compressed sparse rows."""
     n, width = rows.indices.shape
     index = np.int32 if n * width < 2**31 else np.int64
     starts = np.arange(n + 1, dtype=index) * index(width)

@@ -266,15 +266,12 @@ def clipped_sum(
     else:
         check_changed("out", out, theta.shape, "that of theta", inputs)
     indices = arrays[1].dtype.char if sparse else ""
-    shape = (width,) if kind == "row" else (outputs, width)
-    sum_of_chunks(
-        sum_loop(kind, arrays[0].dtype.char, indices, y.dtype.char),
-        cut,
-        slots,
-        (theta.reshape(shape), *numbers),
-        out.reshape(shape),
-        threads,
-    )
+    total = out
+    if theta.ndim != (1 if kind == "row" else 2):
+        shape = (width,) if kind == "row" else (outputs, width)
+        theta, total = theta.reshape(shape), out.reshape(shape)
+    loop = sum_loop(kind, arrays[0].dtype.char, indices, y.dtype.char)
+    sum_of_chunks(loop, cut, slots, (theta, *numbers), total, threads)
     return out
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the private linear estimators share: fit, partial_fit, what is learned, and pickling.
+"""Base of the private linear estimators: fit, partial_fit, learned attributes and pickling.
 
-An estimator checks its public parameters, makes a plan from them and from the number of rows, and
-feeds batches to an engine that holds the key and the sums. Learned attributes are set at the very
-end, from the engine's released iterates only; the engine itself is never pickled nor copied.
+An estimator checks its public parameters, makes a plan from them and the number of rows, and feeds
+batches to an engine that holds the key and the sums. Learned attributes are set last, from released
+iterates only; the engine is never pickled nor copied.
 """
 
 from __future__ import annotations
@@ -17,60 +17,65 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.statement.statement import Guarantee
-from dpftrl_fast.convex.row_batches import Rows, row_norms
-from dpftrl_fast.linear_model._data import (
+from dpftrl_fast.convex.row_batches import row_norms
+from dpftrl_fast.convex.settings import check_settings
+from dpftrl_fast.linear_model._rows import (
     MemoryRows,
-    RowSource,
     check_rows,
     check_targets,
+    open_source,
     refuse_bad_rows,
-    refuse_objects,
-    stream_batch,
-    stream_labels,
 )
-from dpftrl_fast.linear_model._parameters import check_parameters
-from dpftrl_fast.linear_model._protocols import Plan, Stepper
 from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._search import announce_search
-from dpftrl_fast.linear_model._sources import open_source
+from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._stream import (
     Stream,
     refuse_another_start,
+    refuse_objects,
     refuse_other_classes,
+    stream_batch,
+    stream_labels,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
-from dpftrl_fast.plan.from_budget import participation_of
 
 FloatArray = NDArray[np.float64]
 
-# Floating-point errors, which a caller may have asked NumPy to raise, would tell of values.
+# A caller may have asked NumPy to raise floating-point errors, which would reveal values.
 _quiet = np.errstate(all="ignore")
-_ROUNDING = 1.0 + 1e-6  # what float32 rows at a bound may lie beyond it
+_ROUNDING = 1.0 + 1e-6  # float32 rows at a bound may exceed it by this factor
+
+
+def store_parameters(estimator: Any, arguments: Mapping[str, Any]) -> None:
+    """Store a constructor's arguments unchecked under their names, as scikit-learn requires."""
+    for name, value in arguments.items():
+        if name not in ("self", "__class__"):
+            setattr(estimator, name, value)
 
 
 class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Base of the private linear estimators; see there."""
+    """Base of the private linear estimators."""
 
-    # ---- what an estimator adds ----
+    # ---- steps that an estimator adds ----
 
     @abstractmethod
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> Targets:
-        """Return how targets are encoded; `y` is None where classes must be declared."""
+        """Return the encoding of targets; `y` is None where classes must be declared."""
 
     @abstractmethod
     def _start(
-        self,
-        parameters: Mapping[str, Any],
-        participation: Participation,
-        n_features: int,
-        outputs: int,
+        self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
     ) -> Any:
-        """Make the plan and return the engine (`Run`), with its fresh key."""
+        """Make the plan for so many rows (or users) and return the engine, with a fresh key.
+
+        An engine is a `Stepper` and a `SumStepper` with `plan`, `steps_taken` and `reproducible`;
+        its iterates `last`, `average` and `tail` have shape (outputs, columns), the constant column
+        being the last.
+        """
 
     def _stepper(self, parameters: Mapping[str, Any], run: Any) -> Stepper:
-        """Return what takes the batches of a fit: the engine, or what looks on as it does."""
+        """Return the engine, or a meter around it, which takes the batches of a fit."""
         return cast(Stepper, run)
 
     def _further_attributes(
@@ -80,35 +85,31 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         stepper: Any,
         source: RowSource | None,
     ) -> dict[str, Any]:
-        """Return learned attributes beyond those that all estimators have.
-
-        `stepper` is that of `_stepper`, and `source` that of the fit; in a stream they are the
-        engine and None.
-        """
+        """Return learned attributes of this estimator only; in a stream `source` is None."""
         return {}
 
     # ---- fitting ----
 
     @_quiet
     def fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:
-        """Fit the model with a fresh key: a run of its own, whose epsilon is `epsilon_`.
+        """Fit the model in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Fitting again is another run; runs on the same rows add their mu^2.
 
         Parameters
         ----------
         X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
-            Private rows, in the order in which they are used. Their number is public. Of a dataset
-            (or of a path to a Parquet file or folder) batches are read as they are needed; the
-            rows of Dask stay with its workers, which make the sums. See docs/linear_model.md.
+            Private rows, in the order in which they are used; their number is public. A dataset (or
+            a path to a Parquet file or folder) is read batch by batch; Dask rows stay with the
+            workers, which compute the sums. See docs/linear_model.md.
         y : (n,) array, or str
-            Private targets; with a dataset or a Dask dataframe the name of their column, all other
-            columns being features.
+            Private targets; with a dataset or a Dask dataframe the name of their column. All other
+            columns are features.
         groups : (n,) array_like or str, optional
-            The user of every row. The guarantee is then for users: `batch_size` counts them, each
-            is in one step a pass with all of its rows, and their gradients are clipped as one sum.
-            The number of users is public. With a dataset the name of a column, in which the rows of
-            a user lie together; not for Dask.
+            User of every row, for a guarantee per user: `batch_size` counts users, each is in one
+            step a pass with all rows, and the sum of a user's gradients is clipped. The number of
+            users is public. With a dataset the name of a column, in which each user's rows are
+            adjacent; not for Dask.
 
         Returns
         -------
@@ -117,12 +118,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Raises
         ------
         TypeError, ValueError
-            If a parameter, an array or a value is not what it should be. All values in memory are
-            looked at before the first step; nothing is fitted then, and nothing was released. Those
-            of a dataset or of Dask are never refused: a row with NaN, null or infinity, or of an
-            unknown class, keeps its slot and counts as zero.
+            For a wrong parameter, array or value, before the first step: nothing has been released
+            and the estimator is unchanged. Values of a dataset or of Dask are never refused: a row
+            with NaN, null, infinity or an unknown class keeps its slot and counts as zero.
         RuntimeError
-            If the number of rows of a dataset changes as it is read. The estimator is as before.
+            If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
         parameters = self._checked_parameters()
         source = self._open(parameters, X, y, groups)
@@ -139,8 +139,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
                 f"for n_samples={source.units}"
             )
         shuffle = parameters.get("shuffle", False)
-        participation = participation_of(source.units, batch_size, epochs, shuffle)
-        run = self._start(parameters, participation, source.n_features, targets.outputs)
+        run = self._start(parameters, source.units, source.n_features, targets.outputs)
         layout = getattr(run.plan, "layout", None)
         order = BatchOrder(
             source.units, batch_size, epochs, layout, shuffle, parameters.get("random_state")
@@ -155,20 +154,20 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
     @_quiet
     def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
-        """Take one step with one batch of a stream, whose length was declared as `horizon`.
+        """Take one step with one batch of a stream, whose length is declared as `horizon`.
 
         Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
-        groups: users), the last one what is left of the horizon or fewer. Values are never refused:
-        a row with NaN or infinity, or of an unknown class, keeps its slot and counts as zero.
+        groups: users), the last one at most the rest of the horizon. Values are never refused: a
+        row with NaN, infinity or an unknown class keeps its slot and counts as zero.
 
         Parameters
         ----------
         X : (n, p) array or CSR matrix
         y : (n,) array
         groups : (n,) array_like, optional
-            The user of every row; a user that took part in an earlier step is refused.
+            User of every row; a user that took part in an earlier step is refused.
         classes : (k,) array_like, optional
-            Of a classifier, at the first call, unless its parameter `classes` has them.
+            Classes of a classifier, at the first call, unless its parameter `classes` has them.
 
         Returns
         -------
@@ -177,11 +176,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Raises
         ------
         TypeError, ValueError
-            For a wrong call: shape, dtype, number of rows, a step past the horizon, a stream that
-            cannot go on. Nothing has changed then.
+            For a wrong shape, dtype or number of rows, a step past the horizon, or a stream that
+            cannot continue. Nothing has changed then.
         RuntimeError
-            After a call that was interrupted when its rows were in the sums: with the same rows
-            again they would count twice.
+            After a call that was interrupted when its rows were in the sums: repeated, they would
+            count twice.
         """
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
@@ -203,9 +202,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         batch = stream_batch(rows, targets.encode(y), groups)
         stream.refuse_other_size(batch)
         if first:
-            participation = SinglePass(-(-stream.units // stream.parameters["batch_size"]))
             stream.run = self._start(
-                stream.parameters, participation, int(rows.shape[1]), targets.outputs
+                stream.parameters, stream.units, int(rows.shape[1]), targets.outputs
             )
         stream.run.step(batch)
         further = self._further_attributes(stream.parameters, targets, stream.run, None)
@@ -216,10 +214,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return self
 
     def _checked_parameters(self) -> dict[str, Any]:
-        return check_parameters(self.get_params(deep=False))
+        return check_settings(self.get_params(deep=False))
 
     def _open(self, parameters: Mapping[str, Any], X: Any, y: Any, groups: Any) -> RowSource:
-        """Return the source of batches."""
         numbers, shuffle = not is_classifier(self), parameters.get("shuffle", False)
         source = open_source(X, y, groups, numbers=numbers, shuffle=shuffle)
         if source is not None:
@@ -235,8 +232,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
         if parameters["horizon"] is None:
             raise ValueError(
-                "horizon must be given for partial_fit, got None: the number of rows of the whole "
-                "stream is public and is declared before the first of them"
+                "horizon must be given for partial_fit, got None: it declares the number of rows "
+                "of the whole stream, a public fact"
             )
         if parameters.get("epochs", 1) != 1:
             raise ValueError(f"epochs must be 1 for partial_fit, got {parameters['epochs']}")
@@ -262,7 +259,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         return spoken if parameters.get("verbose", 0) else quiet
 
-    # ---- what is learned ----
+    # ---- learned attributes ----
 
     def _publish(
         self,
@@ -282,7 +279,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         ):
             coef, intercept = self._split(matrix, constant, targets)
             learned[f"coef_{suffix}"], learned[f"intercept_{suffix}"] = coef, intercept
-        plan: Plan = run.plan
+        plan = run.plan
         learned |= {
             "plan_": plan,
             "epsilon_": plan.epsilon(parameters["delta"]),
@@ -305,7 +302,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             validate_data(self, X, reset=True, skip_check_array=True)
         for name in [*vars(self)]:
             if name.endswith("_") and not name.startswith("_") and name not in kept:
-                delattr(self, name)  # of an earlier run
+                delattr(self, name)  # from an earlier run
         for name, value in learned.items():
             setattr(self, name, value)
 
@@ -320,7 +317,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return found
 
     def _constant(self, parameters: Mapping[str, Any]) -> float:
-        """Return the entry of the constant column, 0 where there is none."""
+        """Return the entry of the constant column, 0 without one."""
         if not parameters.get("fit_intercept", False):
             return 0.0
         return float(parameters["intercept_scaling"])
@@ -346,12 +343,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return np.asarray(X @ coef.T + intercept, dtype=np.float64)
 
     def clipping_report(self, X: Any, y: Any) -> dict[str, Any]:
-        """Count what the bounds cut off: computed from private rows, NOT PRIVATE.
+        """Count the rows and targets beyond the bounds: computed from private rows, NOT PRIVATE.
 
         Parameters
         ----------
         X, y : arrays
-            Rows and targets.
 
         Returns
         -------
@@ -375,13 +371,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             report["targets_beyond_y_bound"] = int(
                 np.sum(np.abs(y[~invalid]) > y_bound * _ROUNDING)
             )
-        return report | self._further_report(parameters, rows, y)
+        return report
 
-    def _further_report(self, parameters: Mapping[str, Any], rows: Rows, y: Any) -> dict[str, Any]:
-        """Return further counts, NOT PRIVATE."""
-        return {}
-
-    # ---- scikit-learn's side ----
+    # ---- scikit-learn's protocol ----
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "coef_")
@@ -397,7 +389,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return super().__sklearn_clone__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the model only: not the engine of a stream, nor what is not private."""
+        """Return the model only: no engine, and no attribute that is not private."""
         state: dict[str, Any] = dict(super().__getstate__())
         for name in ("_stream", "regret_"):
             state.pop(name, None)

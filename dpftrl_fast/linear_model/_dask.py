@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of Dask arrays and dataframes: workers make the sums, the tree stays with the caller.
+"""Rows of Dask arrays and dataframes: workers compute the sums, the tree stays with the caller.
 
-The chunks are cut where batches end, so that the rows of a sum, and their order, are those of the
-same fit in memory. What goes to the workers is public: the objective with the last iterate, or the
-bounds of a plan. What comes back are the sums of a batch, which are as secret as the rows; noise is
-added, and the step taken, in the calling process only.
+The chunks are cut at batch boundaries, so that each sum has the same rows in the same order as in
+memory. Workers receive public data: the objective with the last iterate, or the bounds of a plan.
+They return the sums of a batch, which are as secret as the rows; only the calling process adds
+noise and takes steps.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ import numpy as np
 from dask.base import compute, persist
 from dask.delayed import Delayed, delayed
 from dask.optimization import cull
-from numpy.typing import NDArray
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._data import RowSource, join
-from dpftrl_fast.linear_model._protocols import Stepper, SumStepper
+from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, SumStepper, join
 
-Ints = NDArray[np.int64]
-Encode = Callable[[Any], NDArray[np.float64]]
 T = TypeVar("T")
 
-# Dask has types for some of its calls only.
+# Dask has types for only some of its functions.
 _compute: Any = compute
 _cull: Any = cull
 _delayed: Any = delayed
@@ -37,21 +33,10 @@ _persist: Any = persist
 
 
 def open_dask(X: Any, y: Any, *, numbers: bool) -> DaskRows:
-    """Return the rows of Dask collections; unknown sizes of chunks are computed.
+    """Return the rows of Dask collections, dense numbers or bool.
 
-    Parameters
-    ----------
-    X : Dask array or dataframe
-        Dense, of numbers or bool.
-    y : Dask array or series, or str
-        The name is that of a column of the dataframe.
-    numbers : bool
-        Whether targets are numbers, not labels.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For other kinds, dtypes and shapes.
+    Unknown chunk sizes are computed. `y` may name a column of the dataframe. `numbers` is whether
+    targets are numbers, not labels.
     """
     names: list[str] | None = None
     if hasattr(X, "to_dask_array"):
@@ -70,7 +55,7 @@ def open_dask(X: Any, y: Any, *, numbers: bool) -> DaskRows:
         y = _series(y, numbers, True)
     for name, value in {"X": X, "y": y}.items():
         if not hasattr(value, "to_delayed"):
-            raise TypeError(f"{name} must be of Dask, as the other one, got {type(value).__name__}")
+            raise TypeError(f"{name} must be a Dask collection, got {type(value).__name__}")
     if type(X._meta) is not np.ndarray:
         raise TypeError(f"X must have dense chunks, got chunks of {type(X._meta).__name__}")
     if numbers:
@@ -86,13 +71,7 @@ def open_dask(X: Any, y: Any, *, numbers: bool) -> DaskRows:
 
 
 class DaskRows(RowSource):
-    """Rows of a dense Dask array, each a unit.
-
-    Parameters
-    ----------
-    X : (n, p) Dask array of numbers or bool
-    y : (n,) Dask array
-    feature_names : sequence of str, optional
+    """Rows of a dense (n, p) Dask array, each a unit, with (n,) targets.
 
     Examples
     --------
@@ -117,15 +96,15 @@ class DaskRows(RowSource):
         encode: Encode,
         progress: Callable[[], None],
     ) -> None:
-        """Take a step with the sums of every batch of the order, which is that of the rows."""
+        """Take a step with the sums of every batch of `order`, which is the row order."""
         if not isinstance(run, SumStepper):
-            raise TypeError(f"rows of Dask are not handed out, got a {type(run).__name__} for them")
+            raise TypeError(f"Dask rows need an engine that takes sums, got {type(run).__name__}")
         workers = _workers()
         steps = [*self._parts(order)]
         visits = groupby(chain.from_iterable(steps), lambda part: part.visit // workers)
         loads = (self._loaded([*parts], encode) for _, parts in visits)
         pieces = chain.from_iterable(_one_ahead(loads))
-        # Each task is made when it is asked for: at the iterate after all steps before it.
+        # A task is made when it is needed: at the iterate after all earlier steps.
         tasks: Iterator[_Task] = (
             _Task.of(run.summing(), [*islice(pieces, len(step))]) for step in steps
         )
@@ -136,7 +115,7 @@ class DaskRows(RowSource):
             progress()
 
     def _parts(self, order: Iterable[slice | Ints]) -> Iterator[list[_Part]]:
-        """Yield where the rows of each step lie."""
+        """Yield the parts of chunks that hold the rows of each step."""
         bounds, visit, before = self._bounds, -1, -1
         for units in order:
             assert isinstance(units, slice)  # they are not shuffled
@@ -153,7 +132,7 @@ class DaskRows(RowSource):
             yield parts
 
     def _loaded(self, parts: list[_Part], encode: Encode) -> Sequence[Any]:
-        """Return parts of a few chunks, cut by the workers and kept there."""
+        """Return parts of a few chunks, cut and kept by the workers."""
         cut = []
         for chunk, own in groupby(parts, lambda part: part.chunk):
             rows, targets = self._rows[chunk], self._targets[chunk]
@@ -162,11 +141,11 @@ class DaskRows(RowSource):
 
 
 class _Chunks:
-    """The chunks of an array along its rows, each with the tasks that it needs and no others."""
+    """Chunks of an array along its rows, each with only the tasks that it needs."""
 
     def __init__(self, array: Any) -> None:
         self._chunks = array.to_delayed().reshape(-1)
-        self._graph = dict(self._chunks[0].dask)  # of all of them: to send it each time is slow
+        self._graph = dict(self._chunks[0].dask)  # for all chunks: too slow to send each time
 
     def __getitem__(self, number: int) -> Any:
         key = self._chunks[number].key
@@ -184,7 +163,7 @@ class _Part(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """The sums of a batch, with its rows: workers keep rows only as long as they are held here."""
+    """Sums of a batch, with its rows, which workers keep only while they are held here."""
 
     sums: Any
     rows: list[Any]
@@ -195,7 +174,7 @@ class _Task(NamedTuple):
 
 
 def _started_early(tasks: Iterator[_Task], count: int) -> Iterator[_Task]:
-    """Yield tasks that run already, so many at a time and as many ahead."""
+    """Yield running tasks, started `count` at a time and as many ahead."""
 
     def start(group: list[_Task]) -> list[_Task]:
         started = _persist(*(task.sums for task in group))
@@ -205,7 +184,7 @@ def _started_early(tasks: Iterator[_Task], count: int) -> Iterator[_Task]:
     return chain.from_iterable(_one_ahead(map(start, groups)))
 
 
-# ---- What workers do ----
+# ---- Work of the workers ----
 
 
 def _cut(
@@ -217,7 +196,7 @@ def _cut(
 
 def _sums(summing: Callable[[Batch], Any], parts: list[Batch]) -> Any:
     batch: Any = join(parts)
-    # Arrays that came from another process may lie unaligned.
+    # Arrays from another process may be unaligned.
     X, y = (np.require(part, requirements=["C", "A"]) for part in (batch.X, batch.y))
     return summing(Batch(X, y))
 
@@ -230,20 +209,20 @@ def _later(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _one_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items, each when the one after it has been made."""
+    """Yield each item once the next one has been made."""
     end: list[Any] = [None]
     for item, _ in pairwise(chain(items, end)):
         yield item
 
 
 def _workers() -> int:
-    """Return how many workers the current cluster has; 1 without a cluster."""
+    """Return the number of workers of the current cluster, 1 without one."""
     distributed: Any = sys.modules.get("distributed")
     if distributed is None:
         return 1
     try:
         return max(1, len(distributed.default_client().nthreads()))
-    except ValueError:  # there is no client
+    except ValueError:  # no client
         return 1
 
 
@@ -251,7 +230,7 @@ def _workers() -> int:
 
 
 def _series(y: Any, numbers: bool, lengths: Any) -> Any:
-    """Return a series as an array, of floats where targets are numbers."""
+    """Return a series as an array, of floats if targets are numbers."""
     if y.ndim != 1:
         raise ValueError(f"y must have one column, got {[*y.columns]}")
     if numbers:
@@ -263,7 +242,7 @@ def _series(y: Any, numbers: bool, lengths: Any) -> Any:
 
 
 def _float_type(name: str, dtypes: Sequence[Any]) -> np.dtype[Any]:
-    """Return float32 where it holds all columns, else float64."""
+    """Return float32 if it holds all columns, else float64."""
     found = [getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes]  # pandas' types have one
     for dtype in found:
         if getattr(dtype, "kind", "O") not in "iufb":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a pyarrow dataset, read in their order and re-cut to the batches of the steps.
+"""Rows of a pyarrow dataset, read in order and re-cut to the batches of the steps.
 
-Memory is that of a batch, of a block of rows on their way and of what pyarrow reads at once, a row
-group of a Parquet file. Types are checked before the first step, values never: a row with a null,
-NaN or infinity keeps its slot and counts as zero.
+Memory holds a batch, a block of rows and one read of pyarrow (a row group of a Parquet file). Types
+are checked before the first step, values never: a row with a null, NaN or infinity keeps its slot
+and counts as zero.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._data import RowSource, join
-from dpftrl_fast.linear_model._protocols import Stepper
-
-Ints = NDArray[np.int64]
-Encode = Callable[[Any], NDArray[np.float64]]
+from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, join
 
 _BLOCK = 1 << 18  # entries of a record batch: 2 MiB as float64
 
@@ -32,20 +28,8 @@ _BLOCK = 1 << 18  # entries of a record batch: 2 MiB as float64
 def open_dataset(X: Any, y: Any, groups: Any, *, numbers: bool) -> DatasetRows:
     """Return the rows of a dataset, or of a Parquet file or folder.
 
-    Parameters
-    ----------
-    X : pyarrow.dataset.Dataset, str or path-like
-    y : str
-        Column of the targets.
-    groups : str, optional
-        Column of the users.
-    numbers : bool
-        Whether targets are numbers, not labels.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For columns that are missing, doubled or of a type that does not fit.
+    `y` and `groups` name the columns of targets and (optionally) users; `numbers` is whether
+    targets are numbers, not labels.
     """
     path = isinstance(X, (str, os.PathLike))
     dataset = ds.dataset(os.fspath(X), format="parquet") if path else X
@@ -58,18 +42,10 @@ def open_dataset(X: Any, y: Any, groups: Any, *, numbers: bool) -> DatasetRows:
 
 
 class DatasetRows(RowSource):
-    """Rows of a dataset, each a unit, or with a column of users those of a user.
+    """Rows of a dataset; a unit is a row, or with a column of users a user.
 
-    Parameters
-    ----------
-    dataset : pyarrow.dataset.Dataset
-        Its number of rows is public.
-    target : str
-        Column of the targets: numbers or bool; as labels also strings, plain or as a dictionary.
-    users : str, optional
-        Column of the users. Each one's rows lie together.
-    numbers : bool
-        Whether targets are numbers, not labels.
+    The number of rows is public. Targets are numbers or bool; labels may also be strings, plain or
+    as a dictionary. The rows of each user are adjacent.
 
     Examples
     --------
@@ -104,8 +80,8 @@ class DatasetRows(RowSource):
                 )
         kind = schema.field(target).type
         if not (_is_number(kind) or (not numbers and _is_label(kind))):
-            what = "numbers or bool" if numbers else "numbers, bool or strings"
-            raise ValueError(f"the column of y must be of {what}, got {target!r} of type {kind}")
+            wanted = "numbers or bool" if numbers else "numbers, bool or strings"
+            raise ValueError(f"the column of y must be of {wanted}, got {target!r} of type {kind}")
         found = [schema.field(name).type.to_pandas_dtype() for name in self._features]
         self._dtype = np.dtype(np.float32 if np.result_type(*found) == np.float32 else np.float64)
         self._rows: int = dataset.count_rows()
@@ -124,7 +100,7 @@ class DatasetRows(RowSource):
         encode: Encode,
         progress: Callable[[], None],
     ) -> None:
-        """Take a step with every batch of the order, which is that of the rows."""
+        """Take a step with every batch of `order`, which is the row order."""
         cutter: _Cutter | None = None
         for units in order:
             assert isinstance(units, slice)  # they are not shuffled
@@ -137,7 +113,7 @@ class DatasetRows(RowSource):
                 batch = cutter.take(int(bounds[-1] - bounds[0]))
                 users = np.arange(units.start, units.stop)
                 run.step(batch._replace(starts=bounds - bounds[0], ids=users))
-            if units.stop == self.units:  # another epoch reads them again
+            if units.stop == self.units:  # another epoch reads the rows again
                 cutter.refuse_more()
                 cutter = None
             progress()
@@ -163,7 +139,7 @@ class DatasetRows(RowSource):
         return np.where(known, encode(values.to_numpy(zero_copy_only=False)), np.nan)
 
     def _bounds_of_users(self, column: str) -> Ints:
-        """Return where each user's rows begin, and where all end."""
+        """Return the first row of each user, and the number of rows."""
         kind = self._dataset.schema.field(column).type
         if not (_is_number(kind) or _is_label(kind)):
             raise ValueError(
@@ -186,12 +162,12 @@ class DatasetRows(RowSource):
             for place, user in zip(
                 changes.tolist(), values.take(pa.array(changes)).to_pylist(), strict=True
             ):
-                if user == last:  # goes on from the block before
+                if user == last:  # continues from the previous block
                     continue
                 if user in seen:
                     raise ValueError(
-                        "the rows of a user must lie together in the dataset, got a user that "
-                        f"comes back in row {row + place}; sort it by {column!r}"
+                        "the rows of a user must be adjacent in the dataset, got a user again in "
+                        f"row {row + place}; sort the dataset by {column!r}"
                     )
                 seen.add(user)
                 starts.append(row + place)
@@ -202,7 +178,7 @@ class DatasetRows(RowSource):
         return np.array([*starts, row], dtype=np.int64)
 
     def _scan(self, columns: list[str], most_rows: int) -> Iterator[Any]:
-        # One thread, next to nothing ahead: so memory does not grow with the files.
+        # One thread and minimal readahead, so that memory does not grow with the files.
         options: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1}
         options |= {"use_threads": False, "batch_size": most_rows}
         options |= _parquet_options(self._dataset)
@@ -210,7 +186,7 @@ class DatasetRows(RowSource):
 
 
 class _Cutter:
-    """Takes as many rows as are wanted from blocks of any size."""
+    """Cuts blocks of any size into batches of the requested sizes."""
 
     def __init__(self, blocks: Iterator[Batch], rows: int) -> None:
         self._blocks, self._rows = blocks, rows
@@ -228,7 +204,7 @@ class _Cutter:
         return join([part for part in parts if len(part.y) > 0])
 
     def refuse_more(self) -> None:
-        """Refuse rows that are left."""
+        """Refuse remaining rows."""
         if len(self._rest.y) > 0 or any(len(block.y) > 0 for block in self._blocks):
             raise _changed(self._rows)
 
@@ -245,12 +221,12 @@ def _rows_of(batch: Batch, begin: int, end: int | None) -> Batch:
 
 def _changed(rows: int) -> RuntimeError:
     return RuntimeError(
-        f"the dataset must stay as it is while it is read, got another number of rows than {rows}"
+        f"the dataset must not change while it is read, got another number of rows than {rows}"
     )
 
 
 def _as_floats(values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return numbers as floats, NaN for null; never an error for a value."""
+    """Return numbers as floats, NaN for null; no value raises."""
     floats = values.cast(pa.from_numpy_dtype(dtype), safe=False)
     return np.asarray(floats.to_numpy(zero_copy_only=False))
 
@@ -267,23 +243,23 @@ def _is_label(kind: Any) -> bool:
 
 
 def _refuse_text(dataset: Any) -> None:
-    """Refuse formats in which a value can fail to be read: that it did would tell of it."""
+    """Refuse formats in which a value can fail to parse: the failure would reveal it."""
     for part in [dataset, *getattr(dataset, "children", ())]:
         kind = getattr(part, "format", None)
         if isinstance(kind, (ds.CsvFileFormat, ds.JsonFileFormat)):
             raise ValueError(
-                "a dataset must be of files with types, as Parquet or Arrow, got "
-                f"{kind.default_extname}: a value that cannot be read would end the fit, and tell "
-                "of itself"
+                "a dataset must have typed files, such as Parquet or Arrow, got "
+                f"{kind.default_extname}: a value that fails to parse would end the fit and be "
+                "revealed"
             )
 
 
 def _parquet_options(dataset: Any) -> dict[str, Any]:
-    """Return options with which a Parquet file is not read ahead as a whole."""
+    """Return options that keep a Parquet file from being buffered whole."""
     kind = getattr(dataset, "format", None)
     if not isinstance(kind, ds.ParquetFileFormat):
         return {}
-    keys = ("decryption_properties", "parquet_decryption_config")  # are not copied
+    keys = ("decryption_properties", "parquet_decryption_config")  # not copied
     if any(getattr(kind.default_fragment_scan_options, name, None) is not None for name in keys):
         return {}
     options = copy.copy(kind.default_fragment_scan_options)

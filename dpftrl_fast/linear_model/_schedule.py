@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from dpftrl_fast.mechanisms import Layout
+from dpftrl_fast.plan.epoch_order import EpochBatches, epochs_with_new_order
 
 Ints = NDArray[np.int64]
 
@@ -59,14 +60,14 @@ class BatchOrder:
 
     def __iter__(self) -> Iterator[slice | Ints]:
         """Yield the units of every step: a slice where they are in order."""
-        generator = check_random_state(self.random_state) if self.shuffle else None
-        deal: Ints | None = None
-        step = 0
-        for epoch in range(self.epochs):
-            new_tree = self.layout is not None and self.layout.locate(step + 1)[1] == 1
-            if generator is not None and (epoch == 0 or new_tree):
-                deal = generator.permutation(self.units).astype(np.int64)
-            for start in range(0, self.units, self.batch_size):
-                part = slice(start, min(start + self.batch_size, self.units))
-                yield part if deal is None else deal[part]
-                step += 1
+        permutation, new_orders = None, []
+        if self.shuffle:
+            generator = check_random_state(self.random_state)
+
+            def permutation(number: int) -> Ints:  # asked for in ascending order
+                return generator.permutation(self.units)  # type: ignore[no-any-return]
+
+            if self.layout is not None:
+                new_orders = epochs_with_new_order(self.layout, self.steps_per_epoch, self.epochs)
+        order = EpochBatches(self.units, self.batch_size, permutation, new_orders)
+        return map(order.batch, range(1, self.epochs * self.steps_per_epoch + 1))

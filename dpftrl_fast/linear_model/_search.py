@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search over parameters spends is said before its first fit.
+"""Warning of the privacy cost of a scikit-learn search, before its first fit.
 
-scikit-learn's searches know nothing of privacy. What they do first, in the process that called
-them, is to clone the estimator; so a clone looks at who asked for it. A search warns once, and a
-`noise_seed` is refused: the scores would choose a model whose noise is known.
+Searches know nothing of privacy. They first clone the estimator, in the calling process, so a clone
+inspects its callers. A search warns once and refuses a `noise_seed`, since its scores would select
+a model by known noise.
 """
 
 from __future__ import annotations
@@ -18,45 +18,30 @@ from sklearn.model_selection._search import BaseSearchCV
 
 
 def announce_search(estimator: Any) -> None:
-    """Warn of what the search spends that clones this estimator, at its first clone.
-
-    Parameters
-    ----------
-    estimator : estimator
-        That is being cloned.
-
-    Raises
-    ------
-    ValueError
-        If the search has a `noise_seed`.
-
-    Warns
-    -----
-    UserWarning
-        How many runs there will be on the same rows, and that their mu^2 add up.
+    """Warn of the number of runs of a search at its first clone of this estimator.
 
     Examples
     --------
     >>> from dpftrl_fast.linear_model import DPFTRLRegressor
-    >>> announce_search(DPFTRLRegressor())  # no search, no word
+    >>> announce_search(DPFTRLRegressor())  # no search, no warning
     """
     frame = _search_frame()
-    if frame is None or "base_estimator" in frame.f_locals:  # none, or not its first clone
+    if frame is None or "base_estimator" in frame.f_locals:  # no search, or not its first clone
         return
     search = frame.f_locals["self"]
     grid = getattr(search, "param_grid", getattr(search, "param_distributions", {}))
     names = {name for part in ([grid] if isinstance(grid, dict) else grid) for name in part}
     if estimator.noise_seed is not None or any(n.split("__")[-1] == "noise_seed" for n in names):
         raise ValueError(
-            "noise_seed must be None in a search, got one: the noise of a seed is known, and the "
-            "scores would choose a model by it"
+            "noise_seed must be None in a search, got one: the scores would select a model by "
+            "known noise"
         )
     folds = frame.f_locals.get("n_splits", getattr(search, "n_splits_", None))
     warnings.warn(_words(search, folds), UserWarning, stacklevel=2)
 
 
 def _search_frame() -> FrameType | None:
-    """Return the frame of the search's `fit` that is running, None for none."""
+    """Return the frame of a running search's `fit`, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and isinstance(frame.f_locals.get("self"), BaseSearchCV):
@@ -78,5 +63,5 @@ def _words(search: Any, folds: int | None) -> str:
     return (
         f"this search makes {runs} on the same rows: their mu^2 add up, to {times} "
         "(dpftrl_fast.accounting.compose), while epsilon_ is that of a single run. Its scores are "
-        "computed from rows without noise: they, and the choice by them, are not private"
+        "computed from rows without noise: they, and the selection by them, are not private"
     )

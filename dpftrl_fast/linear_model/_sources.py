@@ -1,69 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kind of rows a fit was given: packages that hold them are imported only for their own."""
+"""Interfaces between rows and engines: a source feeds batches, a stepper takes them."""
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from dpftrl_fast.linear_model._data import RowSource
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.convex.row_batches import Batch
+
+Ints: TypeAlias = NDArray[np.int64]
+#: From targets to the numbers that the losses read.
+Encode: TypeAlias = Callable[[Any], NDArray[np.float64]]
 
 
-def open_source(
-    X: Any, y: Any, groups: Any = None, *, numbers: bool, shuffle: bool
-) -> RowSource | None:
-    """Return the source of rows that are not arrays in memory, or None.
+class Stepper(Protocol):
+    """Takes batches: an engine, or a meter around one."""
 
-    Parameters
+    def step(self, batch: Batch) -> None:
+        """Take one step with this batch."""
+
+
+@runtime_checkable
+class SumStepper(Protocol):
+    """Takes sums of batches, which other processes can compute.
+
+    Attributes
     ----------
-    X, y, groups
-        As `fit` was given them.
-    numbers : bool
-        Whether targets are numbers, not labels.
-    shuffle : bool
-        Whether rows are to be dealt to batches by a permutation, which these sources refuse.
+    sums_follow_model : bool
+        Whether the sums of a batch depend on the last iterate; otherwise they can be computed at
+        any time.
+    """
 
-    Returns
-    -------
-    RowSource or None
-        None for everything else, which may be an array.
+    sums_follow_model: bool
 
-    Raises
-    ------
-    TypeError, ValueError
-        If the source, its columns and their types are not what they should be.
+    def summing(self) -> Callable[[Batch], Any]:
+        """Return the function that sums the next batch; it can be pickled and has no secrets."""
+
+    def advance(self, sums: Any) -> None:
+        """Take one step with such sums."""
+
+
+class RowSource(ABC):
+    """Source of the batches of a fit.
+
+    Attributes
+    ----------
+    units : int
+        Number of rows or (with groups) users: public.
+    n_features : int
+    feature_names : sequence of str, optional
+    """
+
+    units: int
+    n_features: int
+    feature_names: Sequence[str] | None = None
+
+    @abstractmethod
+    def feed(
+        self,
+        run: Stepper,
+        order: Iterable[slice | Ints],
+        encode: Encode,
+        progress: Callable[[], None],
+    ) -> None:
+        """Take a step with every batch of `order`; call `progress` after each."""
+
+
+def join(parts: Sequence[Batch]) -> Batch:
+    """Join dense batches; a single one is not copied.
 
     Examples
     --------
-    >>> open_source([[1.0]], [2.0], numbers=True, shuffle=False) is None
-    True
+    >>> part = Batch(np.ones((2, 3)), np.zeros(2))
+    >>> join([part, part]).X.shape
+    (4, 3)
     """
-    if isinstance(X, RowSource):
-        return X
-    if isinstance(X, (str, os.PathLike)) or _comes_from(X, "pyarrow._dataset", "pyarrow.dataset"):
-        from dpftrl_fast.linear_model._parquet import open_dataset
-
-        _refuse_shuffle(shuffle, "a dataset is read in its order", "write it in another order")
-        return open_dataset(X, y, groups, numbers=numbers)
-    if _comes_from(X, "dask", "dask_expr"):
-        from dpftrl_fast.linear_model._dask import open_dask
-
-        _refuse_shuffle(shuffle, "a batch would have rows of all chunks", "shuffle X and y before")
-        if groups is not None:
-            raise ValueError(
-                "groups must be None with Dask, got some: the rows of a user may lie in several "
-                "chunks; a pyarrow dataset in which they lie together can be fitted with groups"
-            )
-        return open_dask(X, y, numbers=numbers)
-    return None
-
-
-def _comes_from(value: Any, *packages: str) -> bool:
-    """Say whether a class of the value was made in one of these packages, without imports."""
-    modules = [kind.__module__ for kind in type(value).__mro__]
-    return any(f"{module}.".startswith(f"{name}.") for module in modules for name in packages)
-
-
-def _refuse_shuffle(shuffle: bool, reason: str, remedy: str) -> None:
-    if shuffle:
-        raise ValueError(f"shuffle must be False here, got True: {reason}; {remedy}")
+    if len(parts) == 1:
+        return parts[0]
+    rows: Any = [part.X for part in parts]
+    return Batch(np.concatenate(rows), np.concatenate([part.y for part in parts]))

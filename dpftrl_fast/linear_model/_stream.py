@@ -1,33 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `partial_fit` that goes on, and what its calls are refused for: public facts only."""
+"""State and checks of a stream of `partial_fit` calls, which are refused for public facts only."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.convex.row_batches import Batch, Rows
+from dpftrl_fast.linear_model._rows import MemoryRows, as_labels, group_numbers
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
 
 
 @dataclass
 class Stream:
-    """What was declared at the first call, and the engine.
+    """Declarations of the first call, and the engine (None before the first step).
 
-    Attributes
-    ----------
-    run : Run or None
-        The engine, from the first step on.
-    parameters : dict
-        Checked parameters of the estimator at the first call.
-    targets : NumberTargets or ClassTargets
-        How targets are encoded.
-    units : int
-        Rows, or users, of the whole stream: the horizon.
-    released : int
-        Steps whose model was given out.
+    `units` is the horizon, in rows or users; `released` counts the steps whose model was released.
     """
 
     run: Any
@@ -37,12 +30,12 @@ class Stream:
     released: int = 0
 
     def refuse_interrupted(self) -> None:
-        """Refuse to go on after a call that took its step and gave out no model."""
+        """Refuse a call after one that took its step and released no model."""
         if self.run is not None and self.run.steps_taken != self.released:
             raise RuntimeError(
-                f"step {self.run.steps_taken} of this stream was interrupted, or is being taken in "
-                "another thread: its rows are in the sums, and it cannot be taken again; a clone "
-                "starts anew"
+                f"step {self.run.steps_taken} of this stream was interrupted, or is running in "
+                "another thread: its rows are in the sums, and it cannot be repeated; clone the "
+                "estimator for a new run"
             )
 
     def refuse_other_size(self, batch: Batch) -> None:
@@ -56,28 +49,29 @@ class Stream:
             raise ValueError(f"a batch must have batch_size={size} {unit}, got {units}")
         if not 1 <= units <= left:
             raise ValueError(
-                f"the last batch must have between 1 and {left} {unit}, what is left of the "
-                f"horizon, got {units}"
+                f"the last batch must have between 1 and {left} {unit}, the rest of the horizon, "
+                f"got {units}"
             )
 
 
 def refuse_another_start(model: Any) -> None:
-    """Refuse a stream on an estimator that has a model, but no engine to go on with."""
+    """Refuse a stream on an estimator that has a model but no engine to continue with."""
     if not hasattr(model, "coef_"):
         return
     if model.n_steps_ < model.plan_.steps:
         raise ValueError(
-            f"this stream stopped at step {model.n_steps_} of {model.plan_.steps} and cannot go "
-            "on: its key and its sums are not kept in pickles and copies; a clone starts anew"
+            f"this stream stopped at step {model.n_steps_} of {model.plan_.steps} and cannot "
+            "continue: pickles and copies hold no key and no sums; clone the estimator for a new "
+            "run"
         )
     raise ValueError(
-        f"all {model.plan_.steps} declared steps are taken: the epsilon is stated for no more; "
-        "a clone starts another run"
+        f"all {model.plan_.steps} declared steps are taken: the epsilon covers no more; clone the "
+        "estimator for another run"
     )
 
 
 def refuse_other_classes(targets: Targets, classes: Any) -> None:
-    """Refuse classes at a call of `partial_fit` that are not those of the stream."""
+    """Refuse classes other than those of the stream."""
     if classes is None:
         return
     if not isinstance(targets, ClassTargets):
@@ -87,3 +81,40 @@ def refuse_other_classes(targets: Targets, classes: Any) -> None:
             f"classes must be {targets.classes.tolist()}, as declared, got "
             f"{np.asarray(classes).tolist()}"
         )
+
+
+def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> Batch:
+    """Return the batch of one step of a stream; a user has the same id in every step."""
+    source = MemoryRows(X, targets, groups)
+    batch = source.batch(slice(0, source.units), targets)
+    if groups is None:
+        return batch
+    _, first = np.unique(group_numbers(groups, len(X)), return_index=True)
+    labels = as_labels(groups)[first].tolist()
+    return batch._replace(ids=np.array([_lasting_id(label) for label in labels], dtype=np.int64))
+
+
+def _lasting_id(label: Any) -> int:
+    """Return 63 bits of the hash of a user's label: the same for 5, 5.0 and a NumPy 5."""
+    if isinstance(label, Integral):
+        label = int(label)
+    elif isinstance(label, Real) and float(label).is_integer():
+        label = int(float(label))
+    return int.from_bytes(hashlib.sha256(str(label).encode()).digest()[:8], "big") >> 1
+
+
+def refuse_objects(name: str, value: Any) -> None:
+    """Refuse lists and object dtypes: whether objects are numbers depends on values."""
+    dtypes = [value.dtype] if hasattr(value, "dtype") else list(getattr(value, "dtypes", ()))
+    if not dtypes:
+        raise TypeError(f"{name} must be an array of real numbers, got {type(value).__name__}")
+    for dtype in dtypes:
+        if getattr(dtype, "kind", "O") not in "iufb":
+            raise TypeError(f"{name} must be an array of real numbers, got dtype {dtype}")
+
+
+def stream_labels(y: Any) -> NDArray[Any]:
+    """Return the labels of a batch unchanged; refuse lists, whose dtype depends on values."""
+    if not (hasattr(y, "dtype") or hasattr(y, "dtypes")):
+        raise TypeError(f"y must be an array of labels, got {type(y).__name__}")
+    return as_labels(y)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the targets a user has to the numbers that the losses read."""
+"""Encoding of targets as the numbers that the losses read."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class NumberTargets:
     outputs = 1
 
     def encode(self, y: Any) -> FloatArray:
-        """Return the targets as float64; NaN for one that is not finite: its row counts as zero."""
+        """Return the targets as float64, non-finite ones as NaN: such rows count as zero."""
         values = np.asarray(y, dtype=np.float64)
         values = np.where(np.isfinite(values), values, np.nan)
         return values if self.bound is None else np.clip(values, -self.bound, self.bound)
 
     def refuse_bad(self, y: Any) -> None:
-        """Refuse targets that are not finite, naming the row: before the first step only."""
+        """Refuse non-finite targets, naming the row; for use before the first step only."""
         bad = np.flatnonzero(~np.isfinite(np.asarray(y, dtype=np.float64)))
         if bad.size:
             value = "NaN" if np.isnan(float(np.asarray(y)[bad[0]])) else "infinity"
@@ -45,12 +45,7 @@ class NumberTargets:
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """Labels of a classification, as the numbers of their classes.
-
-    Parameters
-    ----------
-    classes : (k,) array
-        Sorted, each once, at least two.
+    """Labels of a classification, encoded as the numbers of their sorted classes.
 
     Examples
     --------
@@ -62,11 +57,11 @@ class ClassTargets:
 
     @property
     def outputs(self) -> int:
-        """Number of parameter vectors: one for two classes, else one a class."""
+        """Number of parameter vectors: one for two classes, else one per class."""
         return 1 if self.classes.size == 2 else int(self.classes.size)
 
     def encode(self, y: Any) -> FloatArray:
-        """Return the numbers of the classes; NaN for a label that is none of them."""
+        """Return the numbers of the classes, NaN for an unknown label."""
         labels = np.asarray(y)
         if labels.dtype.kind == "O":
             return np.array([self._number(label) for label in labels], dtype=np.float64)
@@ -77,7 +72,7 @@ class ClassTargets:
     def _number(self, label: Any) -> float:
         try:
             return float(self._numbers.get(label, np.nan))
-        except TypeError:  # not hashable: no label
+        except TypeError:  # unhashable
             return np.nan
 
     @cached_property
@@ -85,7 +80,7 @@ class ClassTargets:
         return {label: number for number, label in enumerate(self.classes.tolist())}
 
     def refuse_bad(self, y: Any) -> None:
-        """Refuse labels that are none of the classes: before the first step only."""
+        """Refuse unknown labels, naming the row; for use before the first step only."""
         bad = np.flatnonzero(np.isnan(self.encode(y)))
         if bad.size:
             raise ValueError(
@@ -98,24 +93,18 @@ Targets: TypeAlias = NumberTargets | ClassTargets
 
 
 def classes_of(classes: Any, y: Any) -> NDArray[Any]:
-    """Return the sorted classes: those given, or else the labels of `y`, which are then public.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than two.
-    """
+    """Return the sorted classes: those given, or else the labels of `y`, which are then public."""
     if classes is None:
         NumberTargets(None).refuse_bad(y if np.asarray(y).dtype.kind == "f" else [])
         with warnings.catch_warnings():
-            # As many labels as rows is a matter of the data; it is not spoken of.
+            # A warning about the number of labels would depend on the data.
             warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
             check_classification_targets(y)
         found = np.unique(np.asarray(y))
         if found.size < 2:
             raise ValueError(
-                f"y must hold at least 2 classes, got {found.size} class; classes that these rows "
-                "may lack are declared with classes="
+                f"y must hold at least 2 classes, got {found.size} class; declare classes that "
+                "these rows may lack with classes="
             )
         return found
     given = np.asarray(classes)

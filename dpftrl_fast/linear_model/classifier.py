@@ -12,6 +12,8 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 
+from dpftrl_fast._validate import choice
+from dpftrl_fast.linear_model._base import store_parameters
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import ClassTargets, classes_of
 
@@ -28,28 +30,20 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
     """Private linear classification: clipped gradient sums, the noise of one tree, FTRL steps.
 
     Two classes have one parameter vector, more have one each, all under one tree. Every step gives
-    a model that is private; the guarantee of all of them together is ``(epsilon_, delta_)``, for
-    neighbours that differ in one row (with ``groups=`` in one user) whose gradients are replaced by
-    zero.
+    a private model.
 
     Parameters
     ----------
-    epsilon : float or None, default 1.0
-        Budget that the noise is calibrated to. None with `noise_multiplier`.
-    delta : float, default 1e-6
-        Of the guarantee.
-    noise_multiplier : float, optional
-        sigma, the noise of a tree node in units of the clip norm, instead of `epsilon`.
     loss : {"logistic", "multinomial", "hinge"}
         "logistic" and "multinomial" are the same: logistic for two classes, softmax cross-entropy
         for more. "hinge" is the sum of the one-versus-rest hinges for more than two.
     classes : (k,) array_like, optional
-        The labels, a public fact. Without it, those that occur in the `y` of `fit` are taken, and
-        this set of labels is then treated as public; `partial_fit` needs them declared. In a stream
-        a row of another label counts as zero.
-    batch_size, epochs, learning_rate, clip_norm, momentum, l1, radius, x_norm_bound, fit_intercept,
-    intercept_scaling, restart_every, complete, variant, shuffle, random_state, horizon, average,
-    compute_regret, threads, noise_seed, verbose
+        Labels, a public fact. By default the labels that occur in the `y` of `fit`, a set that is
+        then treated as public; `partial_fit` needs them declared. In a stream a row with another
+        label counts as zero.
+    epsilon, delta, noise_multiplier, batch_size, epochs, learning_rate, clip_norm, momentum, l1,
+    radius, x_norm_bound, fit_intercept, intercept_scaling, restart_every, complete, variant,
+    shuffle, random_state, horizon, average, compute_regret, threads, noise_seed, verbose
         As for :class:`DPFTRLRegressor`.
 
     Attributes
@@ -57,9 +51,9 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
     classes_ : (k,) array
         Sorted.
     coef_, intercept_ : arrays of shape (1, p) and (1,), or (k, p) and (k,)
-        The last iterate.
+        Last iterate.
     coef_average_, intercept_average_, coef_tail_, intercept_tail_
-        The mean of all iterates, and of those of the last half.
+        Mean of all iterates, and of the iterates of the last half.
     epsilon_, delta_, noise_multiplier_, sensitivity_squared_, plan_, reproducible_, n_steps_,
     n_iter_, learning_rate_, sparsity_, regret_, n_features_in_, feature_names_in_
         As for :class:`DPFTRLRegressor`.
@@ -71,6 +65,10 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
     Notes
     -----
     DP-FTRL, Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1, with its momentum and restarts.
+
+    **Formal guarantee.** As for :class:`DPFTRLRegressor`: all models of one run together satisfy
+    (``epsilon_``, ``delta_``) of ``plan_`` for one row's (with ``groups=`` one user's) gradients
+    replaced by zero. The caller must also ensure that the set of labels is public.
 
     Examples
     --------
@@ -115,46 +113,19 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         noise_seed: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.noise_multiplier = noise_multiplier
-        self.loss = loss
-        self.classes = classes
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.clip_norm = clip_norm
-        self.momentum = momentum
-        self.l1 = l1
-        self.radius = radius
-        self.x_norm_bound = x_norm_bound
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.restart_every = restart_every
-        self.complete = complete
-        self.variant = variant
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.horizon = horizon
-        self.average = average
-        self.compute_regret = compute_regret
-        self.threads = threads
-        self.noise_seed = noise_seed
-        self.verbose = verbose
+        store_parameters(self, locals())
 
     def _checked_parameters(self) -> dict[str, Any]:
         parameters = super()._checked_parameters()
-        loss = parameters["loss"]
-        if not isinstance(loss, str) or loss not in _LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(_LOSSES)}, got {loss!r}")
+        choice("loss", parameters["loss"], _LOSSES)
         return parameters
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> ClassTargets:
         declared = parameters["classes"]
         if declared is None and y is None:
             raise ValueError(
-                "classes must be given, got None: the labels of a stream are public and are "
-                "declared before its first batch"
+                "classes must be given, got None: the labels of a stream are public and declared "
+                "before its first batch"
             )
         return ClassTargets(classes_of(declared, y))
 
@@ -211,7 +182,7 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
-        """Predict logarithms of probabilities, finite also where these vanish; not with hinge.
+        """Predict log-probabilities, finite even for vanishing ones; not with the hinge loss.
 
         Parameters
         ----------
@@ -228,5 +199,5 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.poor_score = True  # on the few rows of a check, noise is all there is
+        tags.classifier_tags.poor_score = True  # on the few rows of a check, noise dominates
         return tags

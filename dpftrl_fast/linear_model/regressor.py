@@ -10,130 +10,132 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
+from dpftrl_fast._validate import choice
+from dpftrl_fast.convex.settings import LOSSES
+from dpftrl_fast.linear_model._base import store_parameters
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import NumberTargets
 
-# Losses and the default of their parameter.
-_LOSSES = {
-    "squared": 1.0,
-    "huber": 1.0,
-    "epsilon_insensitive": 0.1,
-    "quantile": 0.5,
-    "linear": 1.0,
-}
+_LOSSES = {**LOSSES["regression"], "linear": None}
 
 
 class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no types there
     """Private linear regression: clipped gradient sums, the noise of one tree, FTRL steps.
 
-    Every step gives a model that is private; the guarantee of all of them together is
-    ``(epsilon_, delta_)``, for neighbours that differ in one row (with ``groups=`` in one user)
-    whose gradients are replaced by zero. Batches are fixed, nothing is sampled or shuffled for
-    privacy.
+    Every step gives a private model. Batches are fixed: nothing is sampled or shuffled for privacy.
 
     Parameters
     ----------
     epsilon : float or None, default 1.0
         Budget that the noise is calibrated to. None with `noise_multiplier`.
     delta : float, default 1e-6
-        Of the guarantee.
+        Delta of the guarantee.
     noise_multiplier : float, optional
         sigma, the noise of a tree node in units of the clip norm, instead of `epsilon`.
     loss : {"squared", "huber", "epsilon_insensitive", "quantile", "linear"}
         See `dpftrl_fast.kernels.losses`; "linear" is <y x, theta>.
     loss_param : float, optional
-        Where Huber's loss turns linear (default 1), half the width of the insensitive tube (0.1),
-        or the quantile (0.5).
+        Threshold of Huber's loss (default 1), half the width of the insensitive tube (0.1), or the
+        quantile (0.5).
     batch_size : int, default 256
-        Rows of a step (users with ``groups=``), at most as many as there are. Sums are divided by
-        it, also that of a smaller last batch.
+        Rows of a step (users with ``groups=``), at most their number. Sums are divided by it, also
+        that of a smaller last batch.
     epochs : int, default 1
         Passes over the rows.
     learning_rate : float, "auto" or "theory", default "auto"
-        1/lambda. The words: see `dpftrl_fast.convex.glm.rates.learning_rate`.
+        1/lambda, or a rule of `dpftrl_fast.convex.glm.rates.learning_rate`.
     clip_norm : float, default 1.0
         L: the gradient of a row (the summed gradient of a user) is clipped to this norm.
     momentum : float, default 0.0
         gamma, in [0, 1).
     l1 : float, default 0.0
-        Weight of the L1 norm of the coefficients a step; `coef_` then has exact zeros. The
+        Weight of the L1 norm of the coefficients per step; `coef_` then has exact zeros. The
         intercept is not penalised.
     radius : float, optional
-        All iterates stay in the ball of this radius about 0: coefficients and
-        intercept/intercept_scaling together.
+        Radius of the L2 ball about 0 that holds all iterates (coefficients and
+        intercept/intercept_scaling together).
     x_norm_bound : float, optional
-        Rows of a larger norm are scaled onto it. A public number, never learned from the rows.
+        Rows with a larger norm are scaled to it. A public number, never learned from the rows.
     y_bound : float, optional
-        Targets are clipped to [-y_bound, y_bound]. Public, too.
+        Targets are clipped to [-y_bound, y_bound]. A public number.
     fit_intercept : bool, default True
-        Whether rows get a constant entry. It is appended after they are scaled, so that their norm
-        is then at most sqrt(x_norm_bound^2 + intercept_scaling^2), and it counts in the norm of
-        the gradient that is clipped.
+        Append a constant entry to each row, after scaling: the norm of a row is then at most
+        sqrt(x_norm_bound^2 + intercept_scaling^2), and the entry counts in the norm of the gradient
+        that is clipped.
     intercept_scaling : float, default 1.0
-        That constant: with a larger one the intercept learns faster.
+        The constant entry; with a larger one the intercept learns faster.
     restart_every : "auto", None or int, default "auto"
         Steps of a tree. "auto" is one tree for one epoch, and the planner's best for several.
     complete : "auto", bool or "all", default "auto"
-        Whether trees are completed before a restart, see `dpftrl_fast.PrivacyPlan`.
+        Complete trees before a restart, see `dpftrl_fast.PrivacyPlan`.
     variant : {"honaker", "vanilla"}
-        How the noise of a prefix is formed.
+        Estimator of the prefix noise.
     shuffle : bool, default False
-        Whether rows are dealt to batches by a permutation (and again at restarts that begin an
-        epoch) instead of in their order.
+        Assign rows to batches by a permutation (a new one at each restart that begins an epoch)
+        instead of in row order.
     random_state : None, int or RandomState
-        For that permutation, a public thing. Noise keys come from the operating system.
+        Seed of the permutation, which is public. Noise keys come from the operating system.
     horizon : int, optional
-        For `partial_fit`: the rows (users) of the whole stream.
+        For `partial_fit`: number of rows (users) of the whole stream.
     average : {"tail", "all", "last"}
-        What `predict` uses: the mean of the iterates of the last half, that of all, or the last.
+        Coefficients for `predict`: the mean of the iterates of the last half, the mean of all, or
+        the last iterate.
     compute_regret : bool, default False
-        Whether `fit` computes `regret_`, which is NOT PRIVATE.
+        Compute `regret_` in `fit`, which is NOT PRIVATE.
     threads : int, optional
-        At most so many threads; results do not depend on it.
+        Maximum number of threads; results do not depend on it.
     noise_seed : None, int or bytes
         For tests: the noise follows from it, and the model is marked `reproducible_`, not private.
-        It stands in the parameters for all to see.
+        `get_params` shows it.
     verbose : int, default 0
-        Whether `fit` says how many steps are done.
+        Print the number of steps done.
 
     Attributes
     ----------
     coef_, intercept_ : (p,) array, float
         The last iterate.
     coef_average_, intercept_average_
-        The mean of all iterates at which gradients were taken.
+        Mean of all iterates at which gradients were taken.
     coef_tail_, intercept_tail_
-        The mean of those of the last half of the declared steps.
+        Mean of the iterates of the last half of the declared steps.
     epsilon_, delta_ : float
-        The guarantee of the plan, for all models of the run together.
+        Guarantee of the plan, for all models of the run together.
     noise_multiplier_, sensitivity_squared_ : float
-        sigma and zeta (of the released prefixes).
+        sigma, and zeta of the released prefixes.
     plan_ : PrivacyPlan
-        With ``plan_.describe(delta_)`` in words, replace-one neighbours included.
+        ``plan_.describe(delta_)`` states it in words, replace-one neighbours included.
     reproducible_ : bool
-        True with a `noise_seed`: then the model is not private.
+        True with a `noise_seed`: the model is not private.
     n_steps_, n_iter_ : int
         Steps taken, and epochs.
     learning_rate_ : float
-        What `learning_rate` came to.
+        1/lambda as used.
     sparsity_ : float
         Share of coefficients in `coef_` that are exactly 0.
     regret_ : float
-        Mean over all rows of l(theta_t) - l(u), u being the best parameters in hindsight. On
-        request; NOT PRIVATE.
+        Mean over all rows of l(theta_t) - l(u), u being the best parameters in hindsight. Only with
+        `compute_regret`; NOT PRIVATE.
     n_features_in_ : int
     feature_names_in_ : array of str
-        Where `X` had names.
+        If `X` has names.
 
     See Also
     --------
     DPFTRLLeastSquares : squared loss by two trees, at the optimal rate in one pass.
-    DPFTRLClassifier : logistic, multinomial and hinge.
+    DPFTRLClassifier : logistic, multinomial and hinge losses.
 
     Notes
     -----
     DP-FTRL, Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1, with its momentum and restarts.
-    Pickles and copies hold the model, never key and sums: they cannot go on with a stream.
+    Pickles and copies hold the model, never key and sums: they cannot continue a stream.
+
+    **Formal guarantee.** All models of one run together satisfy (``epsilon_``, ``delta_``) of
+    ``plan_`` for two data sets that differ in one row's (with ``groups=`` one user's) gradients
+    replaced by zero; ``plan_.epsilon(delta_, neighbours="replace-one")`` is the value for
+    replacement by another. The caller must ensure that all parameters, bounds and the number of
+    rows are public, and must compose several runs on the same rows
+    (`dpftrl_fast.accounting.compose`). Not covered: the low-order bits of floating-point noise,
+    `regret_`, `clipping_report`, scores on private rows, and a run with a `noise_seed`.
 
     Examples
     --------
@@ -178,47 +180,19 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         noise_seed: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.noise_multiplier = noise_multiplier
-        self.loss = loss
-        self.loss_param = loss_param
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.clip_norm = clip_norm
-        self.momentum = momentum
-        self.l1 = l1
-        self.radius = radius
-        self.x_norm_bound = x_norm_bound
-        self.y_bound = y_bound
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.restart_every = restart_every
-        self.complete = complete
-        self.variant = variant
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.horizon = horizon
-        self.average = average
-        self.compute_regret = compute_regret
-        self.threads = threads
-        self.noise_seed = noise_seed
-        self.verbose = verbose
+        store_parameters(self, locals())
 
     def _checked_parameters(self) -> dict[str, Any]:
         parameters = super()._checked_parameters()
-        loss = parameters["loss"]
-        if not isinstance(loss, str) or loss not in _LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(_LOSSES)}, got {loss!r}")
+        choice("loss", parameters["loss"], tuple(_LOSSES))
         return parameters
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> NumberTargets:
         return NumberTargets(parameters["y_bound"])
 
     def _loss(self, parameters: Mapping[str, Any], outputs: int) -> tuple[str, float]:
-        given = parameters["loss_param"]
-        return parameters["loss"], _LOSSES[parameters["loss"]] if given is None else given
+        loss, given = parameters["loss"], parameters["loss_param"]
+        return loss, (_LOSSES[loss] or 1.0) if given is None else given
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predict targets.
@@ -226,7 +200,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         Parameters
         ----------
         X : (n, p) array or CSR matrix
-            Rows, taken as they are.
+            Rows, used as given, without scaling.
 
         Returns
         -------
@@ -236,5 +210,5 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.regressor_tags.poor_score = True  # on the few rows of a check, noise is all there is
+        tags.regressor_tags.poor_score = True  # on the few rows of a check, noise dominates
         return tags

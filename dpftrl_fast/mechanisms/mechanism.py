@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of a mechanism and of its layout: the interface that plans, accounting and noise use.
+"""Types of a mechanism and of its layout: the interface for plans, accounting and noise.
 
 A new mechanism is a class with the methods of `Mechanism`, a layout with those of `Layout`, and
 the functions that are registered for the type of the layout:
@@ -45,7 +45,7 @@ class Layout(Protocol):
 
     @property
     def released_spreads(self) -> bool:
-        """Whether "released" spreads a shift over more noise vectors than "exact" counts."""
+        """True if "released" spreads a shift over more noise vectors than "exact" counts."""
 
     def locate(self, step: int) -> tuple[int, int]:
         """Return the block of a step and the step's number in it; IndexError if there is none."""
@@ -60,7 +60,7 @@ class Layout(Protocol):
         """Yield each kind of block as a layout of one block, with the number of such blocks."""
 
     def between(self: L, first: int, last: int) -> L:
-        """Return the layout of steps first..last, as a run of its own with fresh noise."""
+        """Return the layout of steps first..last as a separate run with fresh noise."""
 
     def describe(self) -> str:
         """Return the layout in words, for `PrivacyPlan.describe`."""
@@ -69,7 +69,7 @@ class Layout(Protocol):
         """Return the blocks as JSON-able data: part of the declaration of a guard."""
 
     def noise_declaration(self) -> dict[str, Any]:
-        """Return what decides the noise besides the blocks, for the declaration of a ledger."""
+        """Return the further options of the noise, for the declaration of a ledger."""
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class Mechanism(Protocol):
 
     @property
     def any_length(self) -> bool:
-        """Whether it can lay out any number of steps."""
+        """True if it can lay out any number of steps."""
 
     def layout(self, steps: int) -> Layout:
         """Lay out the steps of a run; ValueError if the mechanism does not fit them."""

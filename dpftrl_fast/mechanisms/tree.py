@@ -71,7 +71,7 @@ class Tree:
 
     @property
     def any_length(self) -> bool:
-        """Whether it can lay out any number of steps: nothing is listed tree by tree."""
+        """True if it can lay out any number of steps: nothing is listed tree by tree."""
         return self.tree_lengths is None and not isinstance(self.complete, tuple)
 
     def layout(self, steps: int) -> TreeLayout:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of `TreeNoise`: each error says what was expected and what came."""
+"""Checks of the arguments of `TreeNoise`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ def std_in(value: Any, dtype: str) -> float:
 
 def memory_setting(value: Any) -> Memory:
     """Return "stored", "regenerate" or an integer >= 1."""
-    if value in ("stored", "regenerate"):
-        return value  # type: ignore[no-any-return]
     if isinstance(value, str):
-        raise ValueError(f"memory must be 'stored', 'regenerate' or an integer >= 1, got {value!r}")
+        if value not in ("stored", "regenerate"):
+            raise ValueError(
+                f"memory must be 'stored', 'regenerate' or an integer >= 1, got {value!r}"
+            )
+        return value  # type: ignore[return-value]
     return integer("memory", value, 1, _MAX_VECTORS)
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

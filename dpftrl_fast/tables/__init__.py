@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables: CSV and Parquet files streamed in file order into rows of features.
 
-`reader` opens files and cuts mini-batches, `users` puts rows together by user, `encoding` turns
-columns into features, `cells` reads cells, `csv_slots` keeps one line one slot; `draft` and
-`validation` serve whoever writes a schema.
+`reader` opens files and cuts mini-batches, `users` groups rows by user, `encoding` turns columns
+into features, `cells` parses cells, `csv_slots` keeps one line in one slot; `draft` and
+`validation` help to write a schema.
 """
 
 from dpftrl_fast.tables.draft import draft_schema

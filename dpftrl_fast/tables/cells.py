@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow columns to numbers and category codes, cell by cell: no value raises or touches another."""
+"""Conversion of Arrow columns to numbers and category codes: no cell raises or affects another."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NO_NUMBER = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "#N
 def numbers(column: Any) -> npt.NDArray[np.float64]:
     """Return a column as float64, NaN where a cell is missing or not a finite number.
 
-    A block whose cells all parse takes Arrow's cast; any other is read cell by cell. Both read a
-    cell alike, so a bad cell changes nothing but itself.
+    Arrow casts a block whose cells all parse; any other block is parsed cell by cell. Both parse a
+    cell alike, so that a bad cell changes only itself.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def numbers(column: Any) -> npt.NDArray[np.float64]:
 
 
 def codes(column: Any, categories: tuple[str, ...]) -> npt.NDArray[np.int32]:
-    """Return each cell's position in `categories`, or `UNKNOWN` or `MISSING` where it has none.
+    """Return each cell's position in `categories`, or `UNKNOWN` or `MISSING`.
 
     Cells are compared as text. An empty cell is missing unless "" is a declared category.
 
@@ -86,7 +86,7 @@ def texts(column: Any) -> Any:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether a Parquet column of this type can be a numeric column."""
+    """Return whether a Parquet column of this type can be numeric."""
     from pyarrow import types
 
     return bool(
@@ -98,7 +98,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def is_category(kind: pa.DataType) -> bool:
-    """Whether a Parquet column of this type can be a categorical column."""
+    """Return whether a Parquet column of this type can be categorical."""
     from pyarrow import types
 
     if types.is_dictionary(kind):

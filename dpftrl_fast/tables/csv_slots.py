@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CSV text cut into row slots: one line is one slot, whatever the line holds.
+"""CSV text cut into row slots: each line is one slot, whatever it holds.
 
-A CSV parser lets a cell decide where rows end: an unbalanced quote swallows the rows behind it, a
-lone carriage return splits a row in two, a blank line vanishes. With private rows that would move
-other people's rows into other batches. So before the parser sees a block of lines, every line that
-is not a plain record with the expected number of fields is replaced by a record of empty cells.
-Clean blocks pass untouched after a few vectorised byte counts.
+A CSV parser lets cells decide where rows end: an unbalanced quote swallows the next rows, a lone
+carriage return splits a row, a blank line vanishes. With private rows that would move other
+people's rows into other batches. So every line that is not a plain record with the expected number
+of fields is replaced by a record of empty cells before the parser reads it. Clean blocks pass
+unchanged after a few vectorised byte counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CsvLines:
     Raises
     ------
     ValueError
-        If the file has no header or no record, or names stand twice in the header.
+        If the file has no header or no record, or a name occurs twice in the header.
     """
 
     def __init__(self, path: str | Path, delimiter: str = ",") -> None:
@@ -77,13 +77,13 @@ class CsvLines:
             raise ValueError(f"expected rows in {str(path)!r}, got a header and no row")
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
-        """Yield ``(text, count)``: whole lines, each one a record that parses, and their number."""
+        """Yield ``(text, count)``: whole lines, each a record that parses, and their number."""
         too_long = False
         while True:
             cut = self._pending.rfind(b"\n") + 1
             if cut:
                 block, self._pending = self._pending[:cut], self._pending[cut:]
-                if too_long:  # the end of a line that was given up: keep its slot, an empty line
+                if too_long:  # the rest of an overlong line: keep its slot as an empty line
                     block = block[block.find(b"\n") :]
                     too_long = False
                 yield self._clean(block)
@@ -134,10 +134,10 @@ class CsvLines:
         return len(line) < _MAX_LINE and self._record.fullmatch(line) is not None and _is_utf8(line)
 
     def _count_delimiters(self, block: bytes) -> npt.NDArray[np.int64] | None:
-        """Count the delimiters of each line outside quotes; None if that takes a closer look.
+        """Count the delimiters of each line outside quotes; None for a block that needs a regex.
 
-        Only for blocks in UTF-8 without lone carriage returns where quotes come in pairs on one
-        line, each pair around a whole field.
+        It handles UTF-8 blocks without lone carriage returns in which each pair of quotes encloses
+        a whole field on one line.
         """
         if block.count(b"\r") != block.count(b"\r\n") or not _is_utf8(block):
             return None
@@ -169,8 +169,8 @@ class CsvLines:
 def arrow_input(text: bytes) -> Any:
     """Return whole lines as an input for Arrow's parser.
 
-    Arrow drops a byte order mark at the start of its input. Here that would be part of a cell, and
-    without it a quote behind it would begin a quoted field: a second mark is dropped in its place.
+    Arrow drops a byte order mark at the start of its input. Here the mark is part of a cell, and
+    without it a following quote would begin a quoted field; so a second mark is prepended.
     """
     import pyarrow as pa
 

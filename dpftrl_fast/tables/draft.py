@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A first draft of a schema: column names and types, with the facts left to be declared.
+"""Draft of a schema: column names and types, with bounds and categories left to declare.
 
-Bounds and categories are not taken from the rows: a bound learned from private rows gives them
-away. Only the user's word that the rows are public lets the draft fill them in.
+Bounds learned from private rows would reveal them, so they are filled in only for rows that the
+user declares to be public.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ def draft_schema(
     Parameters
     ----------
     path : str or Path
-        A CSV or Parquet file; its number of rows, and which columns are numeric, are taken as
-        public.
+        A CSV or Parquet file; its number of rows and the types of its columns are taken as public.
     target : str, optional
-        The column to predict; by default the last one.
+        Column to predict; by default the last one.
     these_rows_are_public : bool
         Fill in bounds (smallest and largest value) and categories from the rows.
     delimiter : str or None
-        For CSV, as in `TableReader`.
+        As for `TableReader`.
 
     Returns
     -------
     str
-        YAML; without `these_rows_are_public` its bounds and categories are empty and
+        YAML; without `these_rows_are_public` its bounds and categories are empty, and
         `Schema.load` refuses it until they are filled in.
     """
     table = _read(Path(path), delimiter)
@@ -55,7 +54,7 @@ def draft_schema(
         "# Facts declared in public. Bounds and categories must not be learned from private rows.",
         "# Which columns are numeric and the number of rows come from the file: are they public?",
         "# A numeric column: bounds [low, high] and optionally divisor, offset;",
-        "# a categorical one: categories. Delete the columns that are not to be used.",
+        "# a categorical one: categories. Delete unused columns.",
         "version: 1",
         f"rows: {table.num_rows}  # row slots; public",
         f"target: {json.dumps({'name': target, **entries.pop(target)})}",
@@ -79,7 +78,7 @@ def _read(path: Path, delimiter: str | None) -> Any:
         try:
             return parquet.read_table(path)
         except pa.ArrowInvalid as error:
-            raise TableError(f"expected a Parquet file, {str(path)!r} is none: {error}") from None
+            raise TableError(f"{str(path)!r} is not a Parquet file: {error}") from None
     from pyarrow import csv
 
     try:
@@ -91,7 +90,7 @@ def _read(path: Path, delimiter: str | None) -> Any:
         arrow_input(text),
         csv.ReadOptions(column_names=lines.names),
         csv.ParseOptions(delimiter=lines.delimiter, ignore_empty_lines=False),
-        # Words like true are text: no number for a fit, and a category as it is spelled.
+        # Words like true are text: missing as a number, and a category as spelled.
         csv.ConvertOptions(check_utf8=False, true_values=[], false_values=[]),
     )
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows to features by the declared facts alone.
+"""Encoding of rows as features, by the declared facts alone.
 
 A row becomes a fixed number of (index, value) pairs: one per numeric column, one per categorical
-column (its indicator), one for the intercept. That is the compressed sparse row form with a
-constant row length, so no row can change the layout of another. What a row holds never raises: a
-number beyond its bounds is clipped, an unknown category is an indicator of value zero, and a
-missing or unparsable cell makes the whole row zero while it keeps its slot.
+column (its indicator), one for the intercept. This is compressed sparse row form with a constant
+row length, so no row can change the layout of another. No value raises: a number beyond its bounds
+is clipped, an unknown category is an indicator of value zero, and a missing or unparsable cell
+makes the whole row zero, in its slot.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Rows:
     """Encoded rows: `values` and `indices` of shape (n, width), `target` of shape (n,).
 
-    An invalid row has all values and its target zero; `valid` says which (for the data's owner
-    and for files that are public, not for release).
+    An invalid row has all values and its target zero; `valid` marks the others (for the owner of
+    the data and for public files, not for release).
     """
 
     values: npt.NDArray[np.float32]
@@ -64,14 +64,14 @@ class Rows:
 
 
 class Encoder:
-    """Turns columns into `Rows` by the declared facts alone; never raises because of a value.
+    """Encodes columns as `Rows`; never raises because of a value.
 
     Parameters
     ----------
     schema : Schema
-        The declared facts.
+        Declared facts.
     target : bool
-        Whether the target is there; if not, it is zero.
+        Encode the target; otherwise it is zero.
     """
 
     def __init__(self, schema: Schema, *, target: bool = True) -> None:
@@ -87,11 +87,11 @@ class Encoder:
         #: Pairs per row.
         self.width = len(starts)
         self._starts = np.array(starts, dtype=np.int32)
-        # with the default scale nothing can exceed norm 1 (up to rounding)
+        # With the default scale no row exceeds norm 1 (up to rounding).
         self._cuts = schema.row_scale < schema.largest_row_norm * (1 - 1e-12)
 
     def empty(self, rows: int) -> Rows:
-        """Return so many rows that hold nothing yet."""
+        """Return this many empty rows."""
         return Rows(
             np.zeros((rows, self.width), np.float32),
             np.zeros((rows, self.width), np.int32),

@@ -2,8 +2,8 @@
 """Tables on disk, streamed in file order and cut into mini-batches.
 
 Wrong columns, wrong types and too many rows are errors, the first two before the first batch. A
-reader is one pass; a further pass over a file that has changed is refused, since rows would be in
-other batches than before.
+reader is one pass; another pass over a changed file is refused, since rows would be in other
+batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CSV_BLOCK = 1 << 21
 
 
 class TableError(ValueError):
-    """A file that cannot be read with this schema; the message says what was expected."""
+    """A file that cannot be read with this schema."""
 
 
 class TableReader:
@@ -37,16 +37,16 @@ class TableReader:
         ``.parquet`` or ``.pq``; ``.csv``, ``.tsv`` or ``.txt``, also followed by ``.gz``,
         ``.bz2`` or ``.zst``.
     schema : Schema
-        Names the columns that are read; other columns are skipped.
+        Declares the columns to read; other columns are skipped.
     delimiter : str or None
-        For CSV; None means a comma, or a tab for ``.tsv``.
+        Delimiter of CSV cells; None means a comma, or a tab for ``.tsv``.
     target : bool
-        Whether the target is read too, and the group column if the schema has one.
+        Read the target too, and the group column if the schema has one.
 
     Raises
     ------
     TableError
-        Missing or doubled columns, a column of the wrong type (Parquet), an empty file.
+        For missing or duplicate columns, a column of the wrong type (Parquet), or an empty file.
     """
 
     def __init__(
@@ -91,27 +91,14 @@ class TableReader:
             self._check_types()
 
     def __iter__(self) -> Iterator[pa.Table | pa.RecordBatch]:
-        """Yield the needed columns block by block, in file order.
-
-        Raises
-        ------
-        RuntimeError
-            When a reader is read a second time: the guarantee is for the declared passes.
-        """
+        """Yield the needed columns block by block, in file order; a second pass is refused."""
         return self._read(list(self.columns))
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table | pa.RecordBatch]:
         """Yield the blocks of a private file, whose number of rows is declared.
 
-        Parameters
-        ----------
-        columns : sequence of str, optional
-            Some of the needed columns; default all.
-
-        Raises
-        ------
-        TableError
-            When the file holds more rows than the schema declares (a public fact).
+        `columns` are some of the needed columns, by default all. More rows than declared, a public
+        fact, raise `TableError`.
         """
         seen = 0
         if self.rows is not None and self.rows > self.schema.rows:
@@ -123,24 +110,18 @@ class TableReader:
             yield block
 
     def again(self) -> TableReader:
-        """Return a reader for a further pass over the same file.
-
-        Raises
-        ------
-        TableError
-            When the file is not the one that this reader opened.
-        """
+        """Return a reader for another pass; raise `TableError` if the file has changed."""
         self.refuse_change()
         reader = TableReader(self.path, self.schema, **self._options)
         reader._state = self._state
-        reader.refuse_change()  # what was opened is that file
+        reader.refuse_change()  # the file that was opened is the same
         return reader
 
     def refuse_change(self) -> None:
         """Raise `TableError` when size, time or identity of the file have changed."""
         if _file_state(self.path) != self._state:
             raise TableError(
-                f"expected the same rows in every pass, but {str(self.path)!r} changed meanwhile"
+                f"expected the same rows in every pass, but {str(self.path)!r} has changed"
             )
 
     def _read(self, columns: list[str]) -> Iterator[pa.Table | pa.RecordBatch]:
@@ -163,7 +144,7 @@ class TableReader:
             check_utf8=False,
         )
         for text, count in self._csv:
-            fault = RuntimeError(f"expected {count} records from {count} lines, a fault of ours")
+            fault = RuntimeError(f"expected {count} records from {count} lines: an internal error")
             try:
                 table = csv.read_csv(arrow_input(text), read, parse, convert)
             except ArrowInvalid:  # its message shows a row
@@ -180,9 +161,7 @@ class TableReader:
         try:
             self._file = parquet.ParquetFile(self.path)
         except pa.ArrowInvalid as error:
-            raise TableError(
-                f"expected a Parquet file, {str(self.path)!r} is none: {error}"
-            ) from None
+            raise TableError(f"{str(self.path)!r} is not a Parquet file: {error}") from None
         self.rows = self._file.metadata.num_rows
         if self.rows == 0:
             raise TableError(f"expected rows in {str(self.path)!r}, got none")
@@ -210,7 +189,7 @@ class TableReader:
 
 
 def _file_state(path: Path) -> tuple[int, ...]:
-    """Return public facts by which a changed file is told."""
+    """Return public facts that identify an unchanged file."""
     state = path.stat()
     return state.st_size, state.st_mtime_ns, state.st_ino
 
@@ -220,12 +199,8 @@ def minibatches(
 ) -> Iterator[Rows]:
     """Yield exactly ceil(rows / batch_size) mini-batches: row i of the file is in batch i // size.
 
-    Slots that the file does not fill are absent from the last batches, which may be empty.
-
-    Raises
-    ------
-    TableError
-        When the file holds more rows than the schema declares (a public fact).
+    Slots without a row are absent from the last batches, which may be empty. More rows than
+    declared raise `TableError`.
     """
     encoder = Encoder(table.schema) if encoder is None else encoder
     steps = -(-table.schema.rows // batch_size)
@@ -241,12 +216,9 @@ def minibatches(
 def passes(
     table: TableReader, epochs: int, batch_size: int, *, encoder: Encoder | None = None
 ) -> Iterator[Rows]:
-    """Yield the mini-batches of several passes over a file: every pass has the same ones.
+    """Yield the mini-batches of several passes over a file, the same in every pass.
 
-    Raises
-    ------
-    TableError
-        As `minibatches`, and when the file changes before the last pass is over.
+    A file that changes before the last pass ends raises `TableError`.
     """
     encoder = Encoder(table.schema) if encoder is None else encoder
     first: int | None = None
@@ -283,7 +255,7 @@ def recut(blocks: Iterator[Rows], size: int) -> Iterator[Rows]:
 
 
 def file_kind(path: Path) -> tuple[str, str]:
-    """Return ("csv", default delimiter) or ("parquet", "") by the name of a file."""
+    """Return ("csv", default delimiter) or ("parquet", "") from the name of a file."""
     name = path.name.lower()
     for packed in (".gz", ".bz2", ".zst"):
         name = name.removesuffix(packed)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by user: a table in memory, in which the rows of a user lie side by side.
+"""Rows by user: a table in memory, in which the rows of each user are adjacent.
 
-The file is read twice, first the group column alone. Users are numbered as they first appear, so
-that what order they have is as public as the group column; how many there are at most is declared.
+The file is read twice, first the group column alone. Users are numbered in order of first
+appearance, which is as public as the group column; their maximum number is declared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class UserNumbers:
-    """Numbers users as they first appear, by the text of their cells.
+    """Numbers users in order of first appearance, by the text of their cells.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class UserNumbers:
         return len(self._numbers)
 
     def of(self, column: Any) -> Ints:
-        """Return the number of the user of every cell, -1 where the cell is missing."""
+        """Return the number of the user of every cell, -1 for a missing cell."""
         import pyarrow.compute as pc
 
         column = texts(column)
@@ -62,15 +62,10 @@ class UserRows:
     bounds: Ints
 
     def batches(self, users: int, batch_size: int) -> Iterator[tuple[Rows, Ints]]:
-        """Yield ceil(users / batch_size) batches of whole users: rows, and where each user's start.
+        """Yield ceil(users / batch_size) batches of whole users: rows, and the starts of users.
 
-        Parameters
-        ----------
-        users : int
-            Declared number of users. Those that the file does not have are absent from the last
-            batches, which may be empty.
-        batch_size : int
-            Users of a batch.
+        `users` is the declared number. Users that the file lacks are absent from the last batches,
+        which may be empty.
         """
         found = self.bounds.size - 1
         for first in range(0, users, batch_size):
@@ -79,20 +74,12 @@ class UserRows:
 
 
 def rows_by_user(table: TableReader, *, encoder: Encoder | None = None) -> UserRows:
-    """Read a table in two passes and put the rows of each user side by side, in file order.
+    """Read a table in two passes and return the rows user after user, in file order.
 
-    A row whose user is missing belongs to nobody and is left out: it counts as zero.
-
-    Parameters
-    ----------
-    table : TableReader
-        Its schema has a group column. It is held in memory: 8 bytes for each entry of a row (one a
-        column and one for the intercept) and 9 for each row; while it is read, 40 more for each.
-
-    Raises
-    ------
-    TableError
-        When the file holds more rows or more users than declared, or changes between the passes.
+    A row without a user counts as zero. The schema has a group column. Memory: 8 bytes for each
+    entry of a row (one a column and one for the intercept) and 9 for each row; during reading, 40
+    more for each row. More rows or users than declared, or a file that changes between the passes,
+    raise `TableError`.
     """
     schema = table.schema
     encoder = Encoder(schema) if encoder is None else encoder
@@ -108,7 +95,7 @@ def rows_by_user(table: TableReader, *, encoder: Encoder | None = None) -> UserR
                 f"{schema.group_column!r}, got more in {str(table.path)!r}"
             )
     owner = np.concatenate(parts)
-    counts = np.bincount(owner + 1, minlength=len(users) + 1)  # first those of nobody
+    counts = np.bincount(owner + 1, minlength=len(users) + 1)  # first the rows without a user
     place = np.empty_like(owner)
     place[np.argsort(owner, kind="stable")] = np.arange(owner.size) - counts[0]
     rows = encoder.empty(owner.size - int(counts[0]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look at the values of a table for the owner of the data: NOT private, apart from any fit."""
+"""Counts of the values of a table, for the owner of the data: NOT private."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def validate(table: TableReader) -> dict[str, Any]:
     Parameters
     ----------
     table : TableReader
-        The rows; they are read once.
+        Rows, read once.
 
     Returns
     -------
@@ -39,14 +39,14 @@ def validate(table: TableReader) -> dict[str, Any]:
     counts: dict[str, dict[str, int]] = {column.name: {} for column in columns}
     users = UserNumbers()
     rows_of_users = np.zeros(0, dtype=np.int64)
-    rows = invalid = nobodys = 0
+    rows = invalid = ownerless = 0
     for block in table:
         rows += block.num_rows
         valid = encoder.encode(block).valid
         if schema.group_column is not None:
             owner = users.of(block[schema.group_column])
             valid &= owner >= 0
-            nobodys += int(np.count_nonzero(owner < 0))
+            ownerless += int(np.count_nonzero(owner < 0))
             found_here = np.bincount(owner + 1, minlength=len(users) + 1)[1:]
             found_here[: rows_of_users.size] += rows_of_users
             rows_of_users = found_here
@@ -73,7 +73,7 @@ def validate(table: TableReader) -> dict[str, Any]:
         "columns": counts,
     }
     if schema.group_column is not None:
-        counts.setdefault(schema.group_column, {})["missing"] = nobodys
+        counts.setdefault(schema.group_column, {})["missing"] = ownerless
         report["users_declared"] = schema.users
         report["users_in_file"] = len(users)
         report["rows_of_the_largest_user"] = int(rows_of_users.max(initial=0))

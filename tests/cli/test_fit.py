@@ -12,7 +12,10 @@ import pytest
 from command_line import run, run_json
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
+from dpftrl_fast.cli import fit_run
+from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.fitting import make_plan
 from dpftrl_fast.fitting.model_file import load_model
 from dpftrl_fast.plan.from_budget import plan_of
 
@@ -146,8 +149,47 @@ def test_epochs(folder: Path) -> None:
     exact = run_json(*arguments(folder, epochs=3, momentum=0.5), "--bound", "exact", "--force")
     assert exact["plan"]["noise_multiplier"] > facts["plan"]["noise_multiplier"]
     one = run_json(*arguments(folder), "--force")["plan"]
-    assert one["bound"] == "exact"
-    assert run_json(*arguments(folder, bound="released"), "--force")["plan"]["bound"] == "released"
+    assert one["bound"] == "released"
+    exact = run_json(*arguments(folder, bound="exact"), "--force")["plan"]
+    assert exact["bound"] == "exact" and exact["noise_multiplier"] > one["noise_multiplier"]
+
+
+def test_the_learning_rate_is_a_number_or_a_rule(folder: Path) -> None:
+    auto, given = (
+        run_json(*arguments(folder, **change), "--force")
+        for change in ({}, {"learning_rate": "auto"})
+    )
+    assert auto["settings"]["learning_rate"] == given["settings"]["learning_rate"] <= 1.0
+    theory = run_json(*arguments(folder, learning_rate="theory"), "--force")["settings"]
+    assert 0.0 < theory["learning_rate"] < auto["settings"]["learning_rate"]
+    number = run_json(*arguments(folder, learning_rate=0.25), "--force")["settings"]
+    assert number["learning_rate"] == 0.25
+
+
+def test_the_plan_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, printed, used = [], [], []
+    begin = GLMRun.__init__
+    facts = fit_run.guarantee_facts
+
+    def make(*arguments: Any) -> Any:
+        made.append(make_plan(*arguments))
+        return made[-1]
+
+    def show(plan: Any, *arguments: Any) -> Any:
+        printed.append(plan)
+        return facts(plan, *arguments)
+
+    def start(self: Any, objective: Any, plan: Any, **options: Any) -> None:
+        used.append(plan)
+        begin(self, objective, plan, **options)
+
+    monkeypatch.setattr(fit_run, "make_plan", make)
+    monkeypatch.setattr("dpftrl_fast.fitting.run.make_plan", make)
+    monkeypatch.setattr(fit_run, "guarantee_facts", show)
+    monkeypatch.setattr(GLMRun, "__init__", start)
+    run(*arguments(folder))
+    assert len(made) == len(printed) == len(used) == 1
+    assert made[0] is printed[0] and made[0] is used[0]
 
 
 # ---- Users ----
@@ -193,42 +235,48 @@ LEAST_SQUARES = {"method": "least-squares"}
     ("schema", "change", "words"),
     [
         ("k", LEAST_SQUARES, "least squares needs a numeric target"),
-        ("y", {**LEAST_SQUARES, "epochs": 2}, "--epochs cannot be had with --method least-squares"),
-        ("y", {**LEAST_SQUARES, "learning_rate": 1}, "no step along a gradient"),
-        ("y", {**LEAST_SQUARES, "momentum": 0}, "--momentum cannot be had"),
-        ("y", {**LEAST_SQUARES, "l1": 0.1}, "solved for with a ridge"),
-        ("y", {**LEAST_SQUARES, "clip_norm": 1}, "see --x-norm-bound"),
-        ("y", {**LEAST_SQUARES, "loss": "huber"}, "squared error"),
-        ("y", {**LEAST_SQUARES, "loss_param": 1}, "squared error"),
-        ("y", {**LEAST_SQUARES, "bound": "exact"}, "--bound cannot be had"),
+        ("y", {**LEAST_SQUARES, "epochs": 2}, "--epochs is not supported by least squares"),
+        ("y", {**LEAST_SQUARES, "learning_rate": 1},
+         "--learning-rate is not supported by least squares"),
+        ("y", {**LEAST_SQUARES, "momentum": 0}, "--momentum is not supported by least squares"),
+        ("y", {**LEAST_SQUARES, "l1": 0.1}, "--l1 is not supported by least squares"),
+        ("y", {**LEAST_SQUARES, "clip_norm": 1}, "--clip-norm is not supported by least squares"),
+        ("y", {**LEAST_SQUARES, "loss": "huber"}, "--loss is not supported by least squares"),
+        ("y", {**LEAST_SQUARES, "loss_param": 1}, "--loss-param is not supported by least"),
+        ("y", {**LEAST_SQUARES, "bound": "exact"}, "--bound is not supported by least squares"),
         ("y", {**LEAST_SQUARES, "group_column": "who", "users": 9}, "protects single records"),
-        ("y", {**LEAST_SQUARES, "split": 0}, "split must lie strictly between 0 and 1, got 0.0"),
+        ("y", {**LEAST_SQUARES, "split": 0}, "split must be a finite number > 0 and < 1, got 0.0"),
         ("y", {**LEAST_SQUARES, "ridge_factor": "nan"}, "ridge_factor must be a finite number > 0"),
-        ("y", {**LEAST_SQUARES, "radius": 0}, "radius must be a finite number > 0"),
-        ("y", {"split": 0.5}, "--split is for --method least-squares"),
-        ("y", {"ridge_factor": 2}, "--ridge-factor is for --method least-squares"),
+        ("y", {**LEAST_SQUARES, "radius": 0}, "radius must be a finite number in [1e-100, 1e+100]"),
+        ("y", {"split": 0.5}, "--split needs --method least-squares"),
+        ("y", {"ridge_factor": 2}, "--ridge-factor needs --method least-squares"),
         ("y", {"task": "classification"}, "task must be 'regression' for a target with bounds"),
         ("m", {"task": "classification"}, "task must be 'multinomial' for a target with 3"),
         ("k", {"task": "regression"}, "task must be 'classification' or 'multinomial'"),
-        ("m", {"loss": "logistic"}, "one of multinomial, hinge for a multinomial task"),
-        ("y", {"loss": "multinomial"}, "for a regression task, got 'multinomial'"),
-        ("y", {"loss_param": 2}, "the loss squared has none, got 2.0"),
+        ("m", {"loss": "logistic"},
+         "loss of a multinomial task must be one of 'multinomial', 'hinge', got"),
+        ("y", {"loss": "multinomial"}, "loss of a regression task must be one of 'squared', "),
+        ("y", {"loss_param": 2}, "loss_param must be None for the loss squared, got 2.0"),
         ("y", {"loss": "quantile", "loss_param": 1}, "loss_param of quantile must lie between"),
-        ("y", {"loss": "huber", "loss_param": "nan"}, "loss_param must be a finite number > 0"),
+        ("y", {"loss": "huber", "loss_param": "nan"},
+         "loss_param must be a finite number, got nan"),
+        ("y", {"learning_rate": "fast"}, "--learning-rate must be a number, auto or theory, got"),
+        ("y", {"learning_rate": 0}, "learning_rate must be a finite number > 0, got 0.0"),
         ("y", {"epochs": 0}, "epochs must be an integer >= 1, got 0"),
-        ("y", {"x_norm_bound": 0}, "row_norm_bound must be > 0"),
+        ("y", {"x_norm_bound": 0}, "row_norm_bound must be a finite number > 0, got 0.0"),
         ("y", {"x_norm_bound": "inf"}, "row_norm_bound must be a finite number"),
         ("y", {"l1": -1}, "l1 must be a finite number >= 0"),
-        ("y", {"radius": -1}, "radius must be a finite number > 0, got -1.0"),
+        ("y", {"radius": -1}, "radius must be a finite number in [1e-100, 1e+100], got -1.0"),
         ("y", {"users": 9}, "--users needs --group-column"),
         ("y", {"group_column": "who"}, "users must be declared for the group column 'who'"),
-        ("y", {"group_column": "who", "users": 0}, "users must be a declared whole number >= 1"),
+        ("y", {"group_column": "who", "users": 0}, "users must be an integer >= 1, got 0"),
         ("y", {"group_column": "who", "users": 7}, "expected at most 7 users"),
         ("y", {"group_column": "y", "users": 9}, "another column than the target 'y'"),
         ("y", {"group_column": "nobody", "users": 9}, "expected one column 'nobody'"),
         ("y", {"group_column": "who", "users": 9, "rows": 39}, "expected at most 39 rows"),
         ("y", {"rows": 39, "epochs": 2}, "expected at most 39 rows"),
-        ("m", {"these_rows_are_public": True}, "it needs --test-public and a numeric target"),
+        ("m", {"these_rows_are_public": True},
+         "--these-rows-are-public needs --test-public and a numeric"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(

@@ -121,19 +121,25 @@ def test_words(order: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "exactly one of --steps, --rows, --steps-per-epoch and --order, got 0"),
-        (["--steps", 5, "--rows", 5], "got 2 of them"),
-        (["--steps", 6, "--epochs", 3], "--epochs goes with --rows or --steps-per-epoch"),
-        (["--steps-per-epoch", 6], "--steps-per-epoch goes with --epochs"),
-        (["--steps", 6, "--min-separation", 3], "got one of them"),
-        (["--rows", 6, "--batch-size", 0], "rows and batch size must be >= 1, got 6 and 0"),
-        (["--rows", 6, "--epochs", 0], "epochs must be an integer >= 1, got 0"),
-        (["--steps", 0], "steps must be an integer >= 1, got 0"),
-        (["--steps", 2**40 + 1], "2^40"),
+        ([], "exactly one of --steps, --rows, --steps-per-epoch and --order must be given, got 0"),
+        (["--steps", 5, "--rows", 5], "must be given, got 2"),
+        (["--steps", 6, "--epochs", 3], "--epochs needs --rows or --steps-per-epoch, got --steps"),
+        (["--steps-per-epoch", 6], "--steps-per-epoch needs --epochs"),
+        (
+            ["--steps", 6, "--min-separation", 3],
+            "--max-participations and --min-separation must be given together",
+        ),
+        (["--rows", 6, "--batch-size", 0], "batch_size must be an integer >= 1, got 0"),
+        (["--rows", 6, "--epochs", 0], "epochs must be an integer in [1, 1099511627776], got 0"),
+        (["--steps", 0], "steps must be an integer in [1, 1099511627776], got 0"),
+        (["--steps", 2**40 + 1], "in [1, 1099511627776], got 1099511627777"),
         (["--steps", 6, "--max-participations", 0, "--min-separation", 3], "max_participations"),
         (["--steps", 6, "--restart-every", 0], "restart_every must be an integer >= 1"),
-        (["--steps", 6, "--restart-epochs", 2], "--restart-epochs goes with --epochs"),
-        (["--rows", 6, "--epochs", 2, "--restart-epochs", 2, "--restart-every", 2], "got both"),
+        (["--steps", 6, "--restart-epochs", 2], "--restart-epochs needs --epochs"),
+        (
+            ["--rows", 6, "--epochs", 2, "--restart-epochs", 2, "--restart-every", 2],
+            "--restart-every and --restart-epochs exclude each other",
+        ),
         (["--order", "nowhere.txt"], "nowhere.txt"),
         (["--steps", 6, "--delta", 1e-30], "delta must be above the floor"),
         (["--steps", 6, "--delta", "nan"], "delta must be"),
@@ -164,7 +170,10 @@ def test_noise_multipliers_that_are_refused(noise: object) -> None:
 def test_orders_that_are_refused(order: Path, text: str, words: str) -> None:
     order.write_text(text, encoding="utf-8")
     assert words in run(*sigma("--order", order), code=2).stderr
-    assert "no other option" in run(*sigma("--order", order, "--steps", 5), code=2).stderr
+    assert (
+        "--order excludes all other options"
+        in run(*sigma("--order", order, "--steps", 5), code=2).stderr
+    )
 
 
 def test_an_npy_order_holds_integers_and_no_pickle(tmp_path: Path) -> None:
@@ -227,8 +236,8 @@ def test_plan_saves_a_row_and_a_figure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--row", 0], "--row must be in [1, "),
-        (["--row", 99], "--row must be in [1, "),
+        (["--row", 0], "--row must be an integer in [1, 5], got "),
+        (["--row", 99], "--row must be an integer in [1, 5], got "),
         (["--momentum", 1], "momentum must be"),
         (["--restart-every", 0], "restart_every must be an integer >= 1"),
         (["--clip-norm", "nan"], "clip_norm must be"),

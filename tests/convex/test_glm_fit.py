@@ -238,11 +238,11 @@ def test_a_run_is_not_pickled_and_shows_no_secret():
     [
         ({"loss": "cubic"}, "loss must be one of"),
         ({"loss": "multinomial"}, "got 'multinomial'"),
-        ({"outputs": 3}, "one of multinomial, hinge, got 'squared'"),
+        ({"outputs": 3}, "one of 'multinomial', 'hinge', got 'squared'"),
         ({"clip_norm": 0.0}, "clip_norm must be"),
         ({"row_bound": -1.0}, "row_bound must be"),
         ({"constant": np.nan}, "constant must be"),
-        ({"loss": "quantile"}, "loss_param of quantile"),
+        ({"loss": "quantile"}, "loss_param must be a finite number > 0 and < 1, got 1.0"),
     ],
 )
 def test_a_wrong_objective_is_refused(fields, message):

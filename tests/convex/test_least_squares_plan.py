@@ -209,7 +209,7 @@ def test_wrong_types() -> None:
         plan_of(participation=100)
     with pytest.raises(ValueError, match="delta must be above the floor"):
         plan_of().epsilon(1e-16)
-    with pytest.raises(ValueError, match="delta must be a finite number > 0 and < 1"):
+    with pytest.raises(ValueError, match="delta must be a finite number > 0 and < 1, got nan"):
         LeastSquaresPlan.calibrate(
             epsilon=1.0, delta=float("nan"), x_norm_bound=1.0, y_bound=1.0, participation=PASS
         )

@@ -36,7 +36,7 @@ from dpftrl_fast.tables import TableError
 from dpftrl_fast.tables.schema import Schema
 
 BY_USER = {**REGRESSION, **USERS}
-FTRL = FitSettings(batch_size=3, clip_norm=0.5, noise_seed=3)
+FTRL = FitSettings(batch_size=3, clip_norm=0.5, noise_seed=3, learning_rate=1.0)
 
 
 def who(rows: Lines) -> list[str]:
@@ -65,7 +65,7 @@ def test_the_sums_of_users_are_those_of_a_plain_computation(
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_fit_by_user_is_that_of_the_estimator(tmp_path: Path, epochs: int) -> None:
     settings = FitSettings(
-        batch_size=3, clip_norm=0.5, noise_seed=3, epochs=epochs, bound="released"
+        batch_size=3, clip_norm=0.5, noise_seed=3, epochs=epochs, learning_rate=1.0
     )
     rows = lines(users=12)
     result = fit(table(tmp_path / "t.csv", rows, BY_USER), settings)
@@ -81,7 +81,7 @@ def test_a_fit_by_user_is_that_of_the_estimator(tmp_path: Path, epochs: int) -> 
 
 def test_several_classes_by_user_are_those_of_the_estimator(tmp_path: Path) -> None:
     rows = lines(users=12)
-    settings = FitSettings(batch_size=3, clip_norm=0.5, noise_seed=3, bound="released")
+    settings = FitSettings(batch_size=3, clip_norm=0.5, noise_seed=3, learning_rate=1.0)
     result = fit(table(tmp_path / "t.csv", rows, {**SEVERAL, **USERS}), settings)
     labels = ["low", "mid", "high"]
     estimator = DPFTRLClassifier(
@@ -237,8 +237,8 @@ def test_what_least_squares_cannot_do(tmp_path: Path, schema: dict[str, Any], wo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"split": 1.0}, "split must lie strictly between 0 and 1"),
-        ({"split": float("nan")}, "split must lie strictly between 0 and 1"),
+        ({"split": 1.0}, "split must be a finite number > 0 and < 1, got 1.0"),
+        ({"split": float("nan")}, "split must be a finite number > 0 and < 1, got nan"),
         ({"ridge_factor": 0.0}, "ridge_factor must be a finite number > 0"),
         ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
     ],

@@ -110,7 +110,7 @@ def test_labels_are_predicted(tmp_path: Path, labels: list[str]) -> None:
 
 def test_numbers_have_no_labels(tmp_path: Path) -> None:
     save_model(tmp_path / "m", fitted(tmp_path))
-    with pytest.raises(ValueError, match="by a classification"):
+    with pytest.raises(ValueError, match="needs a classification, got a regression"):
         load_model(tmp_path / "m").predict_labels(tmp_path / "t.csv")
 
 
@@ -127,7 +127,7 @@ def test_a_model_of_least_squares_reads_back(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("c,a\nv,2\n", encoding="utf-8")
     wanted = result.last @ [1, 0, 1, 1] / np.sqrt(3.0) * 5 + 2
     np.testing.assert_allclose(model.predict(tmp_path / "new.csv"), wanted, rtol=1e-5)
-    with pytest.raises(ValueError, match="kind must be one of last, got 'tail'"):
+    with pytest.raises(ValueError, match="kind must be one of 'last', got 'tail'"):
         model.predict(tmp_path / "new.csv", kind="tail")
 
 
@@ -234,7 +234,7 @@ def test_written_files_have_the_permissions_of_new_files(tmp_path: Path) -> None
 
 
 def test_other_files_are_no_models(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match=r"no model file .*model\.npz"):
         load_model(tmp_path)
     save_model(tmp_path / "m", fitted(tmp_path))
     cut = (tmp_path / "m/model.npz").read_bytes()[:500]

@@ -27,16 +27,17 @@ from fitting_cases import (
 )
 
 from dpftrl_fast import reference
+from dpftrl_fast.convex.glm import fit as glm_fit
+from dpftrl_fast.convex.settings import LOSSES
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
-from dpftrl_fast.fitting.engines import make_engine
 from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import model_facts
-from dpftrl_fast.fitting.settings import LOSSES
+from dpftrl_fast.fitting.run import make_engine
 from dpftrl_fast.linear_model import DPFTRLRegressor
 from dpftrl_fast.tables import TableError
 from dpftrl_fast.tables.schema import Schema
 
-SETTINGS = FitSettings(batch_size=BATCH, clip_norm=0.5, noise_seed=3)
+SETTINGS = FitSettings(batch_size=BATCH, clip_norm=0.5, noise_seed=3, learning_rate=1.0)
 
 
 def plain_fit(
@@ -77,10 +78,30 @@ def test_epsilon_is_the_plans_and_within_the_budget(tmp_path: Path) -> None:
     result = fit(table(tmp_path / "t.csv", lines()), SETTINGS)
     assert result.epsilon == result.plan.epsilon(1e-6) <= 1.0
     assert result.epsilon_replace_one is not None and result.epsilon_replace_one > result.epsilon
-    assert result.plan == make_plan(Schema.from_dict(REGRESSION), SETTINGS)
+    plan = make_plan(Schema.from_dict(REGRESSION), SETTINGS)
+    assert result.plan == plan and plan.bound == "released"
     assert result.plan.steps == 7 and result.plan.clip_norm == 0.5
     by_noise = FitSettings(epsilon=None, noise_multiplier=2.0, batch_size=BATCH)
     assert make_plan(Schema.from_dict(REGRESSION), by_noise).noise_multiplier == 2.0
+
+
+def test_the_plan_that_is_shown_makes_the_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(Schema.from_dict(REGRESSION), SETTINGS)
+    run_plans = []
+    begin = glm_fit.GLMRun.__init__
+
+    def record(self: Any, objective: Any, plan: Any, **options: Any) -> None:
+        run_plans.append(plan)
+        begin(self, objective, plan, **options)
+
+    monkeypatch.setattr(glm_fit.GLMRun, "__init__", record)
+    result = fit(table(tmp_path / "t.csv", lines()), SETTINGS, plan=plan)
+    assert result.plan is plan and len(run_plans) == 1 and run_plans[0] is plan
+    other = make_plan(Schema.from_dict({**REGRESSION, "rows": 60}), SETTINGS)
+    with pytest.raises(ValueError, match=r"plan must be for SinglePass\(steps=7\), got one for"):
+        fit(table(tmp_path / "t.csv", lines()), SETTINGS, plan=other)
 
 
 def test_keys_come_from_the_system_unless_a_seed_is_given(tmp_path: Path) -> None:
@@ -169,8 +190,9 @@ def test_two_labels_may_have_coefficients_each(tmp_path: Path) -> None:
 
 def test_several_passes_are_those_of_the_estimator(tmp_path: Path) -> None:
     settings = FitSettings(
-        batch_size=BATCH, clip_norm=0.5, epochs=3, momentum=0.5, l1=1e-3, radius=2.0, noise_seed=3
-    )
+        batch_size=BATCH, clip_norm=0.5, epochs=3, momentum=0.5, l1=1e-3, radius=2.0, noise_seed=3,
+        learning_rate=1.0,
+    )  # fmt: skip
     result = fit(table(tmp_path / "t.csv", lines()), settings, curve_points=100)
     estimator = DPFTRLRegressor(
         batch_size=BATCH, clip_norm=0.5, epochs=3, momentum=0.5, l1=1e-3, radius=2.0, noise_seed=3,
@@ -235,14 +257,14 @@ def test_progress_and_the_steps_of_the_curve(tmp_path: Path) -> None:
         ({"epsilon": math.nan}, "epsilon must be a finite number > 0, got nan"),
         ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
         ({"noise_multiplier": 1.0}, "exactly one of epsilon and noise_multiplier"),
-        ({"clip_norm": 0.0}, "clip_norm must be a finite number > 0"),
+        ({"clip_norm": 0.0}, "clip_norm must be a finite number in [1e-100, 1e+100], got 0.0"),
         ({"learning_rate": math.inf}, "learning_rate must be a finite number > 0"),
-        ({"delta": math.nan}, "delta must lie strictly between 0 and 1"),
-        ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
-        ({"batch_size": 0}, "batch_size must be >= 1"),
+        ({"delta": math.nan}, "delta must be a finite number > 0 and < 1, got nan"),
+        ({"delta": 1.0}, "delta must be a finite number > 0 and < 1, got 1.0"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"epochs": 0}, "epochs must be an integer >= 1"),
-        ({"radius": math.nan}, "radius must be a finite number > 0"),
-        ({"noise_seed": -1}, "seed must be an integer >= 0"),
+        ({"radius": math.nan}, "radius must be a finite number in [1e-100, 1e+100], got nan"),
+        ({"noise_seed": -1}, "noise_seed must be an integer >= 0"),
     ],
 )
 def test_settings_that_are_refused(change: dict[str, Any], words: str) -> None:
@@ -251,9 +273,11 @@ def test_settings_that_are_refused(change: dict[str, Any], words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [{"learning_rate": "1"}, {"radius": True}, {"batch_size": 2.0}])
+@pytest.mark.parametrize("change", [{"momentum": "1"}, {"radius": True}, {"batch_size": 2.0}])
 def test_settings_that_are_no_numbers(change: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="must be a"):
+    with pytest.raises(
+        TypeError, match=f"{next(iter(change))} must be an? .*, got (str|bool|float)"
+    ):
         FitSettings(**change)
 
 
@@ -261,15 +285,20 @@ def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
     settings = FitSettings(
         learning_rate=np.float32(0.5),  # type: ignore[arg-type]
         radius=np.float32(2),  # type: ignore[arg-type]
-        batch_size=BATCH,
+        batch_size=np.int64(BATCH),  # type: ignore[arg-type]
+        epochs=np.int32(1),  # type: ignore[arg-type]
     )
+    assert type(settings.batch_size) is int and type(settings.radius) is float
     result = fit(table(tmp_path / "t.csv", lines()), settings)
     assert json.loads(json.dumps(model_facts(result)))["settings"]["learning_rate"] == 0.5
 
 
 def test_a_batch_may_be_larger_than_the_table(tmp_path: Path) -> None:
     results = [
-        fit(table(tmp_path / "t.csv", lines()), FitSettings(batch_size=size, noise_seed=3))
+        fit(
+            table(tmp_path / "t.csv", lines()),
+            FitSettings(batch_size=size, noise_seed=3, learning_rate=1.0),
+        )
         for size in (ROWS, 10**12)
     ]
     assert results[0].plan == results[1].plan and results[0].steps == 1
@@ -277,23 +306,29 @@ def test_a_batch_may_be_larger_than_the_table(tmp_path: Path) -> None:
 
 
 def test_a_loss_must_fit_the_task(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"one of squared, huber, .* for a regression"):
+    with pytest.raises(
+        ValueError, match=r"loss of a regression task must be one of 'squared', .* got 'hinge'"
+    ):
         fit(table(tmp_path / "t.csv", lines()), FitSettings(loss="hinge"))
-    with pytest.raises(ValueError, match="one of logistic, hinge for a classification"):
+    with pytest.raises(
+        ValueError, match=r"of a classification task must be one of 'logistic', 'hinge', got"
+    ):
         fit(table(tmp_path / "t.csv", lines(), CLASSES), FitSettings(loss="squared"))
-    with pytest.raises(ValueError, match="one of multinomial, hinge for a multinomial"):
+    with pytest.raises(
+        ValueError, match=r"of a multinomial task must be one of 'multinomial', 'hinge', got"
+    ):
         fit(table(tmp_path / "t.csv", lines(), SEVERAL), FitSettings(loss="logistic"))
 
 
 def test_the_parameter_of_a_loss() -> None:
     schema = Schema.from_dict(REGRESSION)
-    found = [FitSettings(loss=loss).loss_param_for(schema) for loss in LOSSES["regression"]]
+    found = [FitSettings(loss=loss).loss_param_for("regression") for loss in LOSSES["regression"]]
     assert found == [None, 1.0, 0.1, 0.5]
-    with pytest.raises(ValueError, match=r"the loss squared has none, got 2\.0"):
+    with pytest.raises(ValueError, match=r"loss_param must be None for the loss squared, got 2\.0"):
         make_plan(schema, FitSettings(loss_param=2.0))
     for loss, param in (("quantile", 1.0), ("huber", 0.0), ("epsilon_insensitive", math.nan)):
-        settings = FitSettings(loss=loss, loss_param=param)
         with pytest.raises(ValueError, match="loss_param"):
+            settings = FitSettings(loss=loss, loss_param=param)
             make_engine(schema, settings, make_plan(schema, settings))
 
 
@@ -337,7 +372,12 @@ def test_a_test_table_without_a_metric_is_refused(tmp_path: Path) -> None:
 def test_little_noise_recovers_the_model(tmp_path: Path) -> None:
     schema = {**REGRESSION, "rows": 4000}
     settings = FitSettings(
-        epsilon=None, noise_multiplier=0.5, batch_size=50, clip_norm=1.0, noise_seed=1
+        epsilon=None,
+        noise_multiplier=0.5,
+        batch_size=50,
+        clip_norm=1.0,
+        noise_seed=1,
+        learning_rate=1.0,
     )
     result = fit(table(tmp_path / "t.csv", lines(rows=4000), schema), settings)
     test = table(tmp_path / "u.csv", lines(seed=1, rows=500), schema)

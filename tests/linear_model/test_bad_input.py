@@ -200,7 +200,7 @@ def test_one_class() -> None:
     for classes in ([1], [1, 1], [[0, 1]], [0.0, NAN], []):
         wrong = make(DPFTRLClassifier, classes=classes)
         refused(wrong, lambda m=wrong: m.fit(X, ones), "classes")
-    # Declared, both are there whatever the rows are: a refusal would tell of the rows.
+    # Declared, both are there whatever the rows are: a refusal would reveal rows.
     model = make(DPFTRLClassifier, classes=[0, 1]).fit(X, ones)
     assert model.classes_.tolist() == [0, 1]
     assert set(model.predict(X)) <= {0, 1}

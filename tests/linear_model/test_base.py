@@ -13,18 +13,18 @@ import scipy.sparse
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass, plan_schedule
 from dpftrl_fast.convex.row_batches import SparseRows
+from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model import DPFTRLRegressor
-from dpftrl_fast.linear_model._data import (
+from dpftrl_fast.linear_model._rows import (
     MemoryRows,
-    RowSource,
     check_rows,
     group_numbers,
     refuse_bad_rows,
-    stream_batch,
 )
-from dpftrl_fast.linear_model._parameters import check_parameters
 from dpftrl_fast.linear_model._schedule import BatchOrder
+from dpftrl_fast.linear_model._sources import RowSource
+from dpftrl_fast.linear_model._stream import stream_batch
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.from_budget import participation_of, plan_of, tree_of
@@ -54,11 +54,11 @@ def wanted(pattern, **changes):
 )
 def test_one_of_epsilon_and_noise_multiplier_is_given(changes, came):
     with pytest.raises(ValueError, match=f"exactly one of .* got {came}"):
-        check_parameters(FIRST | changes)
+        check_settings(FIRST | changes)
 
 
 def test_numbers_become_python_numbers():
-    checked = check_parameters(
+    checked = check_settings(
         FIRST | {"delta": np.float32(0.5), "batch_size": np.int64(3), "shuffle": np.True_}
     )
     assert type(checked["delta"]) is float and type(checked["batch_size"]) is int
@@ -70,19 +70,29 @@ def test_numbers_become_python_numbers():
     [
         ("delta", 1.0, ValueError, "delta must be a finite number > 0 and < 1, got 1.0"),
         ("radius", math.inf, ValueError, "radius must be a finite number in .* got inf"),
-        ("learning_rate", "fast", ValueError, 'learning_rate must be a number > 0, "auto" or'),
-        ("restart_every", "often", ValueError, "restart_every must be 'auto' or a number"),
-        ("complete", 1, ValueError, r"complete must be one of \['auto', False, True, 'all'\]"),
+        (
+            "learning_rate",
+            "fast",
+            ValueError,
+            "learning_rate must be 'auto', 'theory' or a number, got 'fast'",
+        ),
+        (
+            "restart_every",
+            "often",
+            ValueError,
+            "restart_every must be 'auto' or a number, got 'often'",
+        ),
+        ("complete", 1, ValueError, "complete must be one of 'auto', False, True, 'all', got 1"),
         ("noise_seed", -1, ValueError, "noise_seed must be an integer >= 0, got a negative one"),
-        ("noise_seed", 1.5, TypeError, "noise_seed must be None, an integer >= 0 or bytes"),
+        ("noise_seed", 1.5, TypeError, "noise_seed must be an integer, got float"),
         ("shuffle", 1, TypeError, "shuffle must be a bool, got int"),
         ("verbose", -1, ValueError, "verbose must be an integer >= 0, got -1"),
-        ("threads", "all", TypeError, "threads must be an integer, got str"),
+        ("threads", "all", TypeError, "threads must be an integer >= 1, got str"),
     ],
 )
 def test_wrong_parameters_are_refused_in_words(name, value, error, message):
     with pytest.raises(error, match=message):
-        check_parameters(FIRST | {name: value})
+        check_settings(FIRST | {name: value})
 
 
 # ---- Plans ----

@@ -302,9 +302,9 @@ DX, DY = arrays(X3, Y3)
 @pytest.mark.parametrize(
     ("X", "y", "error", "message"),
     [
-        (DX, Y3, TypeError, "y must be of Dask, as the other one, got ndarray"),
-        (DX, None, TypeError, "y must be of Dask"),
-        (DX, "y", TypeError, "y must be of Dask"),
+        (DX, Y3, TypeError, "y must be a Dask collection, got ndarray"),
+        (DX, None, TypeError, "y must be a Dask collection, got"),
+        (DX, "y", TypeError, "y must be a Dask collection, got"),
         (frame(X3, Y3), "z", ValueError, r"a column 'z', got \['x0', 'x1', 'x2', 'y'\]"),
         (DX, DY[:50], ValueError, r"got \(60, 3\) and \(50,\)"),
         (DY, DY, ValueError, r"got \(60,\) and \(60,\)"),
@@ -334,7 +334,7 @@ def test_what_needs_rows_in_memory(cls, parameter):
 
 
 def test_groups_are_refused():
-    with pytest.raises(ValueError, match="the rows of a user may lie in several chunks"):
+    with pytest.raises(ValueError, match="a user's rows may lie in several chunks"):
         make(DPFTRLRegressor).fit(DX, DY, groups=np.arange(60))
 
 

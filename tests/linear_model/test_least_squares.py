@@ -123,7 +123,7 @@ def test_regret_is_half_the_squared_error_per_row() -> None:
     [
         ({"x_norm_bound": None}, "x_norm_bound must be given, got None"),
         ({"y_bound": None}, "y_bound must be given, got None: .* learned from the rows"),
-        ({"split": 1.5}, "split must be a number with 0 < x < 1, got 1.5"),
+        ({"split": 1.5}, "split must be a finite number > 0 and < 1, got 1.5"),
         ({"ridge_factor": 0.0}, "ridge_factor must be a finite number > 0"),
         ({"solver": "lu"}, "solver must be"),
         ({"solve_every": 0}, "solve_every must be an integer >= 1"),

@@ -262,7 +262,7 @@ def test_classes_must_be_declared():
 @pytest.mark.parametrize(
     ("users", "message"),
     [
-        ([1, 1, 2, 1], r"a user that comes back in row 3; sort it by 'who'"),
+        ([1, 1, 2, 1], r"got a user again in row 3; sort the dataset by 'who'"),
         ([1, None, 2, 2], "not null"),
         ([1.0, np.nan, 2.0, 2.0], "finite"),
     ],
@@ -277,7 +277,9 @@ def test_users_that_do_not_fit(users, message):
 
 def test_text_formats_are_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ValueError, match="files with types, as Parquet or Arrow, got csv"):
+    with pytest.raises(
+        ValueError, match="must have typed files, such as Parquet or Arrow, got csv"
+    ):
         make(DPFTRLRegressor).fit(ds.dataset(tmp_path, format="csv"), "y")
 
 
@@ -306,7 +308,9 @@ def test_a_dataset_that_changes_leaves_the_estimator_as_it_was(change, monkeypat
         def count_rows(self):
             return count(given) + change
 
-    with pytest.raises(RuntimeError, match="must stay as it is while it is read"):
+    with pytest.raises(
+        RuntimeError, match="the dataset must not change while it is read, got another number"
+    ):
         model.fit(Changing(), "y")
     assert vars(model) == before
 

@@ -185,7 +185,7 @@ def test_models_of_least_squares_are_of_whole_steps_in_threads_too() -> None:
     np.testing.assert_allclose(shared.average, total / len(steps), rtol=1e-9)
 
 
-# ---- What would tell of values ----
+# ---- Refusals that would reveal values ----
 
 
 @every

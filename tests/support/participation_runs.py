@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from hypothesis import strategies as st
 from participation_oracle import (
@@ -24,6 +23,7 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
+from dpftrl_fast.mechanisms import Tree
 
 Steps = list[list[int]]
 
@@ -36,11 +36,11 @@ class Declared:
     trees: TreeSpecs
 
     @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "tree_lengths": [steps for steps, _ in self.trees],
-            "complete": [completed for _, completed in self.trees],
-        }
+    def tree(self) -> Tree:
+        return Tree(
+            tree_lengths=[steps for steps, _ in self.trees],
+            complete=[completed for _, completed in self.trees],
+        )
 
 
 @st.composite

@@ -74,11 +74,15 @@ def test_files_read_back(tmp_path: Path, suffix: str) -> None:
         (("columns", "age", "bounds"), [math.nan, 3], "finite"),
         (("columns", "age", "bounds"), [0, math.inf], "finite"),
         (("columns", "age", "bounds"), [0, 10**400], "finite"),
-        (("columns", "age", "bounds"), ["0", 3], "finite number, got '0'"),
-        (("columns", "age", "bounds"), [True, 3], "finite number, got True"),
+        (
+            ("columns", "age", "bounds"),
+            ["0", 3],
+            "finite number, got str (in YAML write 1.0e-6, not 1e-6)",
+        ),
+        (("columns", "age", "bounds"), [True, 3], "finite number, got bool"),
         (("columns", "age", "bounds"), [None, None], "filled in from public knowledge"),
         (("columns", "age", "bounds"), [1], "must be [low, high]"),
-        (("columns", "age", "divisor"), 0, "divisor of 'age' must be > 0"),
+        (("columns", "age", "divisor"), 0, "divisor of 'age' must be a finite number > 0, got 0.0"),
         (("columns", "age", "divisor"), math.nan, "finite"),
         (("columns", "age", "divisor"), 1e-320, "overflow"),
         (("columns", "age", "divisor"), "1e-6", "write 1.0e-6"),
@@ -98,18 +102,18 @@ def test_files_read_back(tmp_path: Path, suffix: str) -> None:
         (("target",), {"name": "y", "categories": ["a"]}, "two categories"),
         (("target",), None, "must have the entry 'target'"),
         (("rows",), None, "must have the entry 'rows'"),
-        (("rows",), 0, "whole number >= 1"),
-        (("rows",), 10.0, "whole number >= 1"),
-        (("rows",), True, "whole number >= 1"),
+        (("rows",), 0, "rows must be an integer >= 1, got 0"),
+        (("rows",), 10.0, "rows must be an integer >= 1, got float"),
+        (("rows",), True, "rows must be an integer >= 1, got bool"),
         (("intercept",), "yes", "true or false"),
-        (("row_norm_bound",), -1, "must be > 0"),
+        (("row_norm_bound",), -1, "row_norm_bound must be a finite number > 0, got -1.0"),
         (("row_norm_bound",), math.nan, "finite"),
         (("row_norm_bound",), 1e-300, "overflows"),
         (("version",), 2, "version must be 1"),
         (("task",), "classification", "task must be 'regression'"),
         (("task",), ["regression"], "task must be 'regression'"),
-        (("users",), 0, "users must be a declared whole number >= 1"),
-        (("users",), 2.5, "users must be a declared whole number >= 1"),
+        (("users",), 0, "users must be an integer >= 1, got 0"),
+        (("users",), 2.5, "users must be an integer >= 1, got float"),
         (("group_column",), "town", "users must be declared for the group column 'town'"),
         (("group_column",), "y", "another column than the target"),
         (("group_column",), 3, "must be the name of a column"),
@@ -190,7 +194,11 @@ def test_users_are_declared_with_their_column() -> None:
 def test_another_row_norm_bound() -> None:
     schema = Schema.from_dict(GOOD).with_row_norm_bound(2.0)
     assert schema.row_scale == 2.0
-    for bound, words in ((0, "must be > 0"), (math.nan, "finite"), (1e-300, "overflows")):
+    for bound, words in (
+        (0, "a finite number > 0, got 0"),
+        (math.nan, "finite"),
+        (1e-300, "overflows"),
+    ):
         with pytest.raises(SchemaError, match=words):
             schema.with_row_norm_bound(bound)
 

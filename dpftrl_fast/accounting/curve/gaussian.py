@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Literal
 
-from dpftrl_fast import _core
-from dpftrl_fast._validate import non_negative, positive, probability
+import dpftrl_fast._core as _core
+from dpftrl_fast._validate import choice, non_negative, positive, probability
 from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_delta,
     decimal_epsilon,
@@ -32,13 +32,7 @@ from dpftrl_fast.accounting.curve.renyi import Conversion, rdp_epsilon
 
 
 def sensitivity(x: Any) -> int | float:
-    """Return a squared sensitivity as it is, if it is an integer or float, else rounded up to one.
-
-    Examples
-    --------
-    >>> sensitivity(2**60 + 1) - 2**60
-    1
-    """
+    """Return a squared sensitivity: integers and floats as they are, others rounded up."""
     value = positive("sensitivity_squared", x)
     if isinstance(x, numbers.Integral):
         return int(x)
@@ -55,13 +49,7 @@ def _two_parts(zeta: int | float) -> tuple[float, float] | None:
 
 
 def mean_shift(noise_multiplier: float, sensitivity_squared: float) -> Decimal:
-    """Return mu = sqrt(sensitivity_squared)/noise_multiplier to more digits than any bound needs.
-
-    Examples
-    --------
-    >>> float(mean_shift(1.5, 9))
-    2.0
-    """
+    """Return mu = sqrt(sensitivity_squared)/noise_multiplier, to more digits than needed."""
     sigma = positive("noise_multiplier", noise_multiplier)
     return decimal_mean_shift(sigma, sensitivity(sensitivity_squared))
 
@@ -104,11 +92,6 @@ def epsilon(
     float
         The smallest double that is not below epsilon(delta) of the chosen method.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
-
     Examples
     --------
     The paper's StackOverflow run: 1600 steps, single pass (zeta 11), sigma 1.13.
@@ -123,8 +106,7 @@ def epsilon(
     sigma = non_negative("noise_multiplier", noise_multiplier, infinite=True)
     zeta = sensitivity(sensitivity_squared)
     target = probability("delta", delta)
-    if method not in ("exact", "rdp"):
-        raise ValueError(f'method must be "exact" or "rdp", got {method!r}')
+    choice("method", method, ("exact", "rdp"))
     if method == "exact" and not (orders is None and conversion is None):
         raise ValueError('orders and conversion need method="rdp", got method="exact"')
     if method == "rdp":
@@ -158,11 +140,6 @@ def delta(noise_multiplier: float, sensitivity_squared: float, epsilon: float) -
     float
         The smallest double that is not below delta(epsilon); where the true value is below every
         positive double this is the smallest of them, 5e-324, and not 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------
@@ -199,11 +176,6 @@ def noise_multiplier(epsilon: float, delta: float, sensitivity_squared: float) -
         The smallest double that is not below the true noise multiplier, so that always
         ``accounting.epsilon(result, sensitivity_squared, delta) <= epsilon``. Infinity where no
         double is large enough.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------

@@ -1,23 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part when: the public description of a run that the sensitivity is computed from.
+"""Participation patterns: the public description of a run that determines its sensitivity.
 
-A *use* is one contribution of one id (of a record, a batch or a user) to one step, of at most the
-clip norm. Every pattern counts real steps only, over all trees of the run: the steps with zero
-gradients that complete a tree are none of them.
+A *participation* is one contribution of one id (of a record, a batch or a user) to one step, of at
+most the clip norm. Every pattern counts real steps only, over all trees of the run; the steps with
+zero gradients that complete a tree do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from dpftrl_fast._validate import step_count
+from dpftrl_fast._validate import flag, step_count
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
 
 
+class _Pattern:
+    """Base of the patterns whose fields are numbers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
+
+        Examples
+        --------
+        >>> SinglePass(3).to_dict()
+        {'kind': 'SinglePass', 'steps': 3}
+        """
+        return {"kind": type(self).__name__, **self.__dict__}
+
+
 @dataclass(frozen=True)
-class SinglePass:
+class SinglePass(_Pattern):
     """Every record (or user) is used in at most one of ``steps`` steps.
 
     Parameters
@@ -43,22 +57,12 @@ class SinglePass:
         object.__setattr__(self, "steps", step_count("steps", self.steps))
 
     def most_uses(self) -> int:
-        """Return the most uses of one id: 1."""
+        """Return the largest number of participations of one id: 1."""
         return 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
-
-        Examples
-        --------
-        >>> SinglePass(3).to_dict()
-        {'kind': 'SinglePass', 'steps': 3}
-        """
-        return {"kind": "SinglePass", "steps": self.steps}
 
 
 @dataclass(frozen=True)
-class FixedEpochs:
+class FixedEpochs(_Pattern):
     """The same batches in the same order, epoch after epoch.
 
     The batch of step t (from 1) is the one at place (t - 1) mod ``steps_per_epoch``, and every
@@ -71,14 +75,9 @@ class FixedEpochs:
     epochs : int
         Passes over the data, >= 1; ``steps_per_epoch * epochs`` is at most 2^40.
     reshuffle : bool
-        Whether records may be dealt to places afresh at each restart of the tree. If so, the
+        Whether records may be assigned to places anew at each restart of the tree. If so, the
         sensitivity is the sum over trees of each one's maximum over the places. False declares one
         order for the whole run: the maximum over the places of the sum over trees.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
 
     Examples
     --------
@@ -95,8 +94,7 @@ class FixedEpochs:
         set_field(self, "steps_per_epoch", step_count("steps_per_epoch", self.steps_per_epoch))
         set_field(self, "epochs", step_count("epochs", self.epochs))
         step_count("steps_per_epoch * epochs", self.steps)
-        if not isinstance(self.reshuffle, bool):
-            raise TypeError(f"reshuffle must be a bool, got {type(self.reshuffle).__name__}")
+        set_field(self, "reshuffle", flag("reshuffle", self.reshuffle))
 
     @property
     def steps(self) -> int:
@@ -104,40 +102,25 @@ class FixedEpochs:
         return self.steps_per_epoch * self.epochs
 
     def most_uses(self) -> int:
-        """Return the most uses of one id: one an epoch."""
+        """Return the largest number of participations of one id: one an epoch."""
         return self.epochs
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
-
-        Examples
-        --------
-        >>> FixedEpochs(10, 3).to_dict()
-        {'kind': 'FixedEpochs', 'steps_per_epoch': 10, 'epochs': 3, 'reshuffle': True}
-        """
-        return {
-            "kind": "FixedEpochs",
-            "steps_per_epoch": self.steps_per_epoch,
-            "epochs": self.epochs,
-            "reshuffle": self.reshuffle,
-        }
 
 
 @dataclass(frozen=True)
-class MinSeparation:
-    """Any order in which an id rests between its uses, and has no more than so many of them.
+class MinSeparation(_Pattern):
+    """Any order with a minimum separation and a maximum number of participations of each id.
 
     Parameters
     ----------
     steps : int
         Number of steps T of the whole run, over all trees, 1 to 2^40.
     max_participations : int
-        Most uses of one id (E), 1 to 2^40. What does not fit into the steps is clamped, see
-        `most_participations`.
+        Largest number of participations of one id (E), 1 to 2^40. More than fit into the steps are
+        clamped, see `most_participations`.
     min_separation : int
-        Two uses i < j of one id have j - i >= ``min_separation`` (b), 1 to 2^40; 1 allows every
-        step. The paper's xi, and TensorFlow Privacy's, is b - 1. Steps on both sides of a restart
-        count, the steps that complete a tree do not.
+        Two participations i < j of one id have j - i >= ``min_separation`` (b), 1 to 2^40; 1 allows
+        every step. The paper's xi, and TensorFlow Privacy's, is b - 1. Steps on both sides of a
+        restart count; steps that complete a tree do not.
 
     Raises
     ------
@@ -162,27 +145,12 @@ class MinSeparation:
 
     @property
     def most_participations(self) -> int:
-        """Most uses that fit: the smaller of ``max_participations`` and ceil(steps/separation)."""
+        """Participations that fit: min(``max_participations``, ceil(steps/separation))."""
         return min(self.max_participations, -(-self.steps // self.min_separation))
 
     def most_uses(self) -> int:
-        """Return the most uses of one id that fit."""
+        """Return the largest number of participations of one id that fit."""
         return self.most_participations
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
-
-        Examples
-        --------
-        >>> MinSeparation(64, 4, 8).to_dict()["min_separation"]
-        8
-        """
-        return {
-            "kind": "MinSeparation",
-            "steps": self.steps,
-            "max_participations": self.max_participations,
-            "min_separation": self.min_separation,
-        }
 
     def __repr__(self) -> str:
         clamped = self.most_participations < self.max_participations
@@ -195,33 +163,22 @@ class MinSeparation:
 
 Participation: TypeAlias = SinglePass | FixedEpochs | FixedOrder | MinSeparation
 
-_FIELDS: dict[type[Participation], tuple[str, ...]] = {
-    SinglePass: ("steps",),
-    FixedEpochs: ("steps_per_epoch", "epochs", "reshuffle"),
-    FixedOrder: ("ids", "offsets"),
-    MinSeparation: ("steps", "max_participations", "min_separation"),
+_KINDS: dict[str, type[Participation]] = {
+    kind.__name__: kind for kind in (SinglePass, FixedEpochs, FixedOrder, MinSeparation)
 }
-_KINDS = {kind.__name__: kind for kind in _FIELDS}
 
 
 def check_participation(participation: Any) -> Participation:
-    """Return ``participation`` if it is one of the patterns, else raise.
-
-    Examples
-    --------
-    >>> check_participation(SinglePass(3))
-    SinglePass(steps=3)
-    """
-    for kind in _FIELDS:
-        if isinstance(participation, kind):
-            return participation
+    """Return ``participation`` if it is one of the patterns, else raise TypeError."""
+    if isinstance(participation, Participation):
+        return participation
     raise TypeError(
         f"participation must be one of {list(_KINDS)}, got {type(participation).__name__}"
     )
 
 
 def participation_from_dict(d: Mapping[str, Any]) -> Participation:
-    """Read back what ``to_dict`` of a participation pattern wrote.
+    """Read a participation pattern from the dictionary that its ``to_dict`` returned.
 
     Parameters
     ----------
@@ -244,8 +201,9 @@ def participation_from_dict(d: Mapping[str, Any]) -> Participation:
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"participation kind must be one of {list(_KINDS)}, got {name!r}")
-    expected = ["kind", *_FIELDS[kind]]
+    names = [field.name for field in fields(kind)]
+    expected = ["kind", *names]
     if set(d) != set(expected):
         came = sorted(map(str, d))
         raise ValueError(f"a {name} must have exactly the keys {expected}, got {came}")
-    return kind(**{field: d[field] for field in _FIELDS[kind]})
+    return kind(**{name: d[name] for name in names})

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run may be: the most steps, epochs, participations or trees that keep a budget.
+"""Longest runs within a budget: the most steps, epochs, participations or trees.
 
 The noise multiplier is given. A longer run has every node and every pattern of a shorter one, so
 its sensitivity is no smaller, and the largest run is found by doubling and then bisecting: about
 twice log2 of the result evaluations of :func:`dpftrl_fast.accounting.sensitivity_squared`. Where
 that is an upper bound in place of the maximum (see there), a longer run may keep the budget, too;
-what is returned always does.
+the returned one always does.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def largest_steps(
     noise_multiplier : float
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
     max_participations, min_separation : int
-        Most uses of one record (or user), and the least distance of two of them, as for
-        `MinSeparation`. By default each is used once.
+        Largest number of participations of one record (or user), and their least distance, as for
+        `MinSeparation`. By default each participates once.
     mechanism, bound
         As for :func:`dpftrl_fast.accounting.sensitivity_squared`; nothing listed tree by tree.
 
@@ -60,7 +60,7 @@ def largest_steps(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one step keeps the budget.
+        If an argument is not as described, or if not even one step keeps the budget.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def largest_epochs(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one epoch keeps the budget.
+        If an argument is not as described, or if not even one epoch keeps the budget.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def largest_participations(
     mechanism: Mechanism = Tree(),
     bound: PlanBound = "exact",
 ) -> int:
-    """Return the most uses of one record (or user) in a run that keeps a budget.
+    """Return the most participations of one record (or user) that keep a budget.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def largest_participations(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one use keeps the budget.
+        If an argument is not as described, or if not even one participation keeps the budget.
 
     Examples
     --------
@@ -174,7 +174,7 @@ def largest_trees(
 ) -> int:
     """Return the most trees of equal length, one after the other, that keep a budget.
 
-    The run has one restart less than trees.
+    The run has one restart fewer than trees.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def largest_trees(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one tree keeps the budget.
+        If an argument is not as described, or if not even one tree keeps the budget.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def _separated(steps: int, max_participations: int, min_separation: int) -> Part
 
 @dataclass(frozen=True)
 class _Budget:
-    """A budget, and what does not change with the length of the run."""
+    """A budget, and the settings that do not depend on the length of the run."""
 
     epsilon: float
     delta: float

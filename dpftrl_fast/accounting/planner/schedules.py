@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which schedule of restarts is best for a budget: noise multipliers and errors, ranked.
+"""Rank schedules of restarts for a budget by their error.
 
-A restart makes the trees shallow, so a record is under fewer nodes and sigma is smaller, but the
-noise at the end of each tree stays in the running sum for good; completion makes that noise small,
-at the price of some nodes. What is best depends on the run, so it is computed: for each schedule
-the squared sensitivity, the smallest noise multiplier that keeps the budget, and from both the
-standard deviation of the noise in the running sum at every step.
+Restarts make the trees shallow: a record is under fewer nodes and sigma is smaller, but the noise
+at the end of each tree stays in the running sum. Completion makes that noise small, at the price of
+some nodes. The best schedule depends on the run, so it is computed: for each schedule the squared
+sensitivity, the smallest noise multiplier that keeps the budget, and from both the standard
+deviation of the noise in the running sum at every step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import non_negative, positive_integer, probability
+from dpftrl_fast._validate import choice, non_negative, positive_integer, probability
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
@@ -50,7 +50,7 @@ class Schedule:
     mechanism : Tree
         Restarts, completion and variant, which can also be read as attributes of the row.
     bound : {"exact", "released"}
-        What `sensitivity_squared` covers: all nodes, or the released prefixes only.
+        Coverage of `sensitivity_squared`: all nodes, or the released prefixes only.
     epsilon, delta : float
         The budget, for zero-out neighbours: one record's (or user's) gradients replaced by zero.
     noise_multiplier : float
@@ -92,7 +92,7 @@ class Schedule:
 
     @property
     def variant(self) -> Variant:
-        """How a prefix is computed from the nodes."""
+        """Variant of the tree: "honaker" or "vanilla"."""
         return self.mechanism.variant
 
     def noise_std(self) -> NoiseStd:
@@ -236,11 +236,6 @@ def plan_schedule(
     ScheduleTable
         The best first. ``PrivacyPlan.from_schedule`` makes a plan of a row.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
-
     Notes
     -----
     Looking for the best schedule costs no privacy: nothing here depends on data.
@@ -257,8 +252,7 @@ def plan_schedule(
     check_error_steps(pattern.steps)
     gamma = check_momentum(momentum)
     check_plan_bound(bound)
-    if rank_by not in get_args(RankBy):
-        raise ValueError(f"rank_by must be one of {list(get_args(RankBy))}, got {rank_by!r}")
+    choice("rank_by", rank_by, get_args(RankBy))
     kinds = _listed("variants", variants, get_args(Variant))
     completions = _listed("complete", complete, (False, True, "all"))
     trees = [
@@ -348,7 +342,7 @@ def _trees(
 
 
 def _ends(layout: TreeLayout) -> tuple[tuple[int, int, int], ...]:
-    """Return what makes schedules differ: a tree that ends at a power of two is complete anyway."""
+    """Return the ends of the trees: schedules with the same ends are the same."""
     same = groupby(layout.runs, key=lambda run: (run.steps, run.end))
     return tuple((*key, sum(run.count for run in runs)) for key, runs in same)
 
@@ -376,7 +370,4 @@ def _listed(name: str, values: Any, allowed: tuple[Any, ...]) -> list[Any]:
         raise TypeError(f"{name} must hold {words}, got {type(values).__name__}")
     if not found:
         raise ValueError(f"{name} must hold at least one of {words}, got none")
-    for value in found:
-        if type(value) not in (bool, str) or value not in allowed:
-            raise ValueError(f"each of {name} must be one of {words}, got {value!r}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(choice(f"each of {name}", value, allowed) for value in found))

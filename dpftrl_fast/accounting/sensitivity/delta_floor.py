@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the finite tail of a noise stream adds to delta: the floor.
+"""Floor of delta: the probability mass lost to the finite tail of the noise stream.
 
 A normal number made from random bits has a largest value, and beyond it a neighbour's output can
 be told apart for certain. The streams accounted for here make a node's coordinates in pairs, as a
@@ -49,7 +49,7 @@ with precision(60):
 
 @dataclass(frozen=True)
 class Touched:
-    """Upper bounds of what one id (of a record or a user) does to the nodes of the tree.
+    """Upper bounds of the shifts of the noise vectors by one id (of a record or a user).
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Touched:
 
 @singledispatch
 def touched(layout: Layout, participation: Participation, bound: PlanBound = "exact") -> Touched:
-    """Bound what one id does to the noise vectors; registered for the type of each layout."""
+    """Bound the shifts of the noise vectors by one id; registered for the type of each layout."""
     raise TypeError(f"no floor is registered for layouts of type {type(layout).__name__}")
 
 
@@ -103,11 +103,6 @@ def support_floor(
     float
         At most 1; exactly 1 where a node is shifted by 9 standard deviations or more, or where
         there are so many of them that some pair leaves its disc (2^29).
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------
@@ -144,7 +139,7 @@ def truncated_delta(delta: float, touched: Touched, floor: float) -> float:
 
 
 def untruncated_delta(delta: float, touched: Touched, floor: float) -> float:
-    """Return the exact delta that leaves ``delta`` for the truncated noise; rounded down.
+    """Return the exact delta for a ``delta`` of the truncated noise; rounded down.
 
     It is 0 or negative where ``delta`` is not above ``floor``.
 
@@ -183,11 +178,6 @@ def calibrated_noise_multiplier(
     -------
     float
         Infinity where no double is large enough.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------

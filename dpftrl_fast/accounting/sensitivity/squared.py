@@ -34,7 +34,7 @@ def check_plan_bound(bound: Any) -> PlanBound:
 def sensitivity_squared(
     participation: Participation, mechanism: Mechanism = Tree(), *, bound: Bound = "exact"
 ) -> int | float:
-    """Squared L2 sensitivity (zeta) of what the trees release, in units of the clip norm squared.
+    """Squared L2 sensitivity (zeta) of a mechanism, in units of the clip norm squared.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ def sensitivity_squared(
         The mechanism: a tree with its variant, restarts and completion.
     bound : {"exact", "level", "released"}
         ``"exact"`` is the maximum over all nodes that can be read. ``"level"`` is the paper's
-        looser bound, each level of the tree by itself (where that is no looser, or for epochs,
-        the exact value). ``"released"`` is smaller than both, and
-        holds where nothing but prefixes leaves the tree: never together with single nodes
+        looser bound, each level of the tree by itself (the exact value where that is not larger,
+        and for epochs). ``"released"`` is smaller than both, and
+        holds if only prefixes are released: never together with single nodes
         (:meth:`dpftrl_fast.TreeNoise.node`).
 
     Returns
@@ -59,9 +59,9 @@ def sensitivity_squared(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above; if zeta could pass 2^63; for a separation that
-        allows more than 2^20 uses (not for ``"level"``); for epochs whose places have to be tried
-        one by one in more than 2^27 steps.
+        If an argument is not as described; if zeta could pass 2^63; for a separation that allows
+        more than 2^20 participations (not for ``"level"``); for epochs whose places have to be
+        tried one by one in more than 2^27 steps.
 
     Notes
     -----
@@ -69,8 +69,8 @@ def sensitivity_squared(
     trees of the maximum over the places of an epoch. [1]_ [2]_
 
     All values are exact but one: under a minimum separation, ``"released"`` is the exact maximum up
-    to a fixed amount of work (about T = 2000 with 20 uses, more with vanilla), beyond that an upper
-    bound of it, mostly within 4 %, and never above ``"exact"``.
+    to a fixed amount of work (about T = 2000 with 20 participations, more with vanilla), beyond
+    that an upper bound of it, mostly within 4 %, and never above ``"exact"``.
 
     References
     ----------
@@ -112,9 +112,9 @@ def sensitivity_squared_by_id(
 ) -> tuple[NDArray[np.int64], Values]:
     """Squared sensitivity of every id of an order by itself: individual accounting.
 
-    The guarantee of a run is that of the largest; single values tell who took part how often, and
-    belong neither into a public result nor into a decision about the run. O(uses log T) time and
-    O(ids) memory.
+    The guarantee of a run is that of the largest value. Single values reveal how often each id took
+    part: do not publish them or decide about the run by them. Time O(participations log T), memory
+    O(ids).
 
     Parameters
     ----------
@@ -129,11 +129,6 @@ def sensitivity_squared_by_id(
         The ids, in increasing order.
     values : ndarray of shape (n,)
         zeta of each: int64, or float64 rounded up for Honaker prefixes with ``"released"``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
 
     Examples
     --------

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From participation to the squared sensitivity zeta of what the tree releases.
+"""Squared sensitivity (zeta) of the tree under each pattern of participation.
 
-One record adds, to the sum under a node, its clipped gradient once for each of its uses under that
-node. In units of the clip norm, the vector of all node sums therefore moves by at most sqrt(zeta),
+One record adds, to the sum under a node, its clipped gradient once for each of its participations
+under that node. In units of the clip norm, the vector of all node sums therefore moves by at most
+sqrt(zeta),
 
     zeta = max over who-takes-part-when of  sum over nodes of (contributions under the node)^2
 
@@ -10,7 +11,7 @@ over the nodes that can be read: those whose last leaf is at most the end of the
 step, or the next power of two where it is completed). Every prefix, vanilla or Honaker, is a
 function of those node sums plus noise.
 
-``bound="released"`` counts less, since only prefixes leave the tree. Vanilla prefixes read the
+``bound="released"`` counts less, since only prefixes are released. Vanilla prefixes read the
 nodes of even index alone. What a Honaker prefix at such a node (level l) adds to those before it is
 the weighted count W, with noise of variance v, where
 
@@ -47,8 +48,8 @@ from dpftrl_fast.mechanisms.tree_layout import TreeRun
 
 _Counted = Literal["all_nodes", "even_nodes"]
 
-# Comparisons of the min-separation program for prefixes, half a second's worth, before it goes on
-# with coarser places of uses (and, for Honaker, weights): bits of each, 0 for exact.
+# Comparisons of the min-separation program for prefixes, half a second's worth, before it continues
+# with coarser places of participations (and, for Honaker, weights): bits of each, 0 for exact.
 _WORK = 800_000_000
 _PLACE_BITS = (0, 6, 5, 4, 3, 2)
 _PLACE_AND_WEIGHT_BITS = ((0, 0), (6, 10), (4, 10), (3, 10), (2, 10), (2, 8), (2, 6))
@@ -153,8 +154,8 @@ def _fixed_epochs(
 ) -> int | float:
     period = epochs.steps_per_epoch
     if counted == "all_nodes" and (epochs.reshuffle or _all_start_alike(trees, period)):
-        # The batch at a tree's first step has the most uses in the first m steps, for every m, and
-        # so the most under the nodes of each level.
+        # The batch at a tree's first step participates most often in the first m steps, for every
+        # m, and so most often under the nodes of each level.
         return sum(run.count * _first_place(run, period) for run in trees.runs)
     if epochs.reshuffle:
         return sum(
@@ -172,7 +173,7 @@ def _all_start_alike(trees: TreeLayout, period: int) -> bool:
 
 
 def _first_place(run: TreeRun, period: int) -> int:
-    """Return zeta of the uses at steps 1, 1 + period, ... of one tree, level by level."""
+    """Return zeta of participations at steps 1, 1 + period, ... of one tree, level by level."""
     total = 0
     for level in range(run.end.bit_length()):
         size = 1 << level
@@ -234,7 +235,7 @@ def _separated_prefixes(trees: TreeLayout, most_uses: int, separation: int) -> i
 
 
 def _level_bound(trees: TreeLayout, most_uses: int, separation: int) -> int:
-    """Each level's nodes filled with as many uses as each can hold, while uses are left.
+    """Fill the nodes of each level with as many participations as each can hold.
 
     The paper's Algorithm 2 (its appendix on sensitivity), for several trees.
     """
@@ -247,7 +248,7 @@ def _level_bound(trees: TreeLayout, most_uses: int, separation: int) -> int:
 
 
 def _capacities(trees: TreeLayout, level: int, separation: int) -> Iterator[tuple[int, int]]:
-    """How many uses a node of this level can hold, and how many such nodes there are."""
+    """Yield (participations that a node of this level can hold, number of such nodes)."""
     size = 1 << level
     for run in trees.runs:
         full, rest = divmod(run.steps, size)

@@ -19,7 +19,7 @@ from dpftrl_fast.mechanisms import TreeLayout
 
 @touched.register
 def _(trees: TreeLayout, participation: Participation, bound: PlanBound = "exact") -> Touched:
-    """Bound what one id does to the nodes.
+    """Bound the shifts of the nodes by one id.
 
     Under "exact" a participation shifts the nodes above its leaf, one a level. Under "released"
     with Honaker's variant the shift is the shortest one that moves the prefixes as the
@@ -48,7 +48,7 @@ def _(trees: TreeLayout, participation: Participation, bound: PlanBound = "exact
 
 
 def _uses(pattern: Participation, trees: TreeLayout) -> tuple[int, int]:
-    """Return the most uses of one id in the run, and in one tree."""
+    """Return the largest number of participations of one id in the run, and in one tree."""
     uses = pattern.most_uses()
     if isinstance(pattern, FixedEpochs):
         each = [-(-run.steps // pattern.steps_per_epoch) for run in trees.runs]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of the tree after the last step: when it is worth it, and the noise it leaves."""
+"""Completion of the tree after the last step: when it reduces the noise, and the noise then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpftrl_fast.plan.planned_noise import PlannedNoise
 def best_completion(
     participation: Participation, variant: Variant = "honaker", bound: PlanBound = "released"
 ) -> Literal[False, "all"]:
-    """Return whether completing the tree leaves less noise in the last prefix at the same epsilon.
+    """Return "all" if completing the tree reduces the noise of the last prefix at the same epsilon.
 
     At the same epsilon the noise multiplier goes with sqrt(zeta), so sqrt(zeta v) is compared.
 
@@ -39,9 +39,9 @@ def best_completion(
 
 
 def noise_at(noise: PlannedNoise, t: int, last_leaf: int, out: NDArray[Any]) -> None:
-    """Write the noise of the sum at step t, which is the present one.
+    """Write the noise of the sum at the present step t.
 
-    After the last step of a completed tree it is that of the tree's last leaf.
+    After the last step of a completed tree it is the noise of the tree's last leaf.
     """
     if t == noise.steps and last_leaf > t:
         noise.advance_to(t)
@@ -49,5 +49,5 @@ def noise_at(noise: PlannedNoise, t: int, last_leaf: int, out: NDArray[Any]) -> 
     elif noise.t < t:
         noise.advance_to(t - 1)
         noise.step(out)
-    else:  # made before, for the same sum, by a call that was interrupted
+    else:  # an interrupted call made it before, for the same sum
         noise.prefix(t, out)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schema of a table: facts that are declared in public, never learned from the rows.
 
-A schema says how many row slots there are, which columns are numeric (with bounds) and which are
-categorical (with their categories), what is predicted, by what public number rows are divided, and
-whose rows belong together. Everything that shapes the computation (the number of features, which
-batch a row is in, the number of steps) follows from it, so none of it depends on what a private row
-holds. `columns` has the columns, `declared` the schema, `entries` the checks of plain data and
-`texts` the two forms of a file.
+A schema declares the number of row slots, the numeric columns (with bounds), the categorical ones
+(with categories), the target, the norm that rows are divided by, and the users. Everything that
+shapes the computation (number of features, batch of each row, number of steps) follows from it, and
+so does not depend on private rows. `columns` has the columns, `declared` the schema, `entries` the
+files and checks of plain data.
 """
 
 from dpftrl_fast.tables.schema.columns import CategoricalColumn, LabelTarget, NumericColumn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns of a table, and how they become features."""
+"""Columns of a table, and their encoding as features."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NumericColumn:
         return max(abs(self.low - self.offset), abs(self.high - self.offset)) / self.divisor
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry as it stands in a schema file, without the name."""
+        """Return the entry of a schema file, without the name."""
         entry: dict[str, Any] = {"bounds": [self.low, self.high], "divisor": self.divisor}
         if self.offset:
             entry["offset"] = self.offset
@@ -57,16 +57,13 @@ class CategoricalColumn:
     categories: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry as it stands in a schema file, without the name."""
+        """Return the entry of a schema file, without the name."""
         return {"categories": list(self.categories)}
 
 
 @dataclass(frozen=True)
 class LabelTarget(CategoricalColumn):
-    """The target of a classification: its labels, in the order of the classes.
-
-    Of two labels the second is the positive class.
-    """
+    """Target of a classification: its labels in class order; of two the second is positive."""
 
 
 def _numeric(name: str, entry: Mapping[str, Any]) -> NumericColumn:
@@ -92,7 +89,7 @@ def _numeric(name: str, entry: Mapping[str, Any]) -> NumericColumn:
 def _categories(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise SchemaError(f"categories of {name!r} must be a non-empty list, got {value!r}")
-    texts: dict[str, None] = {}  # in order, and found at once among thousands
+    texts: dict[str, None] = {}  # ordered, with fast lookup
     for item in value:
         if isinstance(item, bool) or not isinstance(item, (str, int)):
             raise SchemaError(
@@ -106,7 +103,7 @@ def _categories(name: str, value: Any) -> tuple[str, ...]:
 
 
 def read_column(name: str, entry: Any) -> NumericColumn | CategoricalColumn:
-    """Return the column that an entry of a schema declares."""
+    """Return the column declared by an entry."""
     entry = mapping(entry, f"column {name!r}")
     if "bounds" in entry and "categories" in entry:
         raise SchemaError(f"column {name!r} must have bounds or categories, got both")
@@ -123,7 +120,7 @@ def read_column(name: str, entry: Any) -> NumericColumn | CategoricalColumn:
 
 
 def read_target(entry: Any) -> NumericColumn | LabelTarget:
-    """Return the target that an entry of a schema declares."""
+    """Return the declared target."""
     entry = mapping(entry, "target")
     name = entry.get("name")
     if not isinstance(name, str) or not name:
@@ -134,7 +131,7 @@ def read_target(entry: Any) -> NumericColumn | LabelTarget:
         return column
     if len(column.categories) < 2:
         raise SchemaError(
-            "a classification target has at least two categories (of two: [negative, positive]), "
-            f"got {len(column.categories)}"
+            "a classification target must have at least two categories (of two: [negative, "
+            f"positive]), got {len(column.categories)}"
         )
     return LabelTarget(name, column.categories)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema: its entries, what follows from them, and its form as plain data."""
+"""`Schema`: its entries, derived facts and plain form."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from dpftrl_fast.tables.schema.columns import (
     read_column,
     read_target,
 )
-from dpftrl_fast.tables.schema.entries import SchemaError, count, known_keys, mapping, positive
-from dpftrl_fast.tables.schema.texts import read_data
+from dpftrl_fast.tables.schema.entries import (
+    SchemaError,
+    count,
+    known_keys,
+    mapping,
+    positive,
+    read_data,
+)
 
 SCHEMA_VERSION = 1
 
 Task: TypeAlias = Literal["regression", "classification", "multinomial"]
-#: What a target can ask for: a number, one of two labels, one of several.
+#: Tasks of a target: a number, one of two labels, one of several.
 TASKS: tuple[Task, ...] = get_args(Task)
 
 _ENTRIES = (
@@ -40,28 +46,27 @@ _ENTRIES = (
 
 @dataclass(frozen=True)
 class Schema:
-    """Declared, public facts about a table (see the module's text and ``docs/cli.md``).
+    """Declared, public facts about a table (see ``docs/cli.md``).
 
     Parameters
     ----------
     rows : int
-        Number of row slots n. Slots that the file does not fill are empty (they count as zero); a
-        file with more rows is refused.
+        Number of row slots n. Slots without a row count as zero; a file with more rows is refused.
     target : NumericColumn or LabelTarget
-        What is predicted.
+        Predicted column.
     columns : tuple of NumericColumn and CategoricalColumn
-        The features, in this order.
+        Features, in this order.
     intercept : bool
-        Whether a constant feature 1 is appended.
+        Append a constant feature 1.
     row_norm_bound : float or None
-        Rows are divided by this number and rows whose norm is still above 1 are scaled to norm 1.
-        None takes the largest norm that the declared bounds allow, so nothing is cut.
+        Rows are divided by this number, and rows whose norm is still above 1 are scaled to norm 1.
+        None is the largest norm that the declared bounds allow, so that no row is scaled further.
     users : int or None
         Number of user slots, for a guarantee per user; a file with more users is refused.
     group_column : str or None
-        The column that says whose row it is. With it the guarantee is for users.
+        Column with the user of each row, for a guarantee per user.
     per_class : bool
-        Whether a target with two labels is fitted like one with more, with coefficients for each.
+        Fit a target with two labels like one with more, with coefficients for each label.
 
     Examples
     --------
@@ -85,7 +90,7 @@ class Schema:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What the target can ask for, the default first."""
+        """Tasks that fit the target, the default first."""
         if not isinstance(self.target, LabelTarget):
             return ("regression",)
         if len(self.target.categories) > 2:
@@ -94,7 +99,7 @@ class Schema:
 
     @property
     def task(self) -> Task:
-        """What the target asks for."""
+        """Task of the target."""
         return "multinomial" if self.per_class else self.tasks[0]
 
     @property
@@ -106,12 +111,12 @@ class Schema:
 
     @property
     def units(self) -> int:
-        """Number of slots that batches are cut from: of users if there is a group column."""
+        """Number of slots that batches are cut from: users with a group column, else rows."""
         return self.rows if self.group_column is None or self.users is None else self.users
 
     @property
     def unit(self) -> Literal["record", "user"]:
-        """Whom the guarantee is for."""
+        """Unit of the guarantee."""
         return "record" if self.group_column is None else "user"
 
     @property
@@ -137,18 +142,18 @@ class Schema:
 
     @property
     def largest_row_norm(self) -> float:
-        """The largest norm of an unscaled row that the declared bounds allow."""
+        """Largest norm of an unscaled row within the declared bounds."""
         squares = (c.largest**2 if isinstance(c, NumericColumn) else 1.0 for c in self.columns)
         return math.sqrt(sum(squares) + float(self.intercept))
 
     @property
     def row_scale(self) -> float:
-        """The public number that every row is divided by."""
+        """Public number that every row is divided by."""
         return self.largest_row_norm if self.row_norm_bound is None else self.row_norm_bound
 
     @property
     def file_columns(self) -> tuple[str, ...]:
-        """Columns that must be in the file for features and target, the target last."""
+        """Required columns of the file: features, then the target."""
         return (*(column.name for column in self.columns), self.target.name)
 
     def with_rows(self, rows: int) -> Schema:
@@ -162,13 +167,7 @@ class Schema:
         return schema
 
     def with_task(self, task: str) -> Schema:
-        """Return the schema for this task.
-
-        Raises
-        ------
-        SchemaError
-            If the target asks for another one.
-        """
+        """Return the schema for this task; refuse one that does not fit the target."""
         if task not in self.tasks:
             given = "bounds"
             if isinstance(self.target, LabelTarget):
@@ -178,19 +177,9 @@ class Schema:
         return replace(self, per_class=task != self.tasks[0])
 
     def with_groups(self, column: Any, users: int | None = None) -> Schema:
-        """Return the schema for a guarantee per user.
+        """Return the schema for a guarantee per user, grouped by a column.
 
-        Parameters
-        ----------
-        column : str
-            The column that says whose row it is.
-        users : int or None
-            Declared number of users, instead of the schema's own.
-
-        Raises
-        ------
-        SchemaError
-            If no number of users is declared, or the column is the target.
+        `users` is the declared number of users, by default the schema's.
         """
         if not isinstance(column, str) or not column:
             raise SchemaError(f"group_column must be the name of a column, got {column!r}")
@@ -199,8 +188,8 @@ class Schema:
         users = self.users if users is None else users
         if users is None:
             raise SchemaError(
-                f"users must be declared for the group column {column!r}: how many there are at "
-                "most, a public fact"
+                f"users must be declared for the group column {column!r}: the maximum number of "
+                "users, a public fact"
             )
         return replace(self, users=count(users, "users"), group_column=column)
 
@@ -248,7 +237,7 @@ class Schema:
         Raises
         ------
         SchemaError
-            Says which entry is wrong, what was expected and what came.
+            Names the wrong entry.
         """
         top = mapping(data, "schema")
         known_keys(top, _ENTRIES, "schema")

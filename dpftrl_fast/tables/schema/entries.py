@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the entries of a schema: what stands in a file is plain data of unknown kind."""
+"""Plain data of a schema file: reading it, and checks of its entries."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dpftrl_fast._validate as _validate
+
+T = TypeVar("T")
 
 
 class SchemaError(ValueError):
-    """A schema that cannot be used; the message says which entry and why."""
+    """An unusable schema; the message names the entry and the fault."""
 
 
 def mapping(data: Any, where: str) -> Mapping[str, Any]:
@@ -23,36 +28,78 @@ def mapping(data: Any, where: str) -> Mapping[str, Any]:
 
 
 def known_keys(data: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Refuse keys that mean nothing here."""
+    """Refuse unknown keys."""
     for key in data:
         if key not in known:
             raise SchemaError(f"unknown entry {key!r} in {where}; known: {', '.join(known)}")
 
 
+def _checked(check: Callable[[str, Any], T], value: Any, where: str) -> T:
+    try:
+        return check(where, value)
+    except (TypeError, ValueError) as error:
+        hint = " (in YAML write 1.0e-6, not 1e-6)" if isinstance(value, str) else ""
+        raise SchemaError(f"{error}{hint}") from None
+
+
 def number(value: Any, where: str) -> float:
     """Return a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        hint = " (in YAML write 1.0e-6, not 1e-6)" if isinstance(value, str) else ""
-        raise SchemaError(f"{where} must be a finite number, got {value!r}{hint}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise SchemaError(f"{where} must be a finite number, got {value!r}")
-    return number
+    return _checked(_validate.real, value, where)
 
 
 def positive(value: Any, where: str) -> float:
     """Return a finite number > 0."""
-    result = number(value, where)
-    if not result > 0:
-        raise SchemaError(f"{where} must be > 0, got {result}")
-    return result
+    return _checked(_validate.positive, value, where)
 
 
 def count(value: Any, where: str) -> int:
-    """Return a declared number of something, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or not value >= 1:
-        raise SchemaError(f"{where} must be a declared whole number >= 1, got {value!r}")
-    return value
+    """Return a declared number of rows or users, at least 1."""
+    return _checked(_validate.positive_integer, value, where)
+
+
+def read_data(path: Path) -> Any:
+    """Return the plain data of a ``.json``, ``.yaml`` or ``.yml`` file without duplicate keys."""
+    suffix = path.suffix.lower()
+    if suffix not in (".json", ".yaml", ".yml"):
+        raise SchemaError(f"a schema file ends in .yaml, .yml or .json, got {str(path)!r}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SchemaError(f"a schema is UTF-8 text, got other bytes in {str(path)!r}") from None
+    return _from_json(text) if suffix == ".json" else _from_yaml(text)
+
+
+def _from_json(text: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise SchemaError(f"{key!r} stands twice in one mapping")
+            seen[key] = value
+        return seen
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise SchemaError(f"not valid JSON: {error}") from None
+
+
+def _from_yaml(text: str) -> Any:
+    import yaml
+
+    class UniqueKeys(yaml.SafeLoader):
+        """A safe loader that refuses duplicate keys (YAML's default keeps the last)."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key_node, _ in node.value:
+                key = str(self.construct_object(key_node, deep=True))
+                if key in seen:
+                    raise SchemaError(f"{key!r} stands twice in one mapping")
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader=UniqueKeys)
+    except yaml.YAMLError as error:
+        raise SchemaError(f"not valid YAML: {error}") from None

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in memory: checked once, then handed out batch by batch without copies where they can be.
+"""Rows of a fit: in memory, checked once before the first step, or opened as another source.
 
-Before the first step of an in-memory fit all values are looked at, and a bad row is named. Rows of
-a stream are checked for shape and dtype only: a refusal between two releases would tell of their
-values. There, a row with NaN or infinity keeps its slot and counts as zero.
+An in-memory fit checks all values before its first step and names a bad row. Rows of a stream are
+checked for shape and dtype only, since a refusal between two releases would reveal values.
 """
 
 from __future__ import annotations
 
-import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral, Real
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,61 +19,19 @@ from sklearn.utils.validation import _get_feature_names, column_or_1d
 
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, take_users
 from dpftrl_fast.kernels.finite import first_bad
-from dpftrl_fast.linear_model._protocols import Stepper
-
-Ints = NDArray[np.int64]
-
-
-class RowSource(ABC):
-    """Where a fit takes its batches from.
-
-    Attributes
-    ----------
-    units : int
-        How many units there are, rows or (with groups) users: public.
-    n_features : int
-    feature_names : sequence of str, optional
-        Of the columns, where they have names.
-    """
-
-    units: int
-    n_features: int
-    feature_names: Sequence[str] | None = None
-
-    @abstractmethod
-    def feed(
-        self,
-        run: Stepper,
-        order: Iterable[slice | Ints],
-        encode: Callable[[Any], NDArray[np.float64]],
-        progress: Callable[[], None],
-    ) -> None:
-        """Take a step with every batch of the order.
-
-        Parameters
-        ----------
-        run : Stepper
-        order : iterable of slice or array of int64
-            The units of each step.
-        encode : callable
-            From targets to the numbers that the losses read.
-        progress : callable
-            Called after every step.
-        """
+from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper
 
 
 class MemoryRows(RowSource):
-    """Rows in memory, each a unit, or with groups those of a user.
+    """Rows in memory; a unit is a row, or with groups a user.
 
     Parameters
     ----------
     X : (n, p) array or SparseRows
         As `check_rows` returns it.
     y : (n,) array
-        Targets.
     groups : (n,) array_like, optional
-        The user of every row. Users are numbered in the order in which they first appear, which is
-        then the order of the batches.
+        User of every row. Batches take users in order of first appearance.
 
     Examples
     --------
@@ -97,7 +52,7 @@ class MemoryRows(RowSource):
             self.units = self._bounds.size - 1
 
     def batch(self, units: slice | Ints, targets: NDArray[np.float64]) -> Batch:
-        """Return the batch of some units; `targets` are the encoded targets of all rows."""
+        """Return the batch of these units; `targets` are the encoded targets of all rows."""
         if self._bounds is None:
             ids = None if isinstance(units, slice) else units
             return Batch(self.X[units], targets[units], None, ids)
@@ -110,33 +65,18 @@ class MemoryRows(RowSource):
         self,
         run: Stepper,
         order: Iterable[slice | Ints],
-        encode: Callable[[Any], NDArray[np.float64]],
+        encode: Encode,
         progress: Callable[[], None],
     ) -> None:
-        """Take a step with every batch of the order."""
+        """Take a step with every batch of `order`."""
         targets = encode(self.y)
         for units in order:
             run.step(self.batch(units, targets))
             progress()
 
 
-def join(parts: Sequence[Batch]) -> Batch:
-    """Return dense rows that lie in several places as one batch; those of one place are not copied.
-
-    Examples
-    --------
-    >>> part = Batch(np.ones((2, 3)), np.zeros(2))
-    >>> join([part, part]).X.shape
-    (4, 3)
-    """
-    if len(parts) == 1:
-        return parts[0]
-    rows: Any = [part.X for part in parts]
-    return Batch(np.concatenate(rows), np.concatenate([part.y for part in parts]))
-
-
 def group_numbers(groups: Any, rows: int) -> Ints:
-    """Return the user of every row as a number, users being numbered as they first appear.
+    """Return the user of every row as a number, in order of first appearance.
 
     Raises
     ------
@@ -148,7 +88,7 @@ def group_numbers(groups: Any, rows: int) -> Ints:
     >>> group_numbers(["b", "a", "b"], 3).tolist()
     [0, 1, 0]
     """
-    given = _as_labels(groups)
+    given = as_labels(groups)
     if given.shape != (rows,):
         raise ValueError(f"groups must have shape ({rows},), one a row, got shape {given.shape}")
     if given.dtype.kind == "O":
@@ -164,8 +104,8 @@ def group_numbers(groups: Any, rows: int) -> Ints:
     return rank[inverse.reshape(-1)]
 
 
-def _as_labels(values: Any) -> NDArray[Any]:
-    """Return labels as an array in which none changes what another one is."""
+def as_labels(values: Any) -> NDArray[Any]:
+    """Return labels as an array, each with its own type kept."""
     kind = getattr(values, "dtype", None)
     return np.asarray(values, dtype=None if isinstance(kind, np.dtype) else object)
 
@@ -178,9 +118,9 @@ def _is_missing(label: Any) -> bool:
 
 
 def check_rows(X: Any, *, estimator: Any) -> Rows:
-    """Return rows as a float array or as `SparseRows`; values are not looked at.
+    """Return rows as a float array or as `SparseRows`, without looking at values.
 
-    float32 and float64 stay what they are; other numbers become float64.
+    float32 and float64 are kept; other numbers become float64.
 
     Raises
     ------
@@ -202,7 +142,7 @@ def check_rows(X: Any, *, estimator: Any) -> Rows:
 
 
 def check_targets(y: Any, rows: int, *, numbers: bool) -> NDArray[Any]:
-    """Return targets as a vector of the right length; values are not looked at."""
+    """Return targets as a vector of the right length, without looking at values."""
     if y is None:
         raise ValueError("requires y to be passed, but the target y is None")
     targets = np.asarray(column_or_1d(y, warn=True))
@@ -216,7 +156,7 @@ def check_targets(y: Any, rows: int, *, numbers: bool) -> NDArray[Any]:
 
 
 def refuse_bad_rows(X: Rows) -> None:
-    """Refuse rows with NaN or infinity, naming the first: before the first step only."""
+    """Refuse rows with NaN or infinity, naming the first; for use before the first step only."""
     values = X.data if isinstance(X, SparseRows) else X.reshape(-1)
     place = first_bad(values)
     if place is None:
@@ -230,50 +170,45 @@ def refuse_bad_rows(X: Rows) -> None:
     raise ValueError(f"X must be finite, got {value} in row {row}")
 
 
-def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> Batch:
-    """Return the batch of one step of a stream, whose users keep their ids from step to step."""
-    source = MemoryRows(X, targets, groups)
-    batch = source.batch(slice(0, source.units), targets)
-    if groups is None:
-        return batch
-    _, first = np.unique(group_numbers(groups, len(X)), return_index=True)
-    labels = _as_labels(groups)[first].tolist()
-    return batch._replace(ids=np.array([_lasting_id(label) for label in labels], dtype=np.int64))
+def open_source(
+    X: Any, y: Any, groups: Any = None, *, numbers: bool, shuffle: bool
+) -> RowSource | None:
+    """Return the source of rows outside memory (dataset, path, Dask), None for anything else.
 
+    Each package is imported for its own rows only. `numbers` is whether targets are numbers, not
+    labels; a shuffled order is refused.
 
-def _lasting_id(label: Any) -> int:
-    """Return 63 bits of the hash of a user's label: the same for 5, 5.0 and a NumPy 5."""
-    if isinstance(label, Integral):
-        label = int(label)
-    elif isinstance(label, Real) and float(label).is_integer():
-        label = int(float(label))
-    return int.from_bytes(hashlib.sha256(str(label).encode()).digest()[:8], "big") >> 1
-
-
-def refuse_objects(name: str, value: Any) -> None:
-    """Refuse what has no dtype of numbers: whether objects are numbers is a matter of values.
-
-    Raises
-    ------
-    TypeError
-        For lists, and for arrays and data frames with objects in them.
+    Examples
+    --------
+    >>> open_source([[1.0]], [2.0], numbers=True, shuffle=False) is None
+    True
     """
-    dtypes = [value.dtype] if hasattr(value, "dtype") else list(getattr(value, "dtypes", ()))
-    if not dtypes:
-        raise TypeError(f"{name} must be an array of real numbers, got {type(value).__name__}")
-    for dtype in dtypes:
-        if getattr(dtype, "kind", "O") not in "iufb":
-            raise TypeError(f"{name} must be an array of real numbers, got dtype {dtype}")
+    if isinstance(X, RowSource):
+        return X
+    if isinstance(X, (str, os.PathLike)) or _comes_from(X, "pyarrow._dataset", "pyarrow.dataset"):
+        from dpftrl_fast.linear_model._parquet import open_dataset
+
+        _refuse_shuffle(shuffle, "a dataset is read in file order", "write it in another order")
+        return open_dataset(X, y, groups, numbers=numbers)
+    if _comes_from(X, "dask", "dask_expr"):
+        from dpftrl_fast.linear_model._dask import open_dask
+
+        _refuse_shuffle(shuffle, "a batch would need rows of all chunks", "shuffle X and y before")
+        if groups is not None:
+            raise ValueError(
+                "groups must be None with Dask, got some: a user's rows may lie in several chunks; "
+                "use a pyarrow dataset in which each user's rows are adjacent"
+            )
+        return open_dask(X, y, numbers=numbers)
+    return None
 
 
-def stream_labels(y: Any) -> NDArray[Any]:
-    """Return the labels of a batch, each of them as it came.
+def _comes_from(value: Any, *packages: str) -> bool:
+    """Return whether a class of the value is defined in one of these packages."""
+    modules = [kind.__module__ for kind in type(value).__mro__]
+    return any(f"{module}.".startswith(f"{name}.") for module in modules for name in packages)
 
-    Raises
-    ------
-    TypeError
-        For lists: of which type their labels become depends on their values.
-    """
-    if not (hasattr(y, "dtype") or hasattr(y, "dtypes")):
-        raise TypeError(f"y must be an array of labels, got {type(y).__name__}")
-    return _as_labels(y)
+
+def _refuse_shuffle(shuffle: bool, reason: str, remedy: str) -> None:
+    if shuffle:
+        raise ValueError(f"shuffle must be False here, got True: {reason}; {remedy}")

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, besides those of `patterns`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Data = Annotated[
+    Path, typer.Argument(help="Private rows: .csv, .tsv, .txt (also .gz) or .parquet.")
+]
+Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
+Budget = Annotated[
+    float, typer.Option(help="Epsilon to keep, for one record (or user) replaced by zero.")
+]
+Delimiter = Annotated[str | None, typer.Option(help="Delimiter of CSV cells.")]
+NoiseSeed = Annotated[
+    int | None, typer.Option(help="Seed of the noise, for tests: the result is not private.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]

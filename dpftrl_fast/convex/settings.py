@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a private linear fit, shared by the command line and the estimators.
+
+One rule checks each name, and one method each makes the plan and the engine: the same request has
+the same defaults, learning rate and noise wherever it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from dpftrl_fast._validate import (
+    choice,
+    flag,
+    integer,
+    non_negative,
+    norm_bound,
+    optional,
+    positive,
+    positive_integer,
+    probability,
+    real,
+)
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.rates import learning_rate
+from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.solver import Solver
+from dpftrl_fast.mechanisms import Completion, Variant
+from dpftrl_fast.noise.keys import Seed, key_of_seed
+from dpftrl_fast.plan.from_budget import participation_of, plan_of, tree_of
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+
+#: Losses of each task, the default first, with the default of their parameter.
+LOSSES: dict[str, dict[str, float | None]] = {
+    "regression": {"squared": None, "huber": 1.0, "epsilon_insensitive": 0.1, "quantile": 0.5},
+    "classification": {"logistic": None, "hinge": None},
+    "multinomial": {"multinomial": None, "hinge": None},
+}
+
+Rule = Callable[[str, Any], Any]
+
+
+def check_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as plain Python values; those without a rule are passed on unchecked.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks the rule of its name, or not exactly one of `epsilon` and
+        `noise_multiplier` is given.
+
+    Examples
+    --------
+    >>> check_settings({"epsilon": 1, "noise_multiplier": None, "delta": 1e-6, "loss": "huber"})
+    {'epsilon': 1.0, 'noise_multiplier': None, 'delta': 1e-06, 'loss': 'huber'}
+    """
+    checked = {
+        name: _RULES[name](name, value) if name in _RULES else value
+        for name, value in values.items()
+    }
+    if (checked["epsilon"] is None) == (checked["noise_multiplier"] is None):
+        came = "both" if checked["epsilon"] is not None else "neither"
+        raise ValueError(f"exactly one of epsilon and noise_multiplier must be given, got {came}")
+    return checked
+
+
+@dataclass(frozen=True)
+class _Common:
+    """Settings of both methods."""
+
+    epsilon: float | None = 1.0
+    delta: float = 1e-6
+    noise_multiplier: float | None = None
+    batch_size: int = 256
+    radius: float | None = None
+    variant: Variant = "honaker"
+    noise_seed: Seed = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in check_settings(vars(self)).items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Any:
+        """Return the settings among these values, other names being ignored."""
+        names = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+
+@dataclass(frozen=True)
+class FitSettings(_Common):
+    """Settings of a run of DP-FTRL.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Budget that the noise is calibrated to, for one record (or user) replaced by zero.
+    noise_multiplier : float or None
+        Noise multiplier sigma, instead of `epsilon`.
+    batch_size : int
+        Rows of a step (users, if rows are grouped by user). Sums are divided by it.
+    radius : float or None
+        Radius of an L2 ball about zero that holds all iterates.
+    variant : {"honaker", "vanilla"}
+        Estimator of the prefix noise.
+    noise_seed : int, bytes or None
+        For tests: the noise follows from it, and the result is marked "reproducible, not private".
+    epochs : int
+        Passes over the rows.
+    learning_rate : float, "auto" or "theory"
+        1/lambda, or a rule of `dpftrl_fast.convex.glm.rates.learning_rate`.
+    clip_norm : float
+        Bound L on the gradient norm of each row (or user).
+    loss : str or None
+        One of `LOSSES`; None is the task's default.
+    loss_param : float or None
+        Parameter of the Huber (default 1), epsilon-insensitive (0.1) or quantile (0.5) loss.
+    momentum, l1
+        As for `dpftrl_fast.ftrl.FTRL`.
+    restart_every, complete
+        As for `dpftrl_fast.plan.from_budget.plan_of`: "auto" lets the planner choose.
+    bound : {"released", "exact"}
+        Scope of the sensitivity: the running sums, which are all that a run uses, or all tree
+        nodes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks the rule of its name.
+
+    Examples
+    --------
+    >>> settings = FitSettings(epsilon=2.0, batch_size=100)
+    >>> plan = settings.plan(10_000)
+    >>> plan.steps, plan.bound, plan.epsilon(settings.delta) <= 2.0
+    (100, 'released', True)
+    """
+
+    epochs: int = 1
+    learning_rate: float | Literal["auto", "theory"] = "auto"
+    clip_norm: float = 1.0
+    loss: str | None = None
+    loss_param: float | None = None
+    momentum: float = 0.0
+    l1: float = 0.0
+    restart_every: int | Literal["auto"] | None = "auto"
+    complete: Completion | Literal["auto"] = "auto"
+    bound: PlanBound = "released"
+
+    method: ClassVar[Literal["ftrl"]] = "ftrl"
+
+    def loss_for(self, task: str) -> str:
+        """Return the loss, by default the task's first."""
+        losses = LOSSES[task]
+        if self.loss is None:
+            return next(iter(losses))
+        return choice(f"loss of a {task} task", self.loss, tuple(losses))
+
+    def loss_param_for(self, task: str) -> float | None:
+        """Return the parameter of the loss, None for a loss without one."""
+        loss = self.loss_for(task)
+        default = LOSSES[task][loss]
+        if default is None and self.loss_param is not None:
+            having = [n for losses in LOSSES.values() for n, k in losses.items() if k is not None]
+            raise ValueError(
+                f"loss_param must be None for the loss {loss}, got {self.loss_param}: it is a "
+                f"parameter of {', '.join(having)}"
+            )
+        return default if self.loss_param is None else self.loss_param
+
+    def plan(self, units: int, *, shuffle: bool = False) -> PrivacyPlan:
+        """Return the plan of a run over this many rows (or users)."""
+        participation = participation_of(units, self.batch_size, self.epochs, shuffle)
+        return plan_of(
+            participation,
+            epsilon=self.epsilon,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            clip_norm=self.clip_norm,
+            momentum=self.momentum,
+            mechanism=tree_of(vars(self)),
+            bound=self.bound,
+        )
+
+    def start(
+        self,
+        objective: Objective,
+        plan: PrivacyPlan,
+        *,
+        row_norm: float | None = None,
+        threads: int | None = None,
+    ) -> GLMRun:
+        """Return an engine with a fresh key.
+
+        `row_norm` is a bound on the norm of the rows that the caller enforces, where the objective
+        does not.
+        """
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "momentum": self.momentum,
+            "radius": self.radius,
+        }
+        bounded = objective if row_norm is None else replace(objective, row_bound=row_norm)
+        return GLMRun(
+            objective,
+            plan,
+            learning_rate=learning_rate(self.learning_rate, bounded, plan, **options),
+            l1=self.l1,
+            threads=threads,
+            noise_seed=self.noise_seed,
+            **options,
+        )
+
+
+@dataclass(frozen=True)
+class LeastSquaresSettings(_Common):
+    """Settings of a run of private least squares: one pass, a regression, single records.
+
+    Parameters
+    ----------
+    epsilon, delta, noise_multiplier, batch_size, radius, variant, noise_seed
+        As for `FitSettings`. In a ball each model is the exact minimiser.
+    split : float
+        Share of mu^2 for the tree over y x.
+    ridge_factor : float
+        lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see `docs/least_squares.md`.
+    complete
+        As for `LeastSquaresPlan`.
+    solve_every, solver, memory
+        As for `LeastSquares`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks the rule of its name.
+    """
+
+    split: float = DEFAULT_SPLIT
+    ridge_factor: float = 2.0
+    complete: Literal[False, "all", "auto"] = "auto"
+    solve_every: int | None = None
+    solver: Solver = "auto"
+    memory: Literal["stored", "regenerate"] | int = "stored"
+
+    method: ClassVar[Literal["least-squares"]] = "least-squares"
+
+    def plan(
+        self, units: int, *, x_norm_bound: float, y_bound: float, constant: float = 0.0
+    ) -> LeastSquaresPlan:
+        """Return the plan of a run over this many rows within these bounds."""
+        fields: dict[str, Any] = {
+            "x_norm_bound": x_norm_bound,
+            "y_bound": y_bound,
+            "participation": participation_of(units, self.batch_size, 1, False),
+            "split": self.split,
+            "complete": self.complete,
+            "variant": self.variant,
+            "constant": constant,
+        }
+        if self.noise_multiplier is not None:
+            plan = LeastSquaresPlan(noise_multiplier=self.noise_multiplier, **fields)
+            plan.epsilon(self.delta)  # refuses a delta at which no epsilon can be stated
+            return plan
+        assert self.epsilon is not None  # one of the two is given
+        return LeastSquaresPlan.calibrate(epsilon=self.epsilon, delta=self.delta, **fields)
+
+    def start(
+        self,
+        plan: LeastSquaresPlan,
+        n_features: int,
+        *,
+        threads: int | None = None,
+        regret: bool = False,
+    ) -> LeastSquares:
+        """Return an engine with a fresh key."""
+        return LeastSquares(
+            plan,
+            n_features,
+            radius=self.radius,
+            ridge_factor=self.ridge_factor,
+            solve_every=1 if self.solve_every is None and regret else self.solve_every,
+            solver=self.solver,
+            memory=self.memory,
+            seed=self.noise_seed,
+            threads=threads,
+            regret=regret,
+        )
+
+
+# ---- Rules ----
+
+
+def _bounded(**bounds: Any) -> Rule:
+    return lambda name, value: real(name, value, **bounds)
+
+
+def _or_none(rule: Rule) -> Rule:
+    return lambda name, value: optional(rule, name, value)
+
+
+def _one_of(*allowed: Any) -> Rule:
+    return lambda name, value: choice(name, value, allowed)
+
+
+def _or_word(rule: Rule, *words: str) -> Rule:
+    """Accept these words besides what the rule accepts."""
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return rule(name, value)
+        if value in words:
+            return value
+        listed = ", ".join(map(repr, words))
+        raise ValueError(f"{name} must be {listed} or a number, got {value!r}")
+
+    return check
+
+
+def _verbosity(name: str, value: Any) -> int:
+    return int(value) if isinstance(value, (bool, np.bool_)) else integer(name, value, 0)
+
+
+def _noise_seed(name: str, value: Any) -> Any:
+    try:
+        key_of_seed(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("seed", name, 1)) from None
+    return value
+
+
+_RULES: dict[str, Rule] = {
+    "epsilon": _or_none(positive),
+    "delta": probability,
+    "noise_multiplier": _or_none(positive),
+    "batch_size": positive_integer,
+    "epochs": positive_integer,
+    "horizon": _or_none(positive_integer),
+    "learning_rate": _or_word(positive, "auto", "theory"),
+    "clip_norm": norm_bound,
+    "loss_param": _or_none(real),
+    "momentum": _bounded(least=0.0, below=1.0),
+    "l1": non_negative,
+    "radius": _or_none(norm_bound),
+    "x_norm_bound": _or_none(norm_bound),
+    "y_bound": _or_none(norm_bound),
+    "fit_intercept": flag,
+    "intercept_scaling": norm_bound,
+    "split": probability,
+    "ridge_factor": positive,
+    "solve_every": _or_none(positive_integer),
+    "shuffle": flag,
+    "threads": _or_none(positive_integer),
+    "noise_seed": _noise_seed,
+    "variant": _one_of("honaker", "vanilla"),
+    "bound": _one_of("released", "exact"),
+    "restart_every": _or_none(_or_word(positive_integer, "auto")),
+    "complete": _one_of("auto", False, True, "all"),
+    "average": _one_of("tail", "all", "last"),
+    "compute_regret": flag,
+    "verbose": _verbosity,
+}
