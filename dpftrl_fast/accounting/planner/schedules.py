@@ -362,7 +362,7 @@ def _default_periods(pattern: Participation) -> list[int | None]:
 def _listed(name: str, values: Any, allowed: tuple[Any, ...]) -> list[Any]:
     """Return one value or several as a list of those allowed, each once."""
     words = ", ".join(map(repr, allowed))
-    if isinstance(values, (bool, str)):
+    if type(values) in (bool, np.bool_, str):
         found = [values]
     elif isinstance(values, Iterable):
         found = [*values]
