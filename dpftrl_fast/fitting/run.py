@@ -9,7 +9,7 @@ which are functions of noisy sums. Invalid, clipped or missing rows are not coun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -61,6 +61,8 @@ class FitResult:
         1/lambda as used; None for least squares.
     solve : Solve or None
         Solution of the last model of least squares.
+    epsilon : float
+        Of the plan at the settings' delta, one record (or user) replaced by zero.
     """
 
     schema: Schema
@@ -72,6 +74,10 @@ class FitResult:
     reproducible: bool
     learning_rate: float | None = None
     solve: Solve | None = None
+    epsilon: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", self.plan.epsilon(self.settings.delta))
 
     @property
     def last(self) -> FloatArray:
@@ -89,22 +95,9 @@ class FitResult:
         return self.coefficients["tail"]
 
     @property
-    def epsilon(self) -> float:
-        """Epsilon of the plan at the settings' delta, one record (or user) replaced by zero."""
-        return float(self.plan.epsilon(self.settings.delta))
-
-    @property
     def epsilon_replace_one(self) -> float | None:
         """Epsilon of the plan for replace-one neighbours; None below their delta floor."""
-        return replace_one_epsilon(self.plan, self.settings.delta)
-
-
-def replace_one_epsilon(plan: Plan, delta: float) -> float | None:
-    """Return the epsilon for replace-one neighbours; None where delta is below their floor."""
-    try:
-        return float(plan.epsilon(delta, neighbours="replace-one"))
-    except ValueError:
-        return None
+        return self.plan.replace_one(self.settings.delta)
 
 
 def make_plan(schema: Schema, settings: Settings) -> Plan:

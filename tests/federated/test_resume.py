@@ -318,7 +318,7 @@ def test_a_lost_sum_needs_a_recovery_with_fresh_noise_that_is_paid(tmp_path: Pat
     lost.unlink()
     with pytest.raises(ValueError, match=r"the sum of round 4 is missing .* recover=True"):
         server(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"this restart is not covered: it puts steps 3 to 4"):
+    with pytest.raises(ValueError, match=r"this recovery is not covered: it puts steps 3 to 4"):
         server(tmp_path / "run", recover=True)
     epsilon = RunAccount(PLAN).epsilon_after(4, 3, DELTA)
     assert epsilon > PLAN.epsilon(DELTA)

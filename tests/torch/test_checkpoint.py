@@ -204,7 +204,7 @@ def test_a_restart_of_dpftrl_leaves_the_old_noise_on_the_sum() -> None:
         w.grad = torch.ones(3)
         optimizer.step()
         last = old.step()
-    account = RunAccount(plan).restarted(8, 7, accept_epsilon=(9.0, DELTA))
+    account = RunAccount(plan).recovered(8, 7, accept_epsilon=(9.0, DELTA))
     optimizer.recover(account)
     state = optimizer.state_dict()
     fresh = account.noise(3)
