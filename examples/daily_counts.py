@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private running counts of a stream, day after day, against the true ones.
+"""Release private running counts of a stream, day by day, beside the true ones.
 
 Each visitor is counted on one day and in one of five categories. `python examples/daily_counts.py`
 """

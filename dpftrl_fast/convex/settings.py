@@ -311,7 +311,7 @@ def _one_of(*allowed: Any) -> Rule:
 
 
 def _or_word(rule: Rule, *words: str) -> Rule:
-    """Accept these words besides what the rule accepts."""
+    """Accept these words besides the values of a rule."""
 
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, str):
