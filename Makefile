@@ -2,6 +2,7 @@
 #
 #   make demo     fit a private regression on 267,346 flights
 #   make test     the Python tests, against the installed package
+#   make test-fast   those of them that start no process
 #
 # Both make their own environment. VENV=folder and PYTHON=interpreter choose another one.
 
@@ -24,7 +25,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find csrc/inc
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
+.PHONY: demo test test-fast test-slow bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"expected Python 3.10 or newer, got {v[0]}.{v[1]}")'
@@ -60,8 +61,14 @@ demo: $(VENV)/.stamp-package $(VENV)/.stamp-flights
 
 # pytest by its script: `python -m pytest` puts the current folder first, where the sources lie without
 # their extension modules.
+PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup
+TEST_WORKERS ?= auto
+
 test: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
-	$(BIN)/pytest tests benches --benchmark-disable -m 'not slow'
+	$(PYTEST) tests benches --benchmark-disable -m 'not slow'
+
+test-fast: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
+	$(PYTEST) tests -m 'not slow and not process'
 
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(BIN)/pytest tests -m slow

@@ -42,7 +42,7 @@ from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.datasets import flights
-from dpftrl_fast.kernels import clipped_multi_sum
+from dpftrl_fast.kernels import clipped_sum
 from dpftrl_fast.linear_model import DPFTRLRegressor
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.reference import TreeNoise, convex
@@ -228,7 +228,7 @@ def images() -> tuple[Array, Array, Array]:
 def multinomial() -> Call:
     X, y, theta = images()
     out = np.empty_like(theta)
-    return lambda: clipped_multi_sum(X, y, theta, 9.0, "multinomial", out)
+    return lambda: clipped_sum(X, y, theta, clip_norm=9.0, loss="multinomial", out=out)
 
 
 def multinomial_numpy(dtype: Any) -> Call:

@@ -29,7 +29,7 @@ import numba
 import numpy as np
 import pytest
 
-from dpftrl_fast.kernels import clipped_gradient_sum
+from dpftrl_fast.kernels import clipped_sum
 
 N, P = 4096, 1000
 BATCHES = 12
@@ -60,7 +60,7 @@ THETA = _RNG.standard_normal(P) / np.sqrt(P)
 
 def ours(loss: Any) -> Call:
     out = np.empty(P)
-    return lambda X: clipped_gradient_sum(X, Y, THETA, CLIP_NORM, loss, out)
+    return lambda X: clipped_sum(X, Y, THETA, clip_norm=CLIP_NORM, loss=loss, out=out)
 
 
 def numpy_blas() -> Call:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow the regularised leader on noisy prefix sums: pure functions and a small state class.
 
-This module knows nothing of how the noise is made or accounted: it is given, at every step, the
-clipped gradient sum of the batch and the noise of the running sum.
+This module neither makes nor accounts noise: each step takes the clipped gradient sum of the batch
+and the noise of the running sum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast._validate import finite_vector, positive_integer, real, vector_of
+from dpftrl_fast._validate import (
+    FLOATS,
+    Array,
+    finite_vector,
+    non_negative,
+    optional,
+    positive,
+    positive_integer,
+    real,
+    vector_of,
+)
 from dpftrl_fast.kernels.ftrl_update import (
     ITERATES,
     ROWS,
@@ -30,7 +40,7 @@ Vector: TypeAlias = NDArray[np.float64]
 Prox = Callable[[Vector, float], Vector]
 
 _STATE_VERSION = 1
-_NOISE_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_FLOAT64 = (np.dtype(np.float64),)
 
 
 def soft_threshold(x: Vector, c: float) -> Vector:
@@ -48,11 +58,6 @@ def soft_threshold(x: Vector, c: float) -> Vector:
     array of float64
         sign(x) max(|x| - c, 0), a new array; `x` where c is 0, to the bit.
 
-    Raises
-    ------
-    ValueError
-        If `c` is negative or not finite.
-
     Examples
     --------
     >>> import numpy as np
@@ -60,8 +65,7 @@ def soft_threshold(x: Vector, c: float) -> Vector:
     >>> soft_threshold(np.array([3.0, -0.5, -2.0]), 1.0).tolist()
     [2.0, 0.0, -1.0]
     """
-    if not (c >= 0 and math.isfinite(c)):
-        raise ValueError(f"c must be a finite number >= 0, got {c}")
+    c = non_negative("c", c)
     return np.asarray(x - np.clip(x, -c, c), dtype=np.float64)
 
 
@@ -80,11 +84,6 @@ def project_ball(x: Vector, radius: float) -> Vector:
     array of float64
         x min(1, R / ||x||), a new array. Its norm is at most R up to rounding.
 
-    Raises
-    ------
-    ValueError
-        If `radius` is not a finite number greater than 0.
-
     Examples
     --------
     >>> import numpy as np
@@ -92,8 +91,7 @@ def project_ball(x: Vector, radius: float) -> Vector:
     >>> project_ball(np.array([3.0, 4.0]), 1.0).tolist()
     [0.6, 0.8]
     """
-    if not (radius > 0 and math.isfinite(radius)):
-        raise ValueError(f"radius must be a finite number > 0, got {radius}")
+    radius = positive("radius", radius)
     projected = np.array(x, dtype=np.float64, order="C")
     project_loop()(projected.reshape(-1), radius)
     return projected
@@ -120,8 +118,8 @@ def theory_learning_rate(
     distance : float
         D, a public guess of the distance from theta_0 to the best parameters.
     gradient_norm : float
-        G, a bound on the norm of a step's gradient, that is of the clipped sum divided by the batch
-        size: the clip norm.
+        G, a bound on the norm of a step's gradient (the clipped sum divided by the batch size): the
+        clip norm.
     noise_norm : float, default 0
         N, the mean over steps of E||n_t|| / batch size, n_t being the noise of the running sum;
         sqrt(p) times its standard deviation is a bound on E||n_t||.
@@ -131,11 +129,6 @@ def theory_learning_rate(
     float
         1/lambda.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not a number of its range.
-
     Examples
     --------
     >>> from dpftrl_fast.ftrl import theory_learning_rate
@@ -143,9 +136,9 @@ def theory_learning_rate(
     1.0
     """
     steps = positive_integer("steps", steps)
-    distance = real("distance", distance, above=0.0)
-    gradient_norm = real("gradient_norm", gradient_norm, above=0.0)
-    noise_norm = real("noise_norm", noise_norm, least=0.0)
+    distance = positive("distance", distance)
+    gradient_norm = positive("gradient_norm", gradient_norm)
+    noise_norm = non_negative("noise_norm", noise_norm)
     return distance / math.sqrt(steps * gradient_norm * (gradient_norm + 2.0 * noise_norm))
 
 
@@ -163,8 +156,9 @@ class FTRL:
     R of <v_t, theta> + c_t ||theta||_1 + lambda/2 ||theta - theta_0||^2 (Kairouz et al. 2021,
     algorithm DP-FTRL, with its momentum variant).
 
-    An object holds the sum s_t without noise: it is secret, as the private rows are. What may be
-    published is `theta`, `average` and `tail_average`, given that the noise is that of a plan.
+    An object holds the un-noised sum s_t: it is as secret as the private rows. If the noise is that
+    of a plan, `theta`, `average` and `tail_average` may be published. The class neither clips nor
+    makes noise.
 
     Parameters
     ----------
@@ -173,25 +167,20 @@ class FTRL:
     learning_rate : float
         1/lambda, greater than 0.
     batch_size : int
-        B, fixed and public: a smaller last batch is divided by B, too.
+        B, fixed and public: a smaller last batch is divided by B too.
     steps : int
         Declared number of steps T; a step beyond it is refused.
     momentum : float, default 0
         gamma, in [0, 1).
     l1 : float, default 0
-        Weight of ||theta||_1 a step, at least 0. With `prox` it is the weight of that regulariser.
+        Weight of ||theta||_1 per step, at least 0; with `prox` the weight of that regulariser.
     radius : float, optional
         R; no ball without it.
     prox : callable, optional
         `prox(q, c)`, used in place of `soft_threshold` for another convex regulariser r: it returns
         the minimiser of c r(theta) + ||theta - q||^2 / 2, an array like q, which it may overwrite.
-        With `radius`, P_R comes after it; that is the minimiser over the ball for a norm r
-        (any r with r(s theta) = s r(theta) for s >= 0), not for every r.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is not of its kind or out of its range.
+        With `radius`, P_R follows it; the result minimises over the ball if r is a norm (any r with
+        r(s theta) = s r(theta) for s >= 0), not for every r.
 
     Examples
     --------
@@ -215,12 +204,12 @@ class FTRL:
         prox: Prox | None = None,
     ) -> None:
         self._theta_0 = finite_vector("theta_0", theta_0)
-        self._learning_rate = real("learning_rate", learning_rate, above=0.0)
+        self._learning_rate = positive("learning_rate", learning_rate)
         self._batch_size = positive_integer("batch_size", batch_size)
         self._steps = positive_integer("steps", steps)
         self._momentum = real("momentum", momentum, least=0.0, below=1.0)
-        self._l1 = real("l1", l1, least=0.0)
-        self._radius = None if radius is None else real("radius", radius, above=0.0)
+        self._l1 = non_negative("l1", l1)
+        self._radius = optional(positive, "radius", radius)
         if not (prox is None or callable(prox)):
             raise TypeError(f"prox must be callable or None, got {type(prox).__name__}")
         self._prox = prox
@@ -244,7 +233,7 @@ class FTRL:
 
     @property
     def theta(self) -> Vector:
-        """The last iterate theta_(t+1): a read-only array, which later steps leave as it is."""
+        """The last iterate theta_(t+1): a read-only array, which later steps do not change."""
         return self._theta
 
     @property
@@ -257,15 +246,15 @@ class FTRL:
 
     @property
     def tail_average(self) -> Vector:
-        """Mean of those of theta_1, ..., theta_t with i > T // 2, T being the declared steps.
+        """Mean of the theta_i with T // 2 < i <= t, T being the declared steps.
 
-        That is the last half, T - T // 2 iterates, once all steps are taken. Before the half is
-        reached (t <= T // 2) it is the last iterate.
+        After all steps these are the last T - T // 2 iterates. While t <= T // 2 it is the last
+        iterate.
         """
         count = self._t - self._steps // 2
         return self._theta.copy() if count <= 0 else self._state[TAIL] / count
 
-    def step(self, gradient_sum: Vector, noise: np.ndarray[Any, np.dtype[Any]]) -> Vector:
+    def step(self, gradient_sum: Vector, noise: Array) -> Vector:
         """Take one step.
 
         Parameters
@@ -283,15 +272,15 @@ class FTRL:
         Raises
         ------
         TypeError, ValueError
-            If an argument is of the wrong type, dtype or shape, or `prox` returns no such vector.
-            Values are not looked at: a refusal would depend on private rows. Nothing has changed
+            If an argument is of the wrong type, dtype or shape, or `prox` returns no such vector;
+            never for values, since a refusal would depend on private rows. Nothing has changed
             then.
         RuntimeError
             If all declared steps have been taken. Nothing has changed then.
         """
         p = self._theta_0.size
-        vector_of("gradient_sum", gradient_sum, p, (np.dtype(np.float64),))
-        vector_of("noise", noise, p, _NOISE_DTYPES)
+        vector_of("gradient_sum", gradient_sum, p, _FLOAT64)
+        vector_of("noise", noise, p, FLOATS)
         if self._t == self._steps:
             raise RuntimeError(f"step must be one of the {self._steps} declared, got one more")
         t = self._t + 1
@@ -329,15 +318,10 @@ class FTRL:
         return theta
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on from here, as numbers and copies of arrays.
+        """Return the state for `load_state_dict`, as numbers and copies of arrays.
 
-        Secret: it holds the running sum of clipped gradients without noise. A file with it belongs
-        where the private rows may be, with mode 0600. The callable `prox` is not in it.
-
-        Returns
-        -------
-        dict
-            For `load_state_dict` of an object made with the same parameters.
+        Secret: it holds the un-noised running sum of clipped gradients. Store it only where the
+        private rows may be stored, with mode 0600. It does not hold the callable `prox`.
         """
         return {
             "version": _STATE_VERSION,
@@ -350,7 +334,7 @@ class FTRL:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned, with the same steps to the bit.
+        """Resume from a state that `state_dict` returned, with the same steps to the bit.
 
         Parameters
         ----------
@@ -376,15 +360,14 @@ class FTRL:
             if not (type(state[name]) is type(value) and state[name] == value):
                 raise ValueError(f"state must have {name} {value}, got {state[name]!r}")
         p = self._theta_0.size
-        float64 = (np.dtype(np.float64),)
         for name in ("theta_0", "theta", *_STATE_ROWS):
-            vector_of(f"state's {name}", state[name], p, float64)
+            vector_of(f"state's {name}", state[name], p, _FLOAT64)
         if not np.array_equal(state["theta_0"], self._theta_0):
             raise ValueError("state must have the theta_0 of this object, got another")
         t = state["t"]
         if type(t) is not int or not 0 <= t <= self._steps:
             raise ValueError(f"state's t must be an integer in [0, {self._steps}], got {t!r}")
-        l1_weight = real("state's l1_weight", state["l1_weight"], least=0.0)
+        l1_weight = non_negative("state's l1_weight", state["l1_weight"])
 
         self._t = t
         self._l1_weight = l1_weight
@@ -398,7 +381,7 @@ class FTRL:
         return f"FTRL(size={self._theta_0.size}, t={self._t}, steps={self._steps})"
 
     def __getstate__(self) -> object:
-        """Refuse to be pickled or copied: the running sum is secret."""
+        """Refuse pickling and copying: the running sum is secret."""
         raise TypeError("FTRL holds a secret running sum and is not pickled; use state_dict()")
 
     def _parameters(self) -> dict[str, Any]:
@@ -427,13 +410,12 @@ _STATE_ROWS = {
 }
 
 
-def _plain(vector: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the vector, or a copy, as a loop can take it."""
+def _plain(vector: Array) -> Array:
+    """Return the vector, or a copy, contiguous and aligned."""
     flags = vector.flags
     return vector if flags.c_contiguous and flags.aligned else vector.copy()
 
 
 def _prox_result(value: object, size: int) -> Vector:
-    vector_of("the result of prox", value, size, (np.dtype(np.float64),))
     # A copy: the caller's function may keep and reuse its array.
-    return np.array(value)
+    return np.array(vector_of("the result of prox", value, size, _FLOAT64))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Release private running counts of a stream, day by day, beside the true ones.
+"""Publish private running counts of a stream each day, and compare them with the true ones.
 
 Each visitor is counted on one day and in one of five categories. `python examples/daily_counts.py`
 """

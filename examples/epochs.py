@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spend one budget on twenty epochs: the planner chooses the restarts, the guard checks the order.
+"""Run twenty epochs within one budget: the planner picks the restarts, the guard checks the order.
 
-A mean is estimated by SGD on clipped residuals, in fixed batches that are reshuffled at restarts.
+SGD on clipped residuals estimates a mean, in fixed batches that are assigned anew at restarts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 
-rng = np.random.default_rng(1)  # seeded: these data and their order are public
+rng = np.random.default_rng(1)  # public: the data of an example, and their order
 rows = rng.normal(0.5, 1.0, size=(20_000, 8))
 batch, epochs, clip_norm, delta = 500, 20, 1.0, 1e-6
 steps_per_epoch = len(rows) // batch
@@ -23,11 +23,11 @@ plan = PrivacyPlan.from_schedule(table.best, clip_norm=clip_norm)
 noise, guard = plan.noise(rows.shape[1], dtype="float64"), plan.guard()
 mean, order, tree = np.zeros(rows.shape[1]), rng.permutation(len(rows)), 0
 for step in range(1, plan.steps + 1):
-    if plan.trees.locate(step)[0] != tree:  # a restart: the batches may be reshuffled
+    if plan.layout.locate(step)[0] != tree:  # a restart: batches may be assigned anew
         tree, order = tree + 1, rng.permutation(len(rows))
     place = (step - 1) % steps_per_epoch
     ids = order[place * batch : (place + 1) * batch]
-    guard.admit(ids)  # refuses undeclared participations before anything is released
+    guard.admit(ids)  # refuses undeclared ids before anything is released
     residuals = mean - rows[ids]
     norms = np.linalg.norm(residuals, axis=1, keepdims=True)
     clipped = residuals * np.minimum(1.0, clip_norm * (1 - 2**-20) / np.maximum(norms, 1e-300))

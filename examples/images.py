@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's network on Fashion-MNIST, private: five epochs, a bar with the epsilon so far.
+"""Train the paper's network on Fashion-MNIST privately, for five epochs, with a progress bar.
 
-python examples/images.py [epochs] [pictures]     (apt-get install dataset-fashion-mnist)
+python examples/images.py [epochs] [images]     (apt-get install dataset-fashion-mnist)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpftrl_fast.datasets import fashion_mnist
 from dpftrl_fast.torch.make_private import make_private
 
-# torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
+# torch warns of hooks on layers whose inputs need no gradient; that is intended here.
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-pictures = int(sys.argv[2]) if len(sys.argv) > 2 else 60_000
+training_images = int(sys.argv[2]) if len(sys.argv) > 2 else 60_000
 torch.set_num_threads(1)  # the layers are too small for more
 torch.manual_seed(0)  # public: the first weights
 
@@ -33,7 +33,7 @@ def tensors(images: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch
 
 
 data = fashion_mnist()
-train = TensorDataset(*tensors(data.images[:pictures], data.labels[:pictures]))
+train = TensorDataset(*tensors(data.images[:training_images], data.labels[:training_images]))
 test_x, test_y = tensors(data.test_images, data.test_labels)
 
 network = nn.Sequential(
@@ -51,7 +51,7 @@ model, optimizer, loader, ledger = make_private(
     clip_norm=1.0,
 )
 print(f"{sum(p.numel() for p in network.parameters()):,} parameters")
-print(loader.plan.describe(ledger.delta))
+print(loader.plan.describe(ledger.target_delta))
 
 steps, begun = loader.plan.steps // epochs, time.monotonic()
 for epoch in range(1, epochs + 1):
@@ -60,9 +60,11 @@ for epoch in range(1, epochs + 1):
         optimizer.step()
         if sys.stdout.isatty() or step == steps:
             bar = ("#" * (30 * step // steps)).ljust(30, ".")
-            so_far = f"epsilon so far {ledger.epsilon_so_far():.2f}"
+            so_far = f"progress in epsilon {ledger.epsilon_so_far():.2f}"
             print(f"\repoch {epoch}/{epochs} [{bar}] {so_far}", end="", flush=True)
     with torch.no_grad():
         accuracy = (network(test_x).argmax(1) == test_y).float().mean()
     print(f", test accuracy {accuracy:.3f} after {time.monotonic() - begun:.0f} s")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.delta}")
+replaced = ledger.epsilon_spent(neighbours="replace-one")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}", end=" ")
+print(f"(replace-one {replaced:.3f})")

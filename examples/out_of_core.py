@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fit a private model from a folder of Parquet files, read batch by batch.
+"""Fit a private model from a folder of Parquet files, read in small parts.
 
 `python examples/out_of_core.py` needs scikit-learn and pyarrow.
 """
@@ -17,7 +17,7 @@ FILES, ROWS = 4, 5_000
 
 
 def main() -> None:
-    """Fit the same rows from files and in memory."""
+    """Write rows to files, and fit them from the files and from memory."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (FILES * ROWS, 3))
     y = X @ [0.5, -0.3, 0.0]

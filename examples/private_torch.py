@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small network trained privately: five epochs in a fixed order, the epsilon so far printed."""
+"""Train a small network privately, for five epochs in a fixed order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpftrl_fast.torch import make_private
 
-# torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
+# torch warns of hooks on layers whose inputs need no gradient; that is intended here.
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 torch.set_num_threads(1)  # the layers are too small for more
@@ -31,7 +31,7 @@ model, optimizer, loader, ledger = make_private(
     epochs=epochs,
     clip_norm=1.0,
 )
-print(loader.plan.describe(ledger.delta))
+print(loader.plan.describe(ledger.target_delta))
 
 for epoch in range(epochs):
     for _, (x, y) in loader:
@@ -39,6 +39,7 @@ for epoch in range(epochs):
         optimizer.step()
     with torch.no_grad():
         correct = (network(test[0]).argmax(1) == test[1]).float().mean()
-    so_far = ledger.epsilon_so_far()
-    print(f"epoch {epoch + 1}: epsilon so far {so_far:.2f}, accuracy on test data {correct:.3f}")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.delta}")
+    print(f"epoch {epoch + 1} of {epochs}: accuracy on test data {correct:.3f}")
+replaced = ledger.epsilon_spent(neighbours="replace-one")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}", end=" ")
+print(f"(replace-one {replaced:.3f})")

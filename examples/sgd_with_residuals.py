@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear model in PyTorch: plain SGD on clipped gradient sums plus residual noise is DP-FTRL.
+"""Train a linear model in PyTorch: SGD on clipped gradient sums plus residual noise is DP-FTRL.
 
 `python examples/sgd_with_residuals.py`
 """
@@ -31,4 +31,6 @@ for x_batch, y_batch in zip(X.split(BATCH), y.split(BATCH), strict=True):
     weights -= LEARNING_RATE * (clipped.sum(dim=0) + residual) / BATCH
 
 error = (weights - truth).norm() / truth.norm()
-print(f"epsilon {plan.epsilon(1e-6):.3f} at delta 1e-6, relative error of the weights {error:.3f}")
+replaced = plan.epsilon(1e-6, neighbours="replace-one")
+print(f"epsilon {plan.epsilon(1e-6):.3f} at delta 1e-6 (replace-one {replaced:.3f})")
+print(f"relative error of the weights {error:.3f}")

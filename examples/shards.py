@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes hold halves of one vector: each makes its slice of the same noise.
+"""Split one vector over two processes: each makes its slice of the same noise.
 
 `python examples/shards.py`
 """
@@ -15,7 +15,7 @@ SIZE, STEPS = 1_000_000, 5
 
 
 def last_step(key: bytes, offset: int, size: int) -> np.ndarray:
-    """The noise of this shard at the last step. The key is a secret that the processes share."""
+    """Return the noise of this shard at the last step. The key is a secret of the processes."""
     noise = dpf.TreeNoise(size, std=1.0, key=key, offset=offset)
     noise.advance_to(STEPS - 1)
     return noise.step()

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Away from the sources, where `python -c` would import from, and without a clock."""
+"""Away from the sources, where `python -c` would import from; without a clock; no child left."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from processes import children, ended
 
 # No test asserts a time: a busy machine is not a fault.
 settings.register_profile("no clock", deadline=None)
@@ -15,6 +17,49 @@ settings.load_profile("no clock")
 
 # Kernels for a GPU run in Triton's interpreter; it reads this when it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Files whose tests start processes, kill them or run Triton's interpreter. They get the marker
+# `process`, which `make test-fast` leaves out.
+TESTS = Path(__file__).parent
+PROCESS_FILES = {
+    "cli/test_commands.py",
+    "compatibility/test_written_by_0_1_torch.py",
+    "experiments/test_convex.py",
+    "experiments/test_federated.py",
+    "experiments/test_images.py",
+    "federated/test_flower_clients.py",
+    "federated/test_flower_faults.py",
+    "federated/test_flower_runs.py",
+    "federated/test_kills.py",
+    "kernels/test_blas_threads.py",
+    "linear_model/test_dask.py",
+    "noise/test_chacha_interfaces.py",
+    "noise/test_concurrency.py",
+    "repository/test_examples.py",
+    "repository/test_readme.py",
+    "run/test_journal_crashes.py",
+    "torch/test_checkpoint.py",
+    "torch/test_device.py",
+    "torch/test_device_tree.py",
+    "torch/test_distributed.py",
+    "torch/test_make_private_ranks.py",
+}
+
+
+# The tests of a file share its fixtures, so one worker of pytest-xdist runs them all; but for
+# these, whose tests are long and share nothing.
+SPLIT_FILES = {"torch/test_checkpoint.py", "torch/test_device.py"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the files above, and keep files together."""
+    for item in items:
+        name = str(item.path.relative_to(TESTS)) if item.path.is_relative_to(TESTS) else ""
+        if name in PROCESS_FILES:
+            item.add_marker("process")
+        if name not in SPLIT_FILES:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,3 +69,14 @@ def another_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(tmp_path_factory.mktemp("cwd"))
     yield
     os.chdir(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    """Fail at the end where a process that a test started still runs."""
+    before = children()
+    yield
+    left = children() - before
+    # Helpers of multiprocessing end with this process.
+    own = {pid for pid in left if b"multiprocessing" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    assert ended(left - own), "a test left a process behind"

@@ -33,34 +33,36 @@ from dpftrl_fast.accounting.planner.budget import (
     largest_trees,
 )
 from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
+from dpftrl_fast.accounting.sensitivity.squared import (
+    sensitivity_squared,
+    sensitivity_squared_by_id,
+)
 from dpftrl_fast.accounting.sensitivity.theorems import (
     closed_form_noise_multiplier,
     least_squares_noise_multiplier,
     restarts_noise_multiplier,
     single_pass_noise_multiplier,
 )
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared, sensitivity_squared_by_id
-from dpftrl_fast.accounting.statement.composition import Composition, compose
 from dpftrl_fast.accounting.statement.dp_event import (
     dp_event,
     dpsgd_epsilon,
     unamplified_dpsgd_epsilon,
 )
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
 from dpftrl_fast.mechanisms.run_error import noise_std
-from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees
 
 __all__ = [
-    "Composition",
     "FixedEpochs",
     "FixedOrder",
+    "Guarantee",
     "Guard",
     "Ledger",
     "MinSeparation",
     "Participation",
+    "PrivacyStatement",
     "Schedule",
     "ScheduleTable",
     "SinglePass",
-    "Trees",
     "best_order",
     "closed_form_noise_multiplier",
     "compose",
@@ -78,7 +80,6 @@ __all__ = [
     "noise_std",
     "plan_schedule",
     "rdp",
-    "resolve_trees",
     "restarts_noise_multiplier",
     "sensitivity_squared",
     "sensitivity_squared_by_id",

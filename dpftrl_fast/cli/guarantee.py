@@ -38,6 +38,7 @@ from dpftrl_fast.cli.patterns import (
     completion,
 )
 from dpftrl_fast.fitting import replace_one_epsilon
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 RestartEvery = Annotated[int | None, typer.Option(help="Period of tree restarts, in steps.")]
@@ -77,9 +78,11 @@ def epsilon(
         clip_norm=1.0,
         noise_multiplier=noise_multiplier,
         participation=pattern.participation(),
-        restart_every=pattern.period(restart_every, restart_epochs),
-        complete=completion(complete),
-        variant=variant.value,
+        mechanism=Tree(
+            variant.value,
+            pattern.period(restart_every, restart_epochs),
+            complete=completion(complete),
+        ),
         bound=bound.value,
     )
     _report(plan, delta, json_)
@@ -116,9 +119,11 @@ def calibrate(
         delta=delta,
         clip_norm=1.0,
         participation=pattern.participation(),
-        restart_every=pattern.period(restart_every, restart_epochs),
-        complete=completion(complete),
-        variant=variant.value,
+        mechanism=Tree(
+            variant.value,
+            pattern.period(restart_every, restart_epochs),
+            complete=completion(complete),
+        ),
         bound=bound.value,
     )
     _report(plan, delta, json_)
@@ -138,8 +143,8 @@ def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity_squared": zeta,
         "steps": plan.steps,
-        "trees": plan.trees.count,
-        "variant": plan.variant,
+        "trees": plan.layout.count,
+        **plan.layout.noise_declaration(),
         "bound": plan.bound,
         "delta_floor": plan.delta_floor,
     }

@@ -117,7 +117,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     """Return the guarantee of a plan in words; neighbours differ in one ``unit``."""
     from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
     from dpftrl_fast.fitting import replace_one_epsilon
-    from dpftrl_fast.plan.plan_text import participation_words, trees_words
+    from dpftrl_fast.plan.plan_text import participation_words
 
     zeta = plan.sensitivity_squared
     covers = "the running sums only" if plan.bound == "released" else "all nodes of the tree"
@@ -145,7 +145,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "zeta": f"{zeta_words} {covers})",
         "clip norm": f"{plan.clip_norm:g}",
         "steps": participation_words(plan.participation),
-        "tree": f"{trees_words(plan.trees)}, {plan.variant}",
+        "tree": plan.layout.describe(),
     }
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of the convex models: rows in, private models out; they know nothing of scikit-learn.
+"""Engines of the convex models: rows in, private models out, independent of scikit-learn.
 
-`glm_fit` follows the regularised leader on one tree of noise over the parameters, `least_squares`
-solves normal equations whose two sums lie on two trees.
+`glm` follows the regularised leader on the noisy sum of gradients, `least_squares` solves normal
+equations made of two noisy sums.
 """

@@ -25,15 +25,16 @@ from dpftrl_fast._validate import (
     probability,
     real,
 )
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solver
-from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
+from dpftrl_fast.mechanisms import Completion, Variant
 from dpftrl_fast.noise.keys import Seed, key_of_seed
-from dpftrl_fast.plan.from_budget import participation_of, plan_of
+from dpftrl_fast.plan.from_budget import participation_of, plan_of, tree_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 #: Losses of each task, the default first, with the default of their parameter.
@@ -124,7 +125,7 @@ class FitSettings(_Common):
     momentum, l1
         As for `dpftrl_fast.ftrl.FTRL`.
     restart_every, complete
-        As for `dpftrl_fast.plan.from_budget.plan_of`: "auto" lets the planner choose.
+        As for `dpftrl_fast.mechanisms.Tree`: "auto" lets the planner choose.
     bound : {"released", "exact"}
         Scope of the sensitivity: the running sums, which are all that a run uses, or all tree
         nodes.
@@ -184,9 +185,7 @@ class FitSettings(_Common):
             delta=self.delta,
             clip_norm=self.clip_norm,
             momentum=self.momentum,
-            restart_every=self.restart_every,
-            complete=self.complete,
-            variant=self.variant,
+            mechanism=tree_of(vars(self)),
             bound=self.bound,
         )
 

@@ -41,11 +41,10 @@ import numpy as np
 from dpftrl_fast._validate import norm_bound, real
 from dpftrl_fast.accounting.participation import FixedEpochs, FixedOrder, MinSeparation
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
-from dpftrl_fast.accounting.statement.composition import Composition
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
+from dpftrl_fast.accounting.statement.statement import GaussianMechanism, Guarantee, compose
 from dpftrl_fast.federated.sums.running_sum import tree_key
-from dpftrl_fast.mechanisms.tree_layout import Trees
-from dpftrl_fast.noise.tree import TreeNoise
+from dpftrl_fast.mechanisms import Layout, Tree
+from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 # How far from the first clip norm it can go.
@@ -77,7 +76,7 @@ class AdaptiveClipping:
     Examples
     --------
     >>> from dpftrl_fast import PrivacyPlan, accounting
-    >>> plan = PrivacyPlan(0.1, 6.0, accounting.FixedEpochs(10, 4), restart_every=10)
+    >>> plan = PrivacyPlan(0.1, 6.0, accounting.FixedEpochs(10, 4), Tree(restart_every=10))
     >>> clipping = AdaptiveClipping(noise_multiplier=20.0)
     >>> promised = clipping.composition(plan)
     >>> round(plan.epsilon(1e-6), 3), round(promised.epsilon(1e-6), 3)
@@ -116,9 +115,9 @@ class AdaptiveClipping:
         ValueError
             If the plan has one tree.
         """
-        return Guarantee(self.noise_multiplier, *_uses_of_trees(plan))
+        return Guarantee((GaussianMechanism(self.noise_multiplier, *_uses_of_trees(plan)),))
 
-    def composition(self, plan: PrivacyPlan) -> Composition:
+    def composition(self, plan: PrivacyPlan) -> Guarantee:
         """Return what a run of the plan with these estimates promises.
 
         Raises
@@ -126,7 +125,7 @@ class AdaptiveClipping:
         ValueError
             If the plan has one tree.
         """
-        return Composition((plan.guarantee, self.guarantee(plan)))
+        return compose([plan, self.guarantee(plan)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able dictionary of the fields."""
@@ -135,13 +134,13 @@ class AdaptiveClipping:
 
 def _uses_of_trees(plan: PrivacyPlan) -> tuple[int, Touched]:
     """Bound the sum over trees but the last of (uses in it)^2, and the shifts of the readings."""
-    if plan.trees.count < 2:
+    if plan.layout.count < 2:
         raise ValueError(
             "adaptive clipping needs a plan with restarts, where the clip norm can change, got one "
             "tree"
         )
     if isinstance(plan.participation, FixedOrder):
-        each = _listed_uses(plan.participation, plan.trees)
+        each = _listed_uses(plan.participation, plan.layout)
     else:
         each = [_most_uses(plan)]
     squares = max((sum(n * n * count for n, count in uses) for uses in each), default=0)
@@ -152,16 +151,20 @@ def _uses_of_trees(plan: PrivacyPlan) -> tuple[int, Touched]:
     return max(squares, 1), Touched(max(nodes, 1), max(total, 1), max(largest, 1))
 
 
-def _listed_uses(order: FixedOrder, trees: Trees) -> list[list[tuple[int, int]]]:
+def _listed_uses(order: FixedOrder, layout: Layout) -> list[list[tuple[int, int]]]:
     """Return, of each user, the uses in each tree but the last, as (uses, trees with so many)."""
-    tree = trees.trees_of(order.step_of_uses())
-    read = tree < trees.count - 1
+    tree = layout.blocks_of(order.step_of_uses())
+    read = tree < layout.count - 1
     found: dict[int, list[tuple[int, int]]] = {}
     if read.any():
         pairs, uses = np.unique(np.stack([order.ids[read], tree[read]]), axis=1, return_counts=True)
         for user, count in zip(pairs[0].tolist(), uses.tolist(), strict=True):
             found.setdefault(user, []).append((count, 1))
     return list(found.values())
+
+
+def _steps_of(layout: Layout, tree: int) -> int:
+    return layout.steps_before(tree + 1) - layout.steps_before(tree)
 
 
 def _most_uses(plan: PrivacyPlan) -> list[tuple[int, int]]:
@@ -178,9 +181,9 @@ def _most_uses(plan: PrivacyPlan) -> list[tuple[int, int]]:
     elif isinstance(pattern, MinSeparation):
         apart, left = pattern.min_separation, pattern.most_participations
     caps = Counter[int]()
-    for run in plan.trees.runs:
-        caps[-(-run.steps // apart)] += run.count
-    caps[-(-plan.trees.runs[-1].steps // apart)] -= 1  # the last tree is not read
+    for block, count in plan.layout.blocks():
+        caps[-(-block.steps // apart)] += count
+    caps[-(-_steps_of(plan.layout, plan.layout.count - 1) // apart)] -= 1  # the last is not read
     uses: list[tuple[int, int]] = []
     for cap, count in sorted(caps.items(), reverse=True):
         full = min(count, left // cap)
@@ -233,10 +236,12 @@ class ClipNorm:
     def next_tree(self) -> None:
         """Read the bits of the tree that has ended, and set the clip norm of the next one."""
         own = tree_key(self._key, "clip-norm", self.tree)
-        std = 0.5 * self._clipping.noise_multiplier
-        noise = TreeNoise(1, std, key=own, purpose="clip-norm", dtype="float64", threads=1)
+        spec = NoiseSpec(
+            0.5, self._clipping.noise_multiplier, Tree().layout(1), purpose="clip-norm"
+        )
+        noise = spec.source(1, key=own, dtype="float64", threads=1)
         total = 0.5 * self._bits + float(noise.step()[0])
-        rounds = self._plan.trees.run_of(self.tree).steps
+        rounds = _steps_of(self._plan.layout, self.tree)
         fraction = min(1.0, max(0.0, 0.5 + total / (self._goal * rounds)))
         change = -self._clipping.learning_rate * (fraction - self._clipping.quantile)
         wanted = self.value * math.exp(min(60.0, max(-60.0, change)))

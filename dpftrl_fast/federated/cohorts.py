@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, SinglePass
+from dpftrl_fast.accounting.guard.state import guard_state
 from dpftrl_fast.federated.ids import Client, client_id
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -59,7 +60,7 @@ class Cohorts:
 
     def __init__(self, plan: PrivacyPlan) -> None:
         self._pattern = plan.participation
-        self._ledger = plan.ledger()
+        self._guard = plan.guard()
 
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Say of each client whether it may be in the next round.
@@ -69,7 +70,7 @@ class Cohorts:
         TypeError, ValueError
             If one is no client.
         """
-        return self._ledger.eligible(_ids(_listed(clients)))
+        return self._guard.eligible(_ids(_listed(clients)))
 
     def choose(self, clients: Iterable[Client]) -> Cohort:
         """Return the cohort of the next round out of the clients that are there.
@@ -79,10 +80,10 @@ class Cohorts:
         ValueError, TypeError
             If all declared rounds are done; if a client is none, or is there twice.
         """
-        ledger, given = self._ledger, _listed(clients)
-        if ledger.steps_taken == ledger.steps:
+        guard, given = self._guard, _listed(clients)
+        if guard.steps_taken == guard.steps:
             raise ValueError(
-                f"all {ledger.steps} declared rounds are done: the epsilon is stated for no more"
+                f"all {guard.steps} declared rounds are done: the epsilon is stated for no more"
             )
         ids = _ids(given)
         if len(set(given)) < len(given):
@@ -90,7 +91,7 @@ class Cohorts:
             raise ValueError(f"clients must be distinct, got {twice!r} twice")
         cohort: dict[int, Client] = {}
         turned_away: dict[Client, str] = {}
-        allowed = ledger.eligible(ids).tolist()
+        allowed = guard.eligible(ids).tolist()
         for client, identity, may in zip(given, ids.tolist(), allowed, strict=True):
             if not may:
                 turned_away[client] = self._why_not()
@@ -98,7 +99,7 @@ class Cohorts:
                 turned_away[client] = "has the same id as another client of this round"
             else:
                 cohort[identity] = client
-        members = ledger.expected()
+        members = guard.expected()
         if members is None:
             members = np.array(sorted(cohort), np.int64)
         absent = int(np.unique(members).size) - len(cohort)
@@ -106,7 +107,7 @@ class Cohorts:
 
     def record(self, members: Ints) -> None:
         """Count a cohort as having taken part in the next round."""
-        self._ledger.record(members)
+        self._guard.admit(members)
 
     def _why_not(self) -> str:
         pattern = self._pattern
@@ -121,11 +122,11 @@ class Cohorts:
 
     def state_dict(self) -> dict[str, Any]:
         """Return who took part: as secret as their ids."""
-        return self._ledger.state_dict()
+        return self._guard.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same plan."""
-        self._ledger.load_state_dict(state)
+        """Resume from a state of the same plan."""
+        self._guard.load_state_dict(guard_state(state))
 
 
 def _listed(clients: Iterable[Client]) -> list[Client]:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from dpftrl_fast.accounting.statement.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpftrl_fast.federated.rounds import PrivateRounds
 
 
-class Stated(ABC):
+class Stated(PrivacyStatement):
     """Plan, figures and position of a run: what `_private` knows of it."""
 
     @abstractmethod
@@ -66,33 +66,20 @@ class Stated(ABC):
         journal = self._private()._journal
         return journal is not None and journal.forked
 
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Return the epsilon of the whole declared run, for its users, never understated.
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the whole declared run, for its users.
 
-        It includes spare restarts and the estimates of adaptive clipping, and is the same before,
-        during and after the run.
-
-        Parameters
-        ----------
-        delta : float
-            0 < delta < 1, above the floor of the noise stream.
-        neighbours : {"zero-out", "replace-one"}
-            All slots of one client empty in place of what it sent, or with another's updates.
-
-        Raises
-        ------
-        ValueError
-            If the folder was forked, or as :meth:`dpftrl_fast.PrivacyPlan.epsilon`.
+        It includes spare recoveries and the estimates of adaptive clipping, and is the same before,
+        during and after the run. A forked run has none: ValueError.
         """
         if self.forked:
             raise ValueError(
                 "no epsilon can be stated: this folder is a copy taken with allow_fork, and another"
-                " run may have put the same noise on other sums"
+                " run may have added the same noise to other sums"
             )
         clipping = self._private()._clipping
-        if clipping is not None:
-            return clipping.composition(self.plan).epsilon(delta, neighbours)
-        return self.account.epsilon(delta, neighbours=neighbours)
+        return self.account.guarantee if clipping is None else clipping.composition(self.plan)
 
     def __repr__(self) -> str:
         return (

@@ -2,9 +2,8 @@
 """Sums over many rows by several threads: the same bits for every number of threads.
 
 The loops add up chunks of `CHUNK` rows and then the sums of the chunks in their order. Here the
-chunks are given to threads, which hold no lock while a loop runs, and their sums are added in that
-order too. Batches of one chunk are left to the calling thread: a sum of 4096 rows is done before
-others would have started.
+chunks are given to threads, and their sums are added in that order too. A batch of one chunk stays
+in the calling thread: a sum of 4096 rows is done before others would have started.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels._checks import Array
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.loops.dense import CHUNK
 
 
@@ -27,22 +26,10 @@ def sum_of_chunks(
     out: Array,
     threads: int,
 ) -> None:
-    """Set `out` to the sum over all chunks of slots.
+    """Set `out` to the sum over all slots (rows or users), in chunks.
 
-    Parameters
-    ----------
-    loop : callable
-        ``loop(*arrays, *rest, out)`` sets `out` to the sum over the slots of the arrays.
-    cut : callable
-        ``cut(start, stop)`` gives the arrays of the slots from start to stop - 1.
-    slots : int
-        How many there are: rows, or users.
-    rest : tuple
-        Further arguments of the loop.
-    out : array of float64
-        Overwritten.
-    threads : int
-        At most so many threads.
+    ``cut(start, stop)`` gives the arrays of the slots from start to stop - 1, and ``loop(*arrays,
+    *rest, out)`` sets `out` to the sum over them.
 
     Examples
     --------

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of clipped client updates in integers: each update measured once, rounded and added once.
 
-An update is a whole model, so it comes from memory and its norm is known only when all of it was
-read. It is read twice then, but written nowhere: the first pass takes the sum of squares and the
-largest absolute values, the second multiplies by one number, rounds and adds. The second pass finds
-the update in the last-level cache, if that can hold a model; what limits it is the accumulator,
-which is read and written. So integers go to an int32 accumulator first, which is half the traffic.
-Largest values are kept for blocks of 4096: they tell when a block of int32 might overflow and has
-to be drained into int64, and which blocks hold a number so large that int64 takes them at once.
+An update is a whole model, and its norm is known only when all of it was read. It is read twice,
+but written nowhere: the first pass takes the sum of squares and the largest absolute values, the
+second multiplies by one number, rounds and adds. The second pass finds the update in the last-level
+cache if that can hold a model; its limit is the accumulator, which is read and written. So integers
+go to an int32 accumulator first, which is half the traffic. Largest values are kept for blocks of
+4096: they show when a block of int32 might overflow and has to be drained into int64, and which
+blocks hold a number so large that int64 takes them at once.
 
 The result of an update is defined entry by entry, q = round(x * factor), product and rounding in
 float64 (nearest, ties to even), with one factor for the whole update: the same integers whichever
 accumulator they go to, and however the update is cut into arrays. The norm is a sum over blocks of
-each array of its own, in an order that neither the memory layout nor the cut of calls can change.
+each array, in an order that neither the memory layout nor the cut of calls can change.
 
-What clipping to `limit` and rounding guarantee. Let N be the norm and n its computed value. Blocks
-of 4096 squares and the sum over up to 2^24 blocks have relative errors below 2^-29, products and
-quotients below 2^-50, so that the scaled update has a norm of at most limit/unit (1 + 2^-28) units,
-and rounding adds sqrt(d)/2 units. With limit = L (1 - 2^-20) and a unit of at most 2^-21 L/sqrt(d)
-the rounded update has a norm of at most (1 - 2^-20)(1 + 2^-28) + 2^-22 < 1 times L, in exact
-arithmetic; and still one of at most L where another library has left the processor rounding in
-one direction, when rounding adds up to sqrt(d) units.
+Guarantee of clipping to `limit` and rounding. Blocks of 4096 squares and the sum over up to 2^24
+blocks have relative errors below 2^-29, products and quotients below 2^-50, so that the scaled
+update has a norm of at most limit/unit (1 + 2^-28) units, and rounding adds sqrt(d)/2 units. With
+limit = L (1 - 2^-20) and a unit of at most 2^-21 L/sqrt(d) the rounded update has a norm of at most
+(1 - 2^-20)(1 + 2^-28) + 2^-22 < 1 times L, in exact arithmetic. It is at most L also if another
+library has set the processor to round in one direction, when rounding adds up to sqrt(d) units.
 
 Squares leave float64 for entries beyond 2^511, sums of 2^36 of them beyond 2^493, and they vanish
 below 2^-537: an update whose largest value is beyond 2^490 or below 2^-490 is scaled by a power of
@@ -36,7 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpftrl_fast.kernels._checks import FLOATS, INT64, Array, check_array, check_number
+from dpftrl_fast._validate import FLOATS, Array, array, real
+from dpftrl_fast.kernels._checks import INT64, check_length
 from dpftrl_fast.kernels.loops.client import (
     BLOCK,
     FULL,
@@ -51,13 +51,12 @@ from dpftrl_fast.kernels.loops.client import (
 # Within, no square overflows, and the squares that underflow do not matter.
 _SMALLEST, _LARGEST = 2.0**-490, 2.0**490
 _MOST_SCALING = 1000
-_SMALLEST_LIMIT, _LARGEST_LIMIT = 1e-101, 1e100
 _MAGNITUDE = {"f": np.int32(0x7FFFFFFF), "d": np.int64(0x7FFFFFFFFFFFFFFF)}  # all but the sign
 _LIKE = {char: np.empty(0, char) for char in "fdil"}
 
 
 class Part(NamedTuple):
-    """Arrays of one dtype of an update, by address, each contiguous and aligned."""
+    """Arrays of one dtype of an update by address, each contiguous and aligned."""
 
     char: str
     """"f" for float32, "d" for float64."""
@@ -66,9 +65,9 @@ class Part(NamedTuple):
     starts: Array
     """Coordinates of their first values in the flat update."""
     blocks: Array
-    """Numbers of their first blocks: counted over the whole update, each array begins a new one."""
+    """Indices of their first blocks in the whole update; each array begins a new block."""
     memory: Any
-    """What the addresses are of, kept alive."""
+    """The arrays at the addresses, kept alive."""
 
     @classmethod
     def of(cls, arrays: Sequence[Array], starts: Sequence[int], blocks: Sequence[int]) -> Part:
@@ -79,12 +78,10 @@ class Part(NamedTuple):
         >>> Part.of([np.zeros(3), np.zeros(2)], [0, 3], [0, 1]).sizes.tolist()
         [3, 2]
         """
-        addresses = [array.ctypes.data for array in arrays]
-        sizes = [array.size for array in arrays]
         return cls(
             arrays[0].dtype.char,
-            np.array(addresses, np.int64),
-            np.array(sizes, np.int64),
+            np.array([own.ctypes.data for own in arrays], np.int64),
+            np.array([own.size for own in arrays], np.int64),
             np.array(starts, np.int64),
             np.array(blocks, np.int64),
             arrays,
@@ -92,7 +89,7 @@ class Part(NamedTuple):
 
 
 def blocks_of(sizes: Iterable[int]) -> int:
-    """Return how many blocks arrays of these sizes have.
+    """Return the number of blocks of arrays of these sizes.
 
     Examples
     --------
@@ -106,15 +103,15 @@ class Measured(NamedTuple):
     """An update whose norm is known."""
 
     parts: Sequence[Part]
-    """The update over 2^exponent: the parts given, but for extreme values."""
+    """The update over 2^exponent: the given parts, unless values are extreme."""
     norm: float
-    """Norm of these parts; not finite if and only if a value of the update is not."""
+    """Norm of these parts; non-finite if and only if a value of the update is."""
     peaks: Array
     """Largest absolute value in each block of these parts."""
     exponent: int
 
     def length(self) -> float:
-        """Return the norm of the whole update; the largest float64 if it is above that."""
+        """Return the norm of the whole update, at most the largest float64."""
         if not math.isfinite(self.norm):
             return self.norm
         mantissa, power = math.frexp(self.norm)
@@ -131,9 +128,9 @@ def add_clipped(total: Array, update: Array, limit: float, unit: float) -> float
     Parameters
     ----------
     total : (d,) array of int64, C-contiguous
-        Changed in place, in units. To be far enough from overflow, which is not looked for.
+        Changed in place, in units. Overflow is not checked.
     update : (d,) array of float32 or float64, C-contiguous
-        Not to be changed by others during the call.
+        Must not be changed by others during the call.
     limit : float
         Norm to clip to, in [1e-101, 1e100].
     unit : float
@@ -144,10 +141,8 @@ def add_clipped(total: Array, update: Array, limit: float, unit: float) -> float
     float
         Norm of the update before clipping; infinity or NaN if nothing was added.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not what is described.
+    Notes ----- **Formal guarantee.** Setting the update to zero changes `total` by at most limit (1
+    + 2^-28) plus sqrt(d)/2 units in L2 norm. No noise is added: the sum is not private.
 
     Examples
     --------
@@ -159,15 +154,12 @@ def add_clipped(total: Array, update: Array, limit: float, unit: float) -> float
     >>> total.tolist()
     [2, -3]
     """
-    total = check_array("total", total, INT64, 1)
-    update = check_array("update", update, FLOATS, 1)
+    total = array("total", total, INT64, 1)
+    update = array("update", update, FLOATS, 1)
     if not total.flags.writeable:
         raise ValueError("total must be writable, got a read-only array")
-    if total.size != update.size:
-        raise ValueError(f"update must have {total.size} entries, as total has, got {update.size}")
-    limit, unit = check_number("limit", limit), check_number("unit", unit)
-    if not _SMALLEST_LIMIT <= limit <= _LARGEST_LIMIT:
-        raise ValueError(f"limit must be a finite number in [1e-101, 1e100], got {limit}")
+    check_length("update", update, total.size, "the size of total")
+    limit, unit = real("limit", limit, least=1e-101, most=1e100), real("unit", unit)
     if not (2.0**-50 * limit <= unit <= limit and math.frexp(unit)[0] == 0.5):
         raise ValueError(
             f"unit must be a power of two from 2^-50 to 1 times the limit {limit}, got {unit}"
@@ -182,14 +174,7 @@ def add_clipped(total: Array, update: Array, limit: float, unit: float) -> float
 
 
 def measure(parts: Sequence[Part], blocks: int) -> Measured:
-    """Return the norm of an update that is given in parts, and what is to be added of it.
-
-    Parameters
-    ----------
-    parts : sequence of Part
-        Values are not written to.
-    blocks : int
-        That all parts have together.
+    """Measure an update that is given in parts, which have `blocks` blocks together.
 
     Examples
     --------
@@ -217,7 +202,7 @@ def _norm_and_peaks(parts: Sequence[Part], blocks: int) -> tuple[float, Array]:
             part.addresses, part.sizes, part.blocks, _LIKE[char], _LIKE[bits.dtype.char],
             _MAGNITUDE[char], square, bits,
         )  # fmt: skip
-        # Blocks of other parts are zeros; NaN wins, and may be of the kind that signals.
+        # Blocks of other parts are zeros; NaN wins, and may be a signalling one.
         with np.errstate(invalid="ignore"):
             np.maximum(peaks, bits.view(char), out=peaks)
     return math.sqrt(square[0]), peaks
@@ -236,16 +221,9 @@ def _scaled(part: Part, exponent: int) -> Part:
 
 
 def rounding_factor(measured: Measured, limit: float, unit: float) -> float:
-    """Return what the measured parts are multiplied by: min(1, limit/norm)/unit.
+    """Return the factor of the parts of a finite update, min(1, limit/norm)/unit.
 
-    Parameters
-    ----------
-    measured : Measured
-        Finite.
-    limit : float
-        Largest norm, in [1e-101, 1e100].
-    unit : float
-        A power of two from 2^-50 to 1 times the limit.
+    `limit` and `unit` are as for `add_clipped`.
 
     Examples
     --------
@@ -254,7 +232,7 @@ def rounding_factor(measured: Measured, limit: float, unit: float) -> float:
     0.8
     """
     norm, exponent = measured.norm, measured.exponent
-    # Extreme updates are above or below every limit there is.
+    # Extreme updates are above or below every limit.
     if exponent > 0 or (exponent == 0 and norm > limit):
         return limit / norm / unit
     return math.ldexp(1.0, exponent) / unit
@@ -268,7 +246,7 @@ class IntegerSum:
     size : int
         Coordinates (d).
     blocks : int
-        That an update has.
+        Blocks of an update.
 
     Examples
     --------
@@ -284,14 +262,9 @@ class IntegerSum:
         self._room = np.full(blocks, FULL, np.int64)
 
     def add(self, measured: Measured, factor: float) -> None:
-        """Add round(value * factor) for all values.
+        """Add round(value * factor) for all values of a finite update.
 
-        Parameters
-        ----------
-        measured : Measured
-            Finite.
-        factor : float
-            At least 0. Products are to be below 2^51, and sums far from overflow of int64.
+        Products must be below 2^51, and sums within int64; neither is checked.
         """
         for part in measured.parts:
             add_loop(part.char)(
@@ -300,7 +273,7 @@ class IntegerSum:
             )  # fmt: skip
 
     def total(self) -> Array:
-        """Return the sum, shape (d,), int64: the memory itself."""
+        """Return the sum, shape (d,), int64: the memory itself, no copy."""
         drain_loop()(self._total, self._pending)
         self._room.fill(FULL)
         return self._total

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping of the gradient slope * x of one row, known by its slope and by the squared norm of x.
+"""Clipping of the gradient slope * x of one row, given its slope and the squared norm of x.
 
 Clipping is to L (1 - 2^-20) with the norm in float64. The squared norm of p float64 products has a
 relative error below p 2^-52, the root halves it, and factor and product add three roundings: far
 inside 2^-20 for every p below 2^30, so that the contribution that is added, taken as exact numbers,
-has a norm of at most L. A gradient that is not clipped is left exactly as it is.
+has a norm of at most L. A gradient that is not clipped is unchanged.
 
 A row is scaled into the ball of the row bound R first, if there is one, and then gets its constant
-entry c: what is clipped is slope * (s x, c) with s = min(1, R / |x|).
+entry c: slope * (s x, c) is clipped, with s = min(1, R / |x|).
 
 The squared norm itself may overflow (float64 entries beyond 1e154) or lose entries to underflow
 (below 1e-154). Where it leaves [2^-900, largest float64] the row is computed again after division
-by the power of two just above its largest entry: exact, slow, and never met with float32 rows other
-than rows of zeros. Inside the range, the squares that underflow are below p 2^-1074.
+by the power of two just above its largest entry: exact, slow, and never needed for float32 rows
+other than rows of zeros. Inside the range, the squares that underflow are below p 2^-1074.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import sys
 
-from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast.kernels.jit import helper
 
 SMALLEST_SQUARE = 2.0**-900
 LARGEST_SQUARE = sys.float_info.max
@@ -37,7 +37,7 @@ def clip_factor(slope: float, square: float, limit: float) -> float:
 
 @helper
 def exceeds(slope: float, square: float, exponent: int, limit: float) -> bool:
-    """Tell whether |slope| sqrt(square) 2^exponent > limit, for any finite slope."""
+    """Return whether |slope| sqrt(square) 2^exponent > limit, for any finite slope."""
     mantissa, power = math.frexp(abs(slope))
     return math.ldexp(mantissa * math.sqrt(square), power + exponent) > limit
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the first number that is not finite stands, in one pass at the speed of memory.
+"""Index of the first non-finite value, in one pass at the speed of memory.
 
-x - x is 0 for a finite x and NaN otherwise, and sums of these stay NaN: no branch an entry, and
+x - x is 0 for a finite x and NaN otherwise, and sums of these stay NaN: no branch per entry, and
 nothing overflows.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from dpftrl_fast.kernels._checks import FLOATS, Array, check_array
-from dpftrl_fast.kernels._jit import compiled, helper, read_only, writable
+from dpftrl_fast._validate import FLOATS, Array, array
+from dpftrl_fast.kernels.jit import compiled, helper, read_only, writable
 
 _BLOCK = 4096
 
@@ -45,23 +45,14 @@ def _loop(dtype: str) -> Callable[..., Any]:
 
 
 def first_bad(values: Array) -> int | None:
-    """Return the place of the first number in a vector that is NaN or infinite, None for none.
-
-    Parameters
-    ----------
-    values : (n,) array of float32 or float64, C-contiguous
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not such an array.
+    """Return the index of the first NaN or infinity in a vector of floats, None if there is none.
 
     Examples
     --------
     >>> first_bad(np.array([0.0, np.inf])), first_bad(np.zeros(5))
     (1, None)
     """
-    values = check_array("values", values, FLOATS, 1)
+    values = array("values", values, FLOATS, 1)
     out = np.empty(1, dtype=np.int64)
     _loop(values.dtype.char)(values, _BLOCK, out)
     place = int(out[0])

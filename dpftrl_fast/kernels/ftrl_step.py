@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass of the FTRL update over a long vector whose gradients and results lie in many tensors.
 
-The update reads and writes ten vectors and computes little, so it costs what its memory traffic
-costs; written as array operations, each of them is one more trip. Gradients are read and results
-written where they are, by address: a call for each of a thousand tensors would cost as much as the
-work. The loops are compiled without the licence to reorder or contract, in the vectors' own dtype:
-the same bits on every machine and for every cut of the vectors.
+The update reads and writes ten vectors and computes little, so its cost is its memory traffic;
+array operations would make one more trip each. Gradients are read and results written in place, by
+address: a call for each of a thousand tensors would cost as much as the work. Every operation is
+rounded where it is written, in the vectors' own dtype: the same bits on every machine and for every
+cut of the vectors.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from collections.abc import Callable
 
 from numba import carray  # type: ignore[attr-defined]
 
-from dpftrl_fast.kernels._checks import Array
-from dpftrl_fast.kernels._jit import compiled, exact_helper, read_only, writable
-from dpftrl_fast.kernels._pointers import pointer
+from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.jit import compiled, exact_helper, pointer, read_only, writable
 
 
 @exact_helper
 def _summed(s: float, low: float, g: float) -> tuple[float, float]:
-    # Kahan: the new sum, and what its rounding lost.
+    # Kahan: the new sum, and its rounding error.
     y = low + g
     total = s + y
     return total, y - (total - s)

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The FTRL update in one pass: running sum, noise, momentum, threshold, ball, sums of iterates.
 
-All of it is a handful of operations a coordinate, so that with some hundred parameters the calls of
-an array library cost more than the arithmetic. Here a step is one loop over the coordinates, and a
-second one where there is a ball.
+A coordinate costs a handful of operations, so with some hundred parameters the calls of an array
+library would cost more than the arithmetic. Here a step is one loop over the coordinates, and a
+second one for the ball.
 
-Every operation is rounded where it is written: these loops are compiled without the licence to
-reorder or to fuse that the others of this package have. The rounding errors of the running sum
-depend on it, and so do the bits of a run that is saved and goes on elsewhere. The one sum over
+Every operation is rounded where it is written (`exact`): the rounding errors of the running sum
+depend on it, and so do the bits of a run that is saved and resumed elsewhere. The one sum over
 coordinates, of the norm, has eight lanes, which are added up in pairs.
 
-A state is a matrix of `ROWS` rows. A step reads one and writes another: who is interrupted still
-has the old one whole.
+A state is a matrix of `ROWS` rows. A step reads one and writes another, so that an interrupted
+caller still has the old one whole.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numba import types
 
-from dpftrl_fast.kernels._jit import compiled, exact_helper, read_only, writable
+from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.jit import compiled, exact_helper, read_only, writable
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-#: Rows of a state: the running sum, what its roundings lost, v_t, and the sums of the iterates
+#: Rows of a state: the running sum, its rounding errors, v_t, and the sums of the iterates
 #: theta_1, ..., theta_t and of those with t > T // 2.
 SUM, SUM_LOW, VELOCITY, ITERATES, TAIL = range(5)
 ROWS = 5
@@ -54,9 +51,7 @@ def _sum_of_squares(x: Array, scale: float) -> float:
     return float(total)
 
 
-@exact_helper
 def _project(x: Array, radius: float) -> None:
-    """Scale x into the ball of the radius about 0; leave it as it is if it is not finite."""
     largest = 0.0
     for j in range(x.size):
         size = abs(x[j])
@@ -72,7 +67,9 @@ def _project(x: Array, radius: float) -> None:
             x[j] = x[j] / largest / norm * radius
 
 
-@exact_helper
+_project_helper = exact_helper(_project)
+
+
 def _update(
     state: Array,
     theta: Array,
@@ -109,59 +106,29 @@ def _update(
         new_state[ITERATES, j] = state[ITERATES, j] + theta[j]
         new_state[TAIL, j] = state[TAIL, j] + theta[j] if in_tail else state[TAIL, j]
     if radius < math.inf:
-        _project(new_theta, radius)
-
-
-def update(
-    state: Array,
-    theta: Array,
-    gradient_sum: Array,
-    noise: Array,
-    theta_0: Array,
-    learning_rate: float,
-    batch_size: float,
-    momentum: float,
-    threshold: float,
-    radius: float,
-    in_tail: bool,
-    new_state: Array,
-    new_theta: Array,
-) -> None:
-    """Write the state and the iterate after a step; a radius of infinity is no ball."""
-    _update(
-        state,
-        theta,
-        gradient_sum,
-        noise,
-        theta_0,
-        learning_rate,
-        batch_size,
-        momentum,
-        threshold,
-        radius,
-        in_tail,
-        new_state,
-        new_theta,
-    )
-
-
-def project(x: Array, radius: float) -> None:
-    """Scale x into the ball, in place."""
-    _project(x, radius)
+        _project_helper(new_theta, radius)
 
 
 @functools.cache
 def update_loop(noise: str) -> Callable[..., None]:
-    """Return `update`, compiled for noise of a dtype, given by its character."""
+    """Return the loop of a step for noise of a dtype, given by its character.
+
+    It takes the arguments of `_update` and writes the new state and iterate; a radius of infinity
+    is no ball.
+    """
     return compiled(
-        update,
+        _update,
         *(read_only(_F64, 2), read_only(_F64, 1), read_only(_F64, 1), read_only(noise, 1)),
         *(read_only(_F64, 1), *[types.float64] * 5, types.boolean),
         *(writable(_F64, 2), writable(_F64, 1)),
+        exact=True,
     )
 
 
 @functools.cache
 def project_loop() -> Callable[..., None]:
-    """Return `project`, compiled."""
-    return compiled(project, writable(_F64, 1), types.float64)
+    """Return ``project(x, radius)``, which scales x into the ball about 0, in place.
+
+    A vector that is not finite stays as it is.
+    """
+    return compiled(_project, writable(_F64, 1), types.float64, exact=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of x x^T, in packed triangles: the checked calls.
 
-BLAS makes the products, block by block, so that a block is added to the packed sum while it is in
+BLAS makes the products block by block, so that a block is added to the packed sum while it is in
 cache and no p x p matrix is ever held; Numba does what BLAS does not (see
 `dpftrl_fast.kernels.loops.triangle`). Products and sums are in float64 whatever the rows are: the
 rounding errors of a float32 product of 256 rows can exceed the margin that scaling leaves.
@@ -16,26 +16,19 @@ import numpy as np
 from numba import types
 from scipy.linalg import blas
 
-from dpftrl_fast.kernels._blas import one_blas_thread
-from dpftrl_fast.kernels._checks import (
-    FLOATS,
-    Array,
-    check_array,
-    check_csr,
-    check_length,
-    check_number,
-)
-from dpftrl_fast.kernels._jit import compiled, read_only, writable
+from dpftrl_fast._validate import FLOATS, Array, array, integer, real
+from dpftrl_fast.kernels._checks import check_changed, check_length, check_rows
+from dpftrl_fast.kernels.blas_threads import one_blas_thread
+from dpftrl_fast.kernels.jit import compiled, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
-from dpftrl_fast.kernels.packed import check_changed, packed_size
+from dpftrl_fast.kernels.packed import packed_size
+from dpftrl_fast.kernels.rows import Rows
 from dpftrl_fast.rounding import clip_limit
 
 _F64 = "d"
-# Products of two of them are clip norms.
-_SMALLEST, _LARGEST = 1e-50, 1e50
 _BLOCK = 512
-#: Rows that are one product. The roundings of a product of n rows of norm L are below
-#: n^2 2^-53 L^2: for these, far inside of the margin of 2^-19 L^2.
+#: Rows of one product. The roundings of a product of n rows of norm L are below n^2 2^-53 L^2: far
+#: inside the margin of 2^-19 L^2.
 MOST_ROWS = 4096
 
 
@@ -87,13 +80,11 @@ def _move_csr(rows: str, indices: str) -> Callable[..., None]:
 
 
 class RankUpdate:
-    """Adds the outer products of batches of rows to a packed sum; holds the scratch for it.
+    """Add the outer products of batches of rows to a packed sum; holds the scratch for it.
 
     Rows whose norm exceeds the bound are scaled onto it, targets beyond theirs are clipped, and a
-    row with a number that is not finite (in x or y) counts as zero. A constant column may be put
-    behind the scaled rows. With L^2 = x_norm_bound^2 + constant^2, setting one row of a batch to
-    zero changes the sum of x x^T by at most L^2 in Frobenius norm and that of y x by at most
-    L y_bound.
+    row with a number that is not finite (in x or y) counts as zero. A constant column may be
+    appended to the scaled rows.
 
     Parameters
     ----------
@@ -110,7 +101,13 @@ class RankUpdate:
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its kind or range.
+        If an argument is not a number of its range.
+
+    Notes
+    -----
+    **Formal guarantee.** With L^2 = x_norm_bound^2 + constant^2, setting one row of a batch to zero
+    changes the sum of x x^T by at most L^2 in Frobenius norm and that of y x by at most L y_bound.
+    No noise is added: the sums are not private.
 
     Examples
     --------
@@ -125,16 +122,12 @@ class RankUpdate:
     def __init__(
         self, p: int, *, x_norm_bound: float, y_bound: float, constant: float = 0.0
     ) -> None:
-        self._limit = clip_limit(_bound("x_norm_bound", x_norm_bound))
-        self._y_bound = _bound("y_bound", y_bound)
-        self._constant = 0.0 if constant == 0 else clip_limit(_bound("constant", constant))
-        fewest = 2 if self._constant else 1
-        if isinstance(p, bool) or not isinstance(p, (int, np.integer)):
-            raise TypeError(f"p must be an integer >= {fewest}, got {type(p).__name__}")
-        if not p >= fewest:
-            raise ValueError(f"p must be an integer >= {fewest}, got {p}")
-        self._p = int(p)
-        self._filled = self._p - fewest + 1
+        in_range = functools.partial(real, least=1e-50, most=1e50)  # products are clip norms
+        limit = clip_limit(in_range("x_norm_bound", x_norm_bound))
+        own = 0.0 if constant == 0 else clip_limit(in_range("constant", constant))
+        self._bounds = (limit, in_range("y_bound", y_bound), own)
+        self._p = integer("p", p, 2 if own else 1)
+        self._filled = self._p - (own > 0.0)
         count = -(-self._p // _BLOCK)
         self._width = -(-self._p // count)
         self._panels = np.empty(0)
@@ -142,17 +135,21 @@ class RankUpdate:
         self._batch = np.zeros(0)
         self._bias = np.zeros(self._p)
 
-    def add(self, X: Array, y: Array, total: Array, low: Array, bias: Array) -> None:
-        """Add a batch of dense rows.
+    def add(self, rows: Rows, y: Array, total: Array, low: Array, bias: Array) -> None:
+        """Add a batch of rows.
+
+        Sparse rows cost the squares of their lengths. Entries of one row in the same column are
+        added up first; a row with a column that does not exist, or with bounds outside `data`,
+        counts as zero. The sum is rounded differently from that of the same rows in dense form.
 
         Parameters
         ----------
-        X : (n, p) array of float32 or float64, C-contiguous
+        rows : (n, p) array of float32 or float64, C-contiguous, or SparseRows
             Rows; n may be 0. With a constant column they have p - 1 columns.
         y : (n,) array of float32 or float64
             Targets.
         total, low : (p (p + 1) / 2,) arrays of float64
-            The packed sum and what its roundings lost, changed in place. Secret.
+            The packed sum and its rounding errors, changed in place. Secret.
         bias : (p,) array of float64
             Overwritten with the batch's sum of y x. Secret.
 
@@ -161,88 +158,58 @@ class RankUpdate:
         TypeError, ValueError
             For types, dtypes, shapes, layouts and memory, never for values.
         """
-        X = check_array("X", X, FLOATS, 2)
-        y = check_array("y", y, FLOATS, 1)
-        if X.shape[1] != self._filled:
-            raise ValueError(f"X must have {self._filled} columns, got {X.shape[1]}")
-        check_length("y", y, X.shape[0], "the rows of X")
-        self._check_sums(total, low, bias, X=X, y=y)
+        inputs = check_rows(rows)
+        arrays = tuple(inputs.values())
+        y = inputs["y"] = array("y", y, FLOATS, 1)
+        n, columns = rows.shape
+        if columns != self._filled:
+            raise ValueError(f"rows must have {self._filled} columns, got {columns}")
+        check_length("y", y, n, "the number of rows")
+        size = packed_size(self._p)
+        inputs["total"] = check_changed("total", total, (size,), "p (p + 1) / 2", inputs)
+        inputs["low"] = check_changed("low", low, (size,), "p (p + 1) / 2", inputs)
+        check_changed("bias", bias, (self._p,), "p", inputs)
         bias[:] = 0.0
-        rows = min(X.shape[0], MOST_ROWS)
+        if len(arrays) == 1:
+            self._add_dense(arrays[0], y, total, low, bias)
+        else:
+            self._add_sparse((arrays[0], arrays[1], arrays[2]), y, total, low, bias)
+
+    def _add_dense(self, X: Array, y: Array, total: Array, low: Array, bias: Array) -> None:
+        rows = min(y.size, MOST_ROWS)
         if self._panels.size < rows * self._p:
             self._panels = np.empty(rows * self._p)
         scale = _scale_rows(X.dtype.char, y.dtype.char)
-        bounds = (self._limit, self._y_bound, self._constant)
-        for first in range(0, X.shape[0], MOST_ROWS):
-            part = slice(first, min(first + MOST_ROWS, X.shape[0]))
+        for first in range(0, y.size, MOST_ROWS):
+            part = slice(first, min(first + MOST_ROWS, y.size))
             self._bias[:] = 0.0
-            scale(X[part], y[part], *bounds, self._width, self._panels, self._bias)
+            scale(X[part], y[part], *self._bounds, self._width, self._panels, self._bias)
             bias += self._bias
             self._add_panels(part.stop - part.start, total, low)
 
-    def add_csr(
-        self,
-        data: Array,
-        indices: Array,
-        indptr: Array,
-        y: Array,
-        total: Array,
-        low: Array,
-        bias: Array,
+    def _add_sparse(
+        self, csr: tuple[Array, Array, Array], y: Array, total: Array, low: Array, bias: Array
     ) -> None:
-        """Add a batch of compressed sparse rows, at a cost of the squares of their lengths.
-
-        Entries of one row in the same column are added up first; a row with a column that is not
-        there, or with bounds outside of `data`, counts as zero. The sum of a batch is rounded
-        otherwise than that of the same rows in dense form.
-
-        Parameters
-        ----------
-        data : (m,) array of float32 or float64
-            Entries.
-        indices : (m,) array of int32 or int64
-            Their columns.
-        indptr : (n + 1,) array of the dtype of `indices`
-            Where rows begin and end.
-        y, total, low, bias
-            As for `add`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For types, dtypes, shapes, layouts and memory, never for values.
-        """
-        data, indices, indptr = check_csr(data, indices, indptr)
-        y = check_array("y", y, FLOATS, 1)
-        check_length("indptr", indptr, y.size + 1, "one more than y")
-        self._check_sums(total, low, bias, data=data, indices=indices, indptr=indptr, y=y)
-        bias[:] = 0.0
+        data, indices, indptr = csr
         batch, self._batch = self._batch, np.zeros(0)  # not kept if this is interrupted
         if batch.size == 0:
             batch = np.zeros(packed_size(self._p))
         add = _add_csr(data.dtype.char, indices.dtype.char, y.dtype.char)
         move = _move_csr(data.dtype.char, indices.dtype.char)
-        bounds = (self._limit, self._y_bound, self._constant)
         for first in range(0, y.size, MOST_ROWS):
             stop = min(first + MOST_ROWS, y.size)
             part = (data, indices, indptr[first : stop + 1])
             self._bias[:] = 0.0
-            add(*part, y[first:stop], *bounds, batch, self._bias)
+            add(*part, y[first:stop], *self._bounds, batch, self._bias)
             bias += self._bias
             move(*part, self._p, self._filled, batch, total, low)
         self._batch = batch
-
-    def _check_sums(self, total: Array, low: Array, bias: Array, **inputs: Array) -> None:
-        size = packed_size(self._p)
-        check_changed("total", total, size, "p (p + 1) / 2", inputs)
-        check_changed("low", low, size, "p (p + 1) / 2", {"total": total, **inputs})
-        check_changed("bias", bias, self._p, "p", {"total": total, "low": low, **inputs})
 
     @one_blas_thread()
     def _add_panels(self, rows: int, total: Array, low: Array) -> None:
         p, width = self._p, self._width
         starts = range(0, p, width)
-        # (columns of a panel) x rows, as BLAS wants it: column-major.
+        # (columns of a panel) x rows, column-major as BLAS takes it.
         panels = [
             self._panels[rows * j : rows * min(j + width, p)].reshape(rows, -1).T for j in starts
         ]
@@ -260,12 +227,3 @@ class RankUpdate:
         """Return a column-major matrix in the block's memory."""
         flat = self._block.reshape(-1, order="F")[: rows * columns]
         return flat.reshape((rows, columns), order="F")
-
-
-def _bound(name: str, value: float) -> float:
-    result = check_number(name, value)
-    if not _SMALLEST <= result <= _LARGEST:
-        raise ValueError(
-            f"{name} must be a finite number in [{_SMALLEST}, {_LARGEST}], got {result}"
-        )
-    return result

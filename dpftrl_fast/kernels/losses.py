@@ -15,8 +15,9 @@ quantile            max(k (y - z), (1 - k) (z - y))           -k where z < y, 1 
 linear              y z, that is <d, theta> with d = y x      y
 =================== ========================================= ================================
 
-k is `loss_param`: > 0 for `huber`, >= 0 for `epsilon_insensitive`, in (0, 1) for `quantile`, read
-by no other. s is the class: +1 where y > 0, else -1; so labels {0, 1} and {-1, +1} mean the same.
+k is `loss_param`: > 0 for `huber`, >= 0 for `epsilon_insensitive`, in (0, 1) for `quantile`, not
+read by the others. s is the class: +1 where y > 0, else -1; labels {0, 1} and {-1, +1} are
+equivalent.
 At a corner the subgradient is 0.
 
 Losses of several outputs z_1, .., z_K, the class y being one of 0, .., K - 1:
@@ -31,13 +32,12 @@ hinge               sum over k of max(0, 1 - s_k z_k),        -s_k where s_k z_k
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from dpftrl_fast.kernels._jit import helper
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.jit import helper
 
 Loss = Literal["squared", "logistic", "huber", "hinge", "epsilon_insensitive", "quantile", "linear"]
 MultiLoss = Literal["multinomial", "hinge"]
@@ -84,8 +84,8 @@ def slope(loss: int, loss_param: float, z: float, y: float) -> float:
 def slopes(loss: int, loss_param: float, z: Array, y: float) -> float:
     """Replace the outputs z by the slopes; return their squared norm, NaN for a bad row.
 
-    Bad is a row with an output that is not finite, or with a target that is not finite or, where
-    there are several outputs, not one of the classes.
+    A row is bad if an output or the target is not finite or, with several outputs, the target is
+    not one of the classes.
     """
     outputs = z.size
     if outputs == 1:
@@ -121,22 +121,9 @@ def slopes(loss: int, loss_param: float, z: Array, y: float) -> float:
 
 
 def loss_values(loss: str, loss_param: float, z: Array, y: Array) -> Array:
-    """Return l(z, y) of every row, in float64: for measuring, not for a private run.
+    """Return l(z, y) of every row, in float64: NOT PRIVATE, for measuring.
 
-    Parameters
-    ----------
-    loss : str
-        A name of the tables above.
-    loss_param : float
-        k.
-    z : (n,) or (n, K) array
-        Outputs.
-    y : (n,) array
-        Targets, or numbers of classes.
-
-    Returns
-    -------
-    (n,) array of float64
+    z has shape (n,), or (n, K) for several outputs; y has shape (n,).
 
     Examples
     --------

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recurrence of a long short-term memory over time, forward and backward, in float32.
 
-The products over all places at once (inputs, outputs, gradients of weights) are the caller's: large
-matrices, which BLAS does well. What is left are T small steps, one after the other, which are made
-here in one call: a mini-batch of 16 rows is so small that calls of NumPy would take longer than
-their work. A step multiplies by the recurrent weights four rows of them at a time, so that sums are
-loaded and stored a quarter as often.
+The products over all places at once (inputs, outputs, gradients of weights) are left to the caller:
+large matrices, which BLAS does well. The T small steps are made here in one call: a mini-batch of
+16 rows is so small that calls of NumPy would take longer than their work. A step multiplies by the
+recurrent weights four rows at a time, so that sums are loaded and stored a quarter as often.
 
-Sequences of different lengths are packed: sorted by falling length, places in the order of time,
-and of a step only those sequences that go on. ``starts[t]`` is the first place of step t, and no
-place is padding.
+Sequences of different lengths are packed without padding: sorted by decreasing length, places in
+the order of time, and a step holds only the sequences that have not ended. ``starts[t]`` is the
+first place of step t.
 
 Gates are in the order input, forget, output, candidate. With z = x Wx + h' Wh + b, s the sigmoid:
 i, f, o = s(z_i), s(z_f), s(z_o), g = tanh(z_g), c = f c' + i g, h = o tanh(c).
@@ -24,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels._jit import compiled, helper, read_only, writable
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.jit import compiled, helper, read_only, writable
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 _TOP = tuple(np.float32(v) for v in (34459425.0, 4729725.0, 135135.0, 990.0, 1.0))
@@ -75,15 +73,15 @@ def _forward_loop(
                 z[place, j] = line[j]
             for j in range(units):
                 line[j] = line[units + j] * c[place, j] + line[j] * line[3 * units + j]
-            goes_on = place - starts[t] < following
+            continues = place - starts[t] < following
             later = place + starts[t + 1] - starts[t]
             for j in range(units):
-                if goes_on:
+                if continues:
                     c[later, j] = line[j]
                 tanh_c[place, j] = _tanh(line[j])
             for j in range(units):
                 h[place, j] = line[2 * units + j] * tanh_c[place, j]
-                if goes_on:
+                if continues:
                     before[later, j] = h[place, j]
 
 
@@ -131,11 +129,11 @@ def lstm_forward(z: Array, recurrent: Array, starts: Array) -> tuple[Array, Arra
     Parameters
     ----------
     z : (N, 4 H) array of float32, C-contiguous
-        x Wx + b at each place; overwritten by the gates i, f, o, g.
+        x Wx + b at each place; overwritten with the gates i, f, o, g.
     recurrent : (H, 4 H) array of float32, C-contiguous
         Wh; H is a multiple of four.
     starts : (T + 1,) array of int64
-        First place of each step, and N. Steps do not get longer.
+        First place of each step, and N. Step sizes do not increase.
 
     Returns
     -------
@@ -143,11 +141,6 @@ def lstm_forward(z: Array, recurrent: Array, starts: Array) -> tuple[Array, Arra
         States of each place.
     before, c : (N, H) arrays of float32
         h and c of the place before in the same sequence, zero at its beginning.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit.
 
     Examples
     --------
@@ -168,21 +161,10 @@ def lstm_forward(z: Array, recurrent: Array, starts: Array) -> tuple[Array, Arra
 def lstm_backward(
     gates: Array, recurrent: Array, starts: Array, tanh_c: Array, c: Array, dh: Array
 ) -> None:
-    """Overwrite the gates by the gradient of the loss in z.
+    """Overwrite the gates with the gradient of the loss in z.
 
-    Parameters
-    ----------
-    gates, tanh_c, c : arrays of float32
-        As `lstm_forward` left them.
-    recurrent : (H, 4 H) array of float32, C-contiguous
-    starts : (T + 1,) array of int64
-    dh : (N, H) array of float32, C-contiguous
-        Gradient in h by what is made of it at its own place.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit.
+    `gates`, `tanh_c` and `c` are those of `lstm_forward`; `dh` is an (N, H) array of float32, the
+    gradient in h through the outputs of its own place.
     """
     _check(gates, recurrent, starts)
     shape = (len(gates), recurrent.shape[0])
@@ -212,5 +194,5 @@ def _check(z: Array, recurrent: Array, starts: Array) -> None:
         and steps[-1] > 0 and np.all(steps[1:] <= steps[:-1])
     ):  # fmt: skip
         raise ValueError(
-            f"starts must cut {len(z)} places into steps that do not get longer, got {starts}"
+            f"starts must cut {len(z)} places into steps whose sizes do not increase, got {starts}"
         )

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed triangles of symmetric matrices: the checked calls.
 
-A triangle is the upper one, row after row; see `dpftrl_fast.kernels.loops.triangle`.
+A triangle is the upper one, row after row; see `dpftrl_fast.kernels.loops.triangle`. Every call
+raises TypeError or ValueError for wrong types, dtypes, shapes, layouts and memory.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-import numpy as np
 from numba import types
 
-from dpftrl_fast.kernels._checks import FLOAT64, FLOATS, Array, check_array, check_length
-from dpftrl_fast.kernels._jit import compiled, read_only, writable
+from dpftrl_fast._validate import FLOATS, Array, array, positive
+from dpftrl_fast.kernels._checks import FLOAT64, check_changed, check_length
+from dpftrl_fast.kernels.jit import compiled, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
 
 _F64 = "d"
@@ -65,14 +66,9 @@ def add_packed(packed: Array, total: Array, low: Array) -> None:
     Parameters
     ----------
     packed : (m,) array of float64
-        What is added, for example the sums of a batch that another process computed.
+        Triangle to add, for example the sums of a batch that another process computed.
     total, low : (m,) arrays of float64
         As for `RankUpdate.add`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For types, dtypes, shapes, layouts and memory.
 
     Examples
     --------
@@ -82,9 +78,9 @@ def add_packed(packed: Array, total: Array, low: Array) -> None:
     >>> total.item(), low.item()
     (1e+16, 1.0)
     """
-    packed = check_array("packed", packed, FLOAT64, 1)
-    check_changed("total", total, packed.size, "the size of packed", {"packed": packed})
-    check_changed("low", low, packed.size, "the size of packed", {"packed": packed, "total": total})
+    inputs = {"packed": array("packed", packed, FLOAT64, 1)}
+    inputs["total"] = check_changed("total", total, packed.shape, "that of packed", inputs)
+    check_changed("low", low, packed.shape, "that of packed", inputs)
     _add_packed()(packed, total, low)
 
 
@@ -97,21 +93,14 @@ def noise_grid(std: float) -> float:
     Parameters
     ----------
     std : float
-        Greater than 0, that of a node of the tree.
-
-    Raises
-    ------
-    ValueError
-        If `std` is not a finite number > 0.
+        Standard deviation of a node of the noise, > 0.
 
     Examples
     --------
     >>> noise_grid(1.0) == noise_grid(1.99) == 2.0**-20
     True
     """
-    if not (std > 0 and math.isfinite(std)):
-        raise ValueError(f"std must be a finite number > 0, got {std}")
-    return math.ldexp(1.0, math.frexp(std)[1] - 21)
+    return math.ldexp(1.0, math.frexp(positive("std", std))[1] - 21)
 
 
 def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
@@ -120,8 +109,8 @@ def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
     The noise off the diagonal is divided by sqrt(2): the noise matrix is then the projection on
     symmetric matrices of one with independent entries of the noise's standard deviation.
 
-    The noisy sum, made in float64, is rounded to multiples of `grid`, and then to the noise's
-    dtype. Without the grid, digits of the sum far below the noise would be left bare where the two
+    The noisy sum is made in float64, rounded to multiples of `grid`, and then to the noise's dtype.
+    The grid hides low-order bits of the un-noised sum, which would be exposed where sum and noise
     nearly cancel.
 
     Parameters
@@ -133,11 +122,6 @@ def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
     grid : float
         A power of two, see `noise_grid`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For types, dtypes, shapes, layouts and memory, and for another grid.
-
     Examples
     --------
     >>> import numpy as np
@@ -148,12 +132,12 @@ def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
     """
     if not (0.0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
         raise ValueError(f"grid must be a power of two, got {grid}")
-    total = check_array("total", total, FLOAT64, 1)
-    low = check_array("low", low, FLOAT64, 1)
+    total = array("total", total, FLOAT64, 1)
+    low = array("low", low, FLOAT64, 1)
     check_length("low", low, total.size, "the size of total")
     p = _columns("total", total)
-    noise = check_array("noise", noise, FLOATS, 1)
-    check_changed("noise", noise, total.size, "the size of total", {"total": total, "low": low})
+    inputs = {"total": total, "low": low}
+    noise = check_changed("noise", noise, total.shape, "that of total", inputs, FLOATS)
     _add_noise(noise.dtype.char)(total, low, p, float(grid), noise)
 
 
@@ -174,23 +158,15 @@ def unpack(packed: Array, ridge: float, out: Array) -> Array:
     (p, p) array of float64
         `out`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For types, dtypes, shapes, layouts and memory.
-
     Examples
     --------
     >>> import numpy as np
     >>> unpack(np.array([1.0, 2.0, 3.0]), 0.5, np.zeros((2, 2))).tolist()
     [[1.5, 2.0], [0.0, 3.5]]
     """
-    packed = check_array("packed", packed, FLOATS, 1)
+    packed = array("packed", packed, FLOATS, 1)
     p = _columns("packed", packed)
-    out = check_array("out", out, FLOAT64, 2)
-    if out.shape != (p, p):
-        raise ValueError(f"out must have shape ({p}, {p}), got {out.shape}")
-    _check_writable("out", out, {"packed": packed})
+    out = check_changed("out", out, (p, p), "the columns of the matrix", {"packed": packed})
     _unpack(packed.dtype.char)(packed, float(ridge), out)
     return out
 
@@ -200,22 +176,15 @@ def packed_product(packed: Array, ridge: float, v: Array, out: Array) -> Array:
 
     Parameters
     ----------
-    packed : (p (p + 1) / 2,) array of float32 or float64
-        Upper triangle, row after row.
-    ridge : float
-        Added to the diagonal.
+    packed, ridge
+        As for `unpack`.
     v, out : (p,) arrays of float64
-        The vector, and what is overwritten with the product.
+        The vector, and the array that is overwritten with the product.
 
     Returns
     -------
     (p,) array of float64
         `out`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For types, dtypes, shapes, layouts and memory.
 
     Examples
     --------
@@ -223,11 +192,11 @@ def packed_product(packed: Array, ridge: float, v: Array, out: Array) -> Array:
     >>> packed_product(np.array([1.0, 2.0, 3.0]), 0.5, np.array([1.0, -1.0]), np.empty(2)).tolist()
     [-0.5, -1.5]
     """
-    packed = check_array("packed", packed, FLOATS, 1)
+    packed = array("packed", packed, FLOATS, 1)
     p = _columns("packed", packed)
-    v = check_array("v", v, FLOAT64, 1)
+    v = array("v", v, FLOAT64, 1)
     check_length("v", v, p, "the columns of the matrix")
-    check_changed("out", out, p, "the columns of the matrix", {"packed": packed, "v": v})
+    check_changed("out", out, (p,), "the columns of the matrix", {"packed": packed, "v": v})
     _product(packed.dtype.char)(packed, float(ridge), v, out)
     return out
 
@@ -239,20 +208,3 @@ def _columns(name: str, packed: Array) -> int:
             f"{name} must have p (p + 1) / 2 entries for some p >= 1, got {packed.size}"
         )
     return p
-
-
-def check_changed(
-    name: str, value: object, size: int, why: str, inputs: Mapping[str, Array]
-) -> None:
-    """Refuse a vector that cannot be changed in place; values are not read."""
-    array = check_array(name, value, FLOATS if name == "noise" else FLOAT64, 1)
-    check_length(name, array, size, why)
-    _check_writable(name, array, inputs)
-
-
-def _check_writable(name: str, array: Array, inputs: Mapping[str, Array]) -> None:
-    if not array.flags.writeable:
-        raise ValueError(f"{name} must be writable, got a read-only array")
-    for other, value in inputs.items():
-        if np.may_share_memory(array, value):  # of contiguous arrays the bounds are exact
-            raise ValueError(f"{name} must not overlap {other}, got shared memory")

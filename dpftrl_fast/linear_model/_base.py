@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.linear_model._rows import (
@@ -139,9 +140,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             )
         shuffle = parameters.get("shuffle", False)
         run = self._start(parameters, source.units, source.n_features, targets.outputs)
-        trees = getattr(run.plan, "trees", None)
+        layout = getattr(run.plan, "layout", None)
         order = BatchOrder(
-            source.units, batch_size, epochs, trees, shuffle, parameters.get("random_state")
+            source.units, batch_size, epochs, layout, shuffle, parameters.get("random_state")
         )
         stepper = self._stepper(parameters, run)
         source.feed(stepper, order, targets.encode, self._progress(parameters, run))
@@ -304,6 +305,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
                 delattr(self, name)  # from an earlier run
         for name, value in learned.items():
             setattr(self, name, value)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Guarantee of the fitted run, for `dpftrl_fast.accounting.compose`."""
+        check_is_fitted(self)
+        found: Guarantee = self.plan_.guarantee
+        return found
 
     def _constant(self, parameters: Mapping[str, Any]) -> float:
         """Return the entry of the constant column, 0 without one."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
-from dpftrl_fast.accounting import Trees
+from dpftrl_fast.mechanisms import Layout
 
 Ints = NDArray[np.int64]
 
@@ -31,16 +31,16 @@ class BatchOrder:
     batch_size : int
         Units of a batch; the last one of an epoch may have fewer.
     epochs : int
-    trees : Trees or None
-        Of the plan; None for a single epoch, where they do not matter.
+    layout : Layout or None
+        Of the plan; None for a single epoch, where it does not matter.
     shuffle : bool
     random_state : None, int or numpy.random.RandomState
         For the permutations.
 
     Examples
     --------
-    >>> from dpftrl_fast.accounting import resolve_trees
-    >>> order = BatchOrder(5, 2, 1, resolve_trees(3), False, None)
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> order = BatchOrder(5, 2, 1, Tree().layout(3), False, None)
     >>> [*order]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
@@ -48,7 +48,7 @@ class BatchOrder:
     units: int
     batch_size: int
     epochs: int
-    trees: Trees | None
+    layout: Layout | None
     shuffle: bool
     random_state: Any
 
@@ -63,7 +63,7 @@ class BatchOrder:
         deal: Ints | None = None
         step = 0
         for epoch in range(self.epochs):
-            new_tree = self.trees is not None and self.trees.locate(step + 1)[1] == 1
+            new_tree = self.layout is not None and self.layout.locate(step + 1)[1] == 1
             if generator is not None and (epoch == 0 or new_tree):
                 deal = generator.permutation(self.units).astype(np.int64)
             for start in range(0, self.units, self.batch_size):

@@ -1,2 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mechanisms: frozen descriptions of the correlated noise, with its layout and its error."""
+"""Mechanisms: frozen descriptions of the correlated noise of a run.
+
+Examples
+--------
+>>> from dpftrl_fast import accounting as acc
+>>> from dpftrl_fast import mechanisms as mech
+>>> acc.sensitivity_squared(acc.SinglePass(1600), mech.Tree(restart_every=100, complete=True))
+8
+"""
+
+import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - registers the error of a tree
+from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, mechanism_from_dict
+from dpftrl_fast.mechanisms.tree import Completion, Tree
+from dpftrl_fast.mechanisms.tree_layout import TreeLayout, Variant
+
+__all__ = [
+    "Completion",
+    "Layout",
+    "Mechanism",
+    "Tree",
+    "TreeLayout",
+    "Variant",
+    "mechanism_from_dict",
+]

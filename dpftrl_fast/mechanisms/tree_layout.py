@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the steps of a run are laid out over trees: restarts, and which trees are completed."""
+"""`TreeLayout`: the steps of a run, laid out over trees."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, Literal, TypeAlias
@@ -13,11 +13,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import positive_integer, step_count
+#: How prefixes are computed from the nodes of the tree.
+Variant: TypeAlias = Literal["vanilla", "honaker"]
 
-Complete: TypeAlias = bool | Literal["all"] | Sequence[bool]
-
-_COMPLETE = 'False, True, "all" or a sequence of bools, one a tree'
+_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -50,21 +49,23 @@ class TreeRun:
 
 
 @dataclass(frozen=True)
-class Trees:
+class TreeLayout:
     """The trees of a run in their order, equal neighbours counted together.
 
-    Made by :func:`resolve_trees`. The size of this object follows the number of `runs`, which is at
-    most three for a restart period, however many trees that makes; its methods search them by
-    bisection.
+    Made by `Tree.layout`. A restart period has at most three `runs`, however many trees that makes;
+    methods search them by bisection.
 
     Attributes
     ----------
     runs : tuple of TreeRun
         No two neighbours are equal but for their count.
+    variant : {"honaker", "vanilla"}
+        How prefixes are computed from the nodes.
 
     Examples
     --------
-    >>> trees = resolve_trees(1600, restart_every=500, complete=True)
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> trees = Tree(restart_every=500, complete=True).layout(1600)
     >>> trees.runs[0], trees.count, trees.steps
     (TreeRun(steps=500, completed=True, count=3), 4, 1600)
     >>> trees.locate(501)
@@ -72,6 +73,7 @@ class Trees:
     """
 
     runs: tuple[TreeRun, ...]
+    variant: Variant = "honaker"
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
@@ -99,6 +101,30 @@ class Trees:
     def longest(self) -> int:
         """Largest number of real steps of a tree."""
         return max(run.steps for run in self.runs)
+
+    @property
+    def triples(self) -> list[tuple[int, int, bool]]:
+        """(steps, count, completed) of each run, as the compiled core takes them."""
+        return [(run.steps, run.count, run.completed) for run in self.runs]
+
+    @property
+    def noise_limits(self) -> tuple[int, int]:
+        """Bounds of the variance and of the largest value of a running sum's noise.
+
+        The noise of a step, carried noise included, is made of at most one node a level of each
+        tree. In the worst case Honaker's estimate at level l is l + 1 of the largest values of the
+        stream.
+        """
+        levels = [(run.end.bit_length(), run.count) for run in self.runs]
+        return (
+            sum(n * count for n, count in levels),
+            sum(n * (n + 1) // 2 * count for n, count in levels),
+        )
+
+    @property
+    def released_spreads(self) -> bool:
+        """True for Honaker: "released" spreads a shift over more nodes than "exact" counts."""
+        return self.variant == "honaker"
 
     def locate(self, step: int) -> tuple[int, int]:
         """Return where a step of the run is: its tree (from 0) and its step in there (from 1).
@@ -146,7 +172,7 @@ class Trees:
         i = bisect_right(trees, tree) - 1
         return steps[i] + (tree - trees[i]) * self.runs[i].steps if tree < self.count else steps[i]
 
-    def trees_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    def blocks_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tree (from 0) of each of an array of steps (from 0 here, as arrays count).
 
         Raises
@@ -156,7 +182,8 @@ class Trees:
 
         Examples
         --------
-        >>> resolve_trees(5, restart_every=2).trees_of(np.arange(5)).tolist()
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> Tree(restart_every=2).layout(5).blocks_of(np.arange(5)).tolist()
         [0, 0, 1, 1, 2]
         """
         if steps.size and not 0 <= steps.min() <= steps.max() < self.steps:
@@ -168,146 +195,100 @@ class Trees:
         run = np.searchsorted(steps_before, steps, side="right") - 1
         return np.asarray(trees_before[run] + (steps - steps_before[run]) // lengths[run])
 
+    def blocks(self) -> Iterator[tuple[TreeLayout, int]]:
+        """Yield each kind of tree as a layout of one tree, with the number of such trees."""
+        for run in self.runs:
+            yield TreeLayout((replace(run, count=1),), self.variant), run.count
 
-def check_complete(complete: Any) -> bool | Literal["all"] | tuple[bool, ...]:
-    """Return ``complete`` if it is False, True, ``"all"`` or a sequence of bools; that as a tuple.
+    def between(self, first: int, last: int) -> TreeLayout:
+        """Return the trees of steps first..last as a separate run.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is none of these.
+        The tree of step `first` starts with it at leaf 1. The tree of step `last` ends there, and
+        is completed only if that is its last step.
 
-    Examples
-    --------
-    >>> check_complete([True, False])
-    (True, False)
-    """
-    if isinstance(complete, (bool, np.bool_)):
-        return bool(complete)
-    if isinstance(complete, str):
-        if complete != "all":
-            raise ValueError(f"complete must be {_COMPLETE}, got {complete!r}")
-        return "all"
-    values = _listed("complete", complete, _COMPLETE)
-    if wrong := [type(x).__name__ for x in values if not isinstance(x, (bool, np.bool_))]:
-        raise TypeError(f"complete must be {_COMPLETE}, got one with a {wrong[0]}")
-    return tuple(bool(x) for x in values)
+        Parameters
+        ----------
+        first, last : int
+            Steps of the run, from 1.
 
+        Raises
+        ------
+        IndexError
+            If there are no such steps.
 
-def check_lengths(tree_lengths: Any) -> tuple[int, ...]:
-    """Return the steps of each tree as a tuple of ints, each >= 1, at least one.
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> trees = Tree(restart_every=100, complete=True).layout(1000)
+        >>> [(run.steps, run.completed, run.count) for run in trees.between(150, 420).runs]
+        [(51, True, 1), (100, True, 2), (20, False, 1)]
+        """
+        (begin, leaf), (end, last_leaf) = self.locate(first), self.locate(last)
+        if last < first:
+            raise IndexError(f"expected first <= last, got {first} and {last}")
+        pieces: list[TreeRun] = []
+        before = 0  # trees of the runs gone through
+        for run in self.runs:
+            whole = range(max(before, begin), min(before + run.count, end + 1))
+            before += run.count
+            # The trees at the ends may be cut, those between are whole.
+            cut = sorted({begin, end} & {*whole[:1], *whole[-1:]})
+            between = len(whole) - len(cut)
+            for tree in cut:
+                start = leaf if tree == begin else 1
+                stop = last_leaf if tree == end else run.steps
+                if between and tree == end:
+                    pieces.append(replace(run, count=between))
+                    between = 0
+                pieces.append(TreeRun(stop - start + 1, run.completed and stop == run.steps, 1))
+            if between:
+                pieces.append(replace(run, count=between))
+        return TreeLayout(merged_runs(pieces), self.variant)
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is no sequence of such integers.
+    def describe(self) -> str:
+        """Return in words when the tree restarts, which trees are completed, and the variant.
 
-    Examples
-    --------
-    >>> check_lengths([3, 2])
-    (3, 2)
-    """
-    values = _listed("tree_lengths", tree_lengths, "a sequence of integers >= 1")
-    if not values:
-        raise ValueError("tree_lengths must hold at least one tree, got none")
-    return tuple(step_count("each of tree_lengths", x) for x in values)
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> Tree(restart_every=500, complete=True).layout(1600).describe()
+        'a new tree every 500 steps, completed before it, honaker'
+        >>> tree = Tree("vanilla", tree_lengths=[5, 3, 2], complete=[True, False, True])
+        >>> tree.layout(10).describe()
+        '3 trees of 5, 3, 2 steps, 2 of them completed, vanilla'
+        """
+        return f"{self._restarts()}, {self.variant}"
 
+    def _restarts(self) -> str:
+        first, last = self.runs[0], self.runs[-1]
+        if self.count == 1:
+            return "one tree" + (", completed" if first.completed else "")
+        before = self.run_of(self.count - 2)  # of the last tree but one
+        completed = sum(run.count for run in self.runs if run.completed)
+        lengths = {run.steps for run in self.runs[:-1]} | {before.steps}
+        if len(lengths) == 1 and last.steps <= first.steps:
+            words = f"a new tree every {first.steps} steps"
+            if completed == self.count - 1 and not last.completed:
+                return f"{words}, completed before it"
+            if completed == self.count:
+                return f"{words}, each completed"
+        else:
+            shown = [str(self.run_of(i).steps) for i in range(min(self.count, _LISTED))]
+            more = ", .." if self.count > _LISTED else ""
+            words = f"{self.count} trees of {', '.join(shown)}{more} steps"
+        return words + (f", {completed} of them completed" if completed else "")
 
-def resolve_trees(
-    steps: int,
-    *,
-    restart_every: int | None = None,
-    tree_lengths: Sequence[int] | None = None,
-    complete: Complete = False,
-) -> Trees:
-    """Lay out the steps of a run over trees.
+    def declaration(self) -> dict[str, Any]:
+        """Return the trees as JSON-able data, for the declaration of a guard."""
+        return {"trees": [[run.steps, run.completed, run.count] for run in self.runs]}
 
-    Parameters
-    ----------
-    steps : int
-        Real steps of the run (T), 1 to 2^40.
-    restart_every : int, optional
-        A new tree starts after every ``restart_every`` steps, as long as steps are left: the last
-        tree may be shorter. None means one tree.
-    tree_lengths : sequence of int, optional
-        The steps of each tree, instead of ``restart_every``; their sum is ``steps``.
-    complete : bool, "all" or sequence of bool
-        Trees that are advanced, by steps with zero gradients, to the next power of two: none
-        (False), each tree that a restart follows (True), the last tree too (``"all"``), or those
-        that a sequence with one bool a tree says.
-
-    Returns
-    -------
-    Trees
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
-
-    Examples
-    --------
-    >>> resolve_trees(10, restart_every=4, complete=True).runs[1]
-    TreeRun(steps=2, completed=False, count=1)
-    >>> resolve_trees(2**40, restart_every=1).count == 2**40
-    True
-    >>> resolve_trees(5, tree_lengths=[3, 2], complete="all").tallest
-    4
-    """
-    total = step_count("steps", steps)
-    completion = check_complete(complete)
-    if tree_lengths is not None:
-        if restart_every is not None:
-            raise ValueError("expected restart_every or tree_lengths, got both")
-        lengths = check_lengths(tree_lengths)
-        if sum(lengths) != total:
-            raise ValueError(
-                f"tree_lengths must add up to the {total} steps of the run, got {sum(lengths)}"
-            )
-        runs = [(n, len(list(same))) for n, same in groupby(lengths)]
-    else:
-        every = total if restart_every is None else positive_integer("restart_every", restart_every)
-        count, rest = divmod(total, every)
-        runs = [(n, k) for n, k in ((every, count), (rest, 1)) if n and k]
-    if isinstance(completion, tuple):
-        return _merged(_one_by_one(runs, completion))
-    last_length, last_count = runs.pop()
-    return _merged(
-        [
-            *((n, completion is not False, k) for n, k in runs),
-            (last_length, completion is not False, last_count - 1),
-            (last_length, completion == "all", 1),
-        ]
-    )
+    def noise_declaration(self) -> dict[str, Any]:
+        """Return the variant, for the declaration of a ledger."""
+        return {"variant": self.variant}
 
 
-def _one_by_one(
-    runs: list[tuple[int, int]], completion: tuple[bool, ...]
-) -> Iterable[tuple[int, bool, int]]:
-    count = sum(k for _, k in runs)
-    if len(completion) != count:
-        raise ValueError(
-            f"complete must have one bool for each of {count} trees, got {len(completion)}"
-        )
-    choices = iter(completion)
-    return ((n, next(choices), 1) for n, k in runs for _ in range(k))
-
-
-def _merged(runs: Iterable[tuple[int, bool, int]]) -> Trees:
-    filled = (run for run in runs if run[2])
-    return Trees(
-        tuple(
-            TreeRun(n, completed, sum(k for _, _, k in same))
-            for (n, completed), same in groupby(filled, key=lambda run: run[:2])
-        )
-    )
-
-
-def _listed(name: str, values: Any, expected: str) -> list[Any]:
-    if isinstance(values, np.ndarray):
-        if values.ndim != 1:
-            raise ValueError(f"{name} must be {expected}, got an array of shape {values.shape}")
-        return list(values)
-    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be {expected}, got {type(values).__name__}")
-    return list(values)
+def merged_runs(runs: Iterable[TreeRun]) -> tuple[TreeRun, ...]:
+    """Count equal neighbours together; runs without trees are dropped."""
+    filled = (run for run in runs if run.count)
+    alike = groupby(filled, key=lambda run: (run.steps, run.completed))
+    return tuple(TreeRun(*kind, sum(run.count for run in same)) for kind, same in alike)

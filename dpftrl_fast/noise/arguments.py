@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of `TreeNoise`: each error says what was expected and what came."""
+"""Checks of the arguments of `TreeNoise`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def memory_setting(value: Any) -> Memory:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -93,10 +93,10 @@ def _count(name: str, value: object) -> int:
 class KeySequence(ISpawnableSeedSequence):
     """A secret 256-bit key that makes child keys: the ``seed_seq`` of a `ChaCha`.
 
-    It does for a cipher's key what `numpy.random.SeedSequence` does for the state of a statistical
-    generator. The key of child i is SHA-256 of a label, the parent's key and i (8 bytes,
-    little-endian), so nobody finds a parent's or a sibling's key from a child's. Its repr has no
-    key in it; its pickles and copies have, and are as secret as what the key protects.
+    The counterpart of `numpy.random.SeedSequence` for a cipher's key. The key of child i is SHA-256
+    of a label, the parent's key and i (8 bytes, little-endian), so the key of a parent or a sibling
+    cannot be recovered from a child's. The repr does not show the key; pickles and copies contain
+    it and are secret.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class KeySequence(ISpawnableSeedSequence):
 
     @property
     def n_children_spawned(self) -> int:
-        """How many children this object has made."""
+        """Number of children made so far."""
         return self._n_children_spawned
 
     def generate_state(
@@ -143,7 +143,7 @@ class KeySequence(ISpawnableSeedSequence):
         Returns
         -------
         numpy.ndarray
-            The words, shape (n_words,). They do not tell the key, which `ChaCha` itself takes.
+            The words, shape (n_words,). The key cannot be recovered from them.
         """
         word = np.dtype(dtype)
         if word not in (np.uint32, np.uint64):

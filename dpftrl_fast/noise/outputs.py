@@ -18,12 +18,12 @@ def writable_view(out: object) -> np.ndarray[Any, Any]:
     Parameters
     ----------
     out : ndarray, CPU tensor of any framework with ``__dlpack__``, or buffer
-        The memory to write to. Its dtype, size and layout are checked by whoever writes.
+        The memory to write to; the caller checks its dtype, size and layout.
 
     Returns
     -------
     numpy.ndarray
-        A view: what is written to it is written to `out`.
+        A view: writing to it writes to `out`.
 
     Raises
     ------

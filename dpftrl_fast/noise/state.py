@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `TreeNoise` is saved as: its identity, its position, and perhaps its key and vectors."""
+"""State of a `TreeNoise`: its identity, its position, and optionally its key and vectors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_TREES = 2**24
 
 @dataclass(frozen=True)
 class Position:
-    """Where a tree stands: everything that the key does not tell."""
+    """Position of a tree noise: all of its state but the key and the vectors."""
 
     t: int
     ends: list[int]
     """Step at which each earlier tree was carried."""
     last_tree: int
-    """Tree of what was last returned; -1 for nothing yet."""
+    """Tree of the noise last returned; -1 before the first step."""
     last_t: int
     reproducible: bool
     node_used: bool
@@ -49,7 +49,7 @@ def state_of(identity: Mapping[str, Any], position: Position, key: bytes | None)
 def position_from_state(
     state: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> tuple[Position, bytes | None]:
-    """Read back what `state_of` wrote, for an object of this identity.
+    """Read a state of `state_of`, for an object of this identity.
 
     Raises
     ------

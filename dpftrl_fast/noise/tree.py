@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast import _core
+import dpftrl_fast._core as _core
 from dpftrl_fast._validate import choice, float_dtype, integer
 from dpftrl_fast.noise.arguments import (
     MAX_COORDINATES,
@@ -52,10 +52,10 @@ if hasattr(os, "register_at_fork"):
 class TreeNoise:
     """Gaussian noise for prefix sums by binary-tree aggregation.
 
-    A bare source: it states no epsilon. At step t the prefix noise b_t is a sum over at most
-    log2(t) + 1 tree nodes, each an independent N(0, std^2) vector, so the noise of a running sum
-    grows with log t and not with t. Every number is a pure function of the key, the node and the
-    coordinate (docs/stream.md): the same bits on every machine, for any `memory`, `threads` and
+    A source of noise without a privacy statement. At step t the prefix noise b_t is a sum over at
+    most log2(t) + 1 tree nodes, each an independent N(0, std^2) vector, so the noise of a running
+    sum grows with log t and not with t. Every number is a pure function of the key, the node and
+    the coordinate (docs/stream.md): the same bits on every machine, for any `memory`, `threads` and
     split of the coordinates.
 
     Parameters
@@ -76,7 +76,7 @@ class TreeNoise:
         the rest again from the key: below 2 nodes a step for vanilla, about sqrt(t) nodes a step
         for Honaker. An integer m >= 1 keeps at most m: for Honaker the m highest levels (each lower
         level doubles the work), for vanilla the m latest partial sums. The noise of earlier trees,
-        after a restart, and what `residual` last returned take one vector each on top.
+        after a restart, and the noise that `residual` last returned take one more vector each.
     dtype : {"float32", "float64"}, optional
         Of the noise. The two streams are unrelated.
     rounds : {12, 8, 20}, optional
@@ -84,8 +84,8 @@ class TreeNoise:
     threads : int, optional
         At least 1; default all cores that this process may use.
     offset : int, optional
-        Global coordinate of element 0: processes that hold parts of one vector give theirs and get
-        the slices of one noise vector.
+        Global coordinate of element 0: processes that hold parts of one vector pass their offsets
+        and get slices of one noise vector.
     purpose : {"tree", "covariance", "clip-norm"}, optional
         Streams of different purposes under one key are unrelated.
     key : bytes, optional
@@ -115,10 +115,13 @@ class TreeNoise:
     Notes
     -----
     Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1 and appendix B; Honaker 2015. An object may
-    be used from several threads: calls take turns. A copy that a fork makes refuses to go on. Long
-    calls can be interrupted with Ctrl-C; the position is then what it was. Gaussian noise in
-    floating point has known attacks on its low-order bits (Mironov 2012); docs/stream.md says what
-    is defended.
+    be used from several threads: calls take turns. A copy made by a fork refuses to continue.
+    Long calls can be interrupted with Ctrl-C; the position is then unchanged.
+
+    **Formal guarantee.** None by itself: this class states no epsilon, since it does not know the
+    clip norm or who takes part. :class:`dpftrl_fast.PrivacyPlan` makes noise with an epsilon. The
+    key must stay secret, and the noise of a step must be added to one sum only. Not covered:
+    attacks on the low-order bits of floating-point noise (Mironov 2012), see docs/stream.md.
 
     Examples
     --------
@@ -184,7 +187,7 @@ class TreeNoise:
         }
 
     def _view(self, out: Any) -> Any:
-        """Return what the core writes to, which shares the memory of `out`."""
+        """Return the buffer that the core writes to, which shares the memory of `out`."""
         return writable_view(out)
 
     @overload
@@ -221,7 +224,7 @@ class TreeNoise:
     @overload
     def residual(self, out: _Out) -> _Out: ...
     def residual(self, out: Any = None) -> Any:
-        """Advance one step and return its noise minus what `step` or `residual` last returned.
+        """Advance one step and return its noise minus the noise last returned.
 
         Adding residuals to the gradients of SGD with rate 1/lambda is FTRL with the noise of `step`
         (Kairouz et al. 2021, theorem 5.1 and its proof), across restarts too. Parameters, return
@@ -236,9 +239,9 @@ class TreeNoise:
     def _refuse_after_fork(self) -> None:
         if self._forks != _forks and not self._reproducible:
             raise RuntimeError(
-                "this process was forked from one that holds the same key: both would put the same "
-                "noise on different sums. Make the TreeNoise after the fork, or load a state here "
-                "if the other process has stopped"
+                "this process was forked from one that holds the same key: both would add the "
+                "same noise to different sums. Make the TreeNoise after the fork, or load a state "
+                "here if the other process has stopped"
             )
 
     def prefix(self, t: int, out: Any = None) -> Any:
@@ -266,8 +269,8 @@ class TreeNoise:
         """Return one node's noise, N(0, std^2).
 
         Node (level, index) covers leaves index * 2**level + 1 .. (index + 1) * 2**level. For tests
-        and audits. A run whose nodes were looked at singly releases more than its prefixes;
-        `node_used` remembers it.
+        and audits. A run that reads single nodes releases more than its prefixes; `node_used`
+        records it.
 
         Parameters
         ----------
@@ -358,7 +361,7 @@ class TreeNoise:
 
     @property
     def variant(self) -> str:
-        """How a prefix is put together from nodes: "vanilla" or "honaker"."""
+        """Estimator of a prefix from its nodes: "vanilla" or "honaker"."""
         return self._variant
 
     @property
@@ -407,14 +410,14 @@ class TreeNoise:
         Parameters
         ----------
         key : bool, optional
-            False leaves out the key and every vector: what remains is a position, which only an
-            object that has the key already can take up.
+            False leaves out the key and every vector. The rest is a position, for objects that have
+            the key already.
 
         Returns
         -------
         dict
             Numbers, strings and lists that JSON can hold, and under "vectors" copies of the arrays
-            that would be dear to make again; none in regenerate mode, whose state is a few hundred
+            that are expensive to recompute; none in regenerate mode, whose state is a few hundred
             bytes.
         """
         position = Position(*self._core.position(), self._reproducible, self._node_used)
@@ -424,18 +427,18 @@ class TreeNoise:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
-        """Go on from a state of `state_dict`, with this object's own `memory` and `threads`.
+        """Resume from a state of `state_dict`, with the `memory` and `threads` of this object.
 
-        Two objects that go on from one state make the same noise: added to two different sums that
-        both leave, it protects neither.
+        Two objects that resume from one state make the same noise: added to two different sums that
+        are both released, it protects neither.
 
         Parameters
         ----------
         state : mapping
             Of the same size, std, variant, dtype, rounds, purpose and offset.
         allow_fork : bool, optional
-            True lets an object go back to an earlier step of its own noise. What the steps in
-            between were added to must not have left: else the guarantee is void.
+            True allows going back to an earlier step of the same noise. Sums with the noise of the
+            steps in between must not have been released: otherwise the guarantee is void.
 
         Raises
         ------
@@ -460,11 +463,50 @@ class TreeNoise:
             self._key, self._reproducible = key, position.reproducible
         self._core, self._node_used, self._forks = core, position.node_used, _forks
 
+    def current(self) -> NDArray[Any]:
+        """Recompute the noise currently included in the running sum, carry + b_t.
+
+        Returns
+        -------
+        ndarray of shape (size,)
+            The bits that `step` last returned (or would have, where `residual` was called); zeros
+            before the first step. A restart leaves them in the running sum.
+
+        Examples
+        --------
+        >>> noise = TreeNoise(2, 1.0, seed=0)
+        >>> last = [noise.step() for _ in range(3)][-1]
+        >>> bool((noise.current() == last).all())
+        True
+        """
+        state = self.state_dict()
+        ends = [end for end, count in state["earlier_trees"] for _ in range(count)]
+        tree, t = self.tree, self.t
+        if t == 0:  # nothing of this tree is on a sum yet
+            tree, t = state["last_returned"] or (0, 0)
+        if t == 0:
+            return np.zeros(self.size, self.dtype)
+        again = TreeNoise(
+            self.size,
+            self.std,
+            variant=self.variant,  # type: ignore[arg-type]
+            memory="regenerate",
+            dtype=self.dtype.name,  # type: ignore[arg-type]
+            rounds=self.rounds,
+            threads=self.threads,
+            offset=self.offset,
+            purpose=state["purpose"],
+        )
+        before = {"t": t - 1, "earlier_trees": [[end, 1] for end in ends[:tree]]}
+        again.load_state_dict({**state, **before, "last_returned": None, "vectors": []})
+        found: NDArray[Any] = again.step()
+        return found
+
     def _check_position(self, position: Position) -> None:
-        """Refuse a position that this object may not take up; a bare source takes any."""
+        """Refuse positions that a subclass does not allow; this class takes any."""
 
     def _identity(self) -> dict[str, Any]:
-        # What two trees must share for one to go on where the other stopped.
+        # Two trees must share these for one to resume where the other stopped.
         return {
             "stream_version": STREAM_VERSION,
             "size": self._size,

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass, plan_schedule
-from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
+from dpftrl_fast.mechanisms import Completion, Mechanism, Tree, Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
@@ -24,6 +27,66 @@ def participation_of(units: int, batch_size: int, epochs: int, shuffle: bool) ->
     return FixedEpochs(steps, epochs, reshuffle=shuffle)
 
 
+@dataclass(frozen=True)
+class TreeSearch:
+    """A tree whose restarts the planner chooses: the best row of `plan_schedule`.
+
+    Parameters
+    ----------
+    variant : {"honaker", "vanilla"}
+        As for `Tree`.
+    complete : bool, "all" or "auto"
+        As for `Tree`; with "auto" the ranking chooses between False and True.
+    """
+
+    variant: Variant = "honaker"
+    complete: Completion | Literal["auto"] = "auto"
+
+    def best(
+        self,
+        participation: Participation,
+        epsilon: float,
+        delta: float,
+        *,
+        momentum: float = 0.0,
+        bound: PlanBound = "released",
+    ) -> Tree:
+        """Return the best tree for a budget; for a single pass, one tree."""
+        if isinstance(participation, SinglePass):
+            return Tree(self.variant, complete=self.complete != "auto" and self.complete)
+        return plan_schedule(
+            epsilon,
+            delta,
+            participation=participation,
+            complete=(False, True) if self.complete == "auto" else self.complete,
+            variants=self.variant,
+            momentum=momentum,
+            bound=bound,
+            rank_by="smoothed" if momentum > 0.0 else "rms",
+        ).best.mechanism
+
+
+def tree_of(options: Mapping[str, Any]) -> Tree | TreeSearch:
+    """Return the mechanism that a front end's options ask for.
+
+    Parameters
+    ----------
+    options : mapping
+        With the keys "restart_every", "complete" and "variant", as for `Tree`; the first two may be
+        "auto". Other keys are not read.
+
+    Examples
+    --------
+    >>> tree_of({"restart_every": 500, "complete": "auto", "variant": "honaker"})
+    Tree(variant='honaker', restart_every=500, tree_lengths=None, complete=False)
+    """
+    variant, complete = options["variant"], options["complete"]
+    if options["restart_every"] == "auto":
+        return TreeSearch(variant, complete)
+    completed = False if complete == "auto" else complete
+    return Tree(variant, options["restart_every"], complete=completed)
+
+
 def plan_of(
     participation: Participation,
     *,
@@ -32,9 +95,7 @@ def plan_of(
     delta: float,
     clip_norm: float,
     momentum: float = 0.0,
-    restart_every: int | Literal["auto"] | None = "auto",
-    complete: Completion | Literal["auto"] = "auto",
-    variant: Variant = "honaker",
+    mechanism: Mechanism | TreeSearch | Literal["auto"] = "auto",
     bound: PlanBound = "released",
 ) -> PrivacyPlan:
     """Return the plan of a run: calibrated to epsilon, or with the noise multiplier given.
@@ -51,12 +112,11 @@ def plan_of(
         L.
     momentum : float
         Of the optimiser; schedules are ranked by the noise that it smooths.
-    restart_every : int, None or "auto"
-        "auto" is one tree for a single pass and the best row of `plan_schedule` for several. With a
-        noise multiplier the rows are ranked for epsilon 1.
-    complete, variant, bound
-        As for `PrivacyPlan`; with "auto" the ranking chooses, where there is one, and nothing is
-        completed else. A run gives out running sums only, so that "released" holds.
+    mechanism : Tree, TreeSearch or "auto"
+        "auto" is ``TreeSearch()``: one tree for a single pass and the best row of `plan_schedule`
+        for several. With a noise multiplier the rows are ranked for epsilon 1.
+    bound
+        As for `PrivacyPlan`. A run releases running sums only, so that "released" holds.
 
     Raises
     ------
@@ -68,7 +128,7 @@ def plan_of(
     >>> plan = plan_of(
     ...     FixedEpochs(100, 10), epsilon=8.0, noise_multiplier=None, delta=1e-5, clip_norm=1.0
     ... )
-    >>> plan.restart_every, plan.complete, plan.epsilon(1e-5) <= 8.0
+    >>> plan.mechanism.restart_every, plan.mechanism.complete, plan.epsilon(1e-5) <= 8.0
     (100, True, True)
     """
     if (epsilon is None) == (noise_multiplier is None):
@@ -76,28 +136,14 @@ def plan_of(
             "expected either epsilon or noise_multiplier, got "
             f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}"
         )
-    every: int | None = None
-    completed: Completion = False if complete == "auto" else complete
-    if restart_every != "auto":
-        every = restart_every
-    elif not isinstance(participation, SinglePass):
-        best = plan_schedule(
-            1.0 if epsilon is None else epsilon,
-            delta,
-            participation=participation,
-            complete=(False, True) if complete == "auto" else complete,
-            variants=variant,
-            momentum=momentum,
-            bound=bound,
-            rank_by="smoothed" if momentum > 0.0 else "rms",
-        ).best
-        every, completed = best.restart_every, best.complete
+    chosen = TreeSearch() if mechanism == "auto" else mechanism
+    if isinstance(chosen, TreeSearch):
+        budget = 1.0 if epsilon is None else epsilon
+        chosen = chosen.best(participation, budget, delta, momentum=momentum, bound=bound)
     fields: dict[str, Any] = {
         "clip_norm": clip_norm,
         "participation": participation,
-        "restart_every": every,
-        "complete": completed,
-        "variant": variant,
+        "mechanism": chosen,
         "bound": bound,
     }
     if noise_multiplier is not None:

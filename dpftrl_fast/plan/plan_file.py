@@ -9,6 +9,9 @@ Version 2 has these keys, all of them, besides `format` and `version`:
     tree_lengths                  list of integers or null
     complete                      false, true, "all" or a list of booleans
     variant, bound                strings
+
+Version 3 is for mechanisms other than a tree: it has the key `mechanism`, what `to_dict` of the
+mechanism gives, in place of the tree's four fields. A tree is always written as version 2.
 """
 
 from __future__ import annotations
@@ -20,29 +23,31 @@ from typing import Any
 
 from dpftrl_fast.accounting.participation import participation_from_dict
 from dpftrl_fast.files import write_files
+from dpftrl_fast.mechanisms import mechanism_from_dict
 
 _FORMAT = "dpftrl_fast.PrivacyPlan"
-_VERSION = 2
-_FIELDS = (
-    "clip_norm",
-    "noise_multiplier",
-    "participation",
-    "restart_every",
-    "tree_lengths",
-    "complete",
-    "variant",
-    "bound",
-)
+_BEFORE = ("clip_norm", "noise_multiplier", "participation")
+_TREE = ("restart_every", "tree_lengths", "complete", "variant")
+_FIELDS = {2: (*_BEFORE, *_TREE, "bound"), 3: (*_BEFORE, "mechanism", "bound")}
 
 
 def fields_to_dict(plan: Any) -> dict[str, Any]:
     """Return a plan's fields as data that JSON can hold."""
-    fields = {name: getattr(plan, name) for name in _FIELDS}
-    fields["participation"] = plan.participation.to_dict()
-    for name, value in fields.items():
-        if isinstance(value, tuple):
-            fields[name] = list(value)
-    return {"format": _FORMAT, "version": _VERSION, **fields}
+    mechanism = plan.mechanism.to_dict()
+    version = 2 if mechanism["kind"] == "tree" else 3
+    fields = {
+        "clip_norm": plan.clip_norm,
+        "noise_multiplier": plan.noise_multiplier,
+        "participation": plan.participation.to_dict(),
+        "mechanism": mechanism,
+        "bound": plan.bound,
+        **mechanism,
+    }
+    return {
+        "format": _FORMAT,
+        "version": version,
+        **{name: fields[name] for name in _FIELDS[version]},
+    }
 
 
 def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,16 +63,22 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
     if d.get("format") != _FORMAT:
         raise ValueError(f"format must be {_FORMAT!r}, got {d.get('format')!r}")
     version = d.get("version")
-    if isinstance(version, bool) or version != _VERSION:
-        raise ValueError(f"version must be {_VERSION}, got {version!r}")
-    expected = {"format", "version", *_FIELDS}
+    if isinstance(version, bool) or version not in (2, 3):
+        raise ValueError(f"version must be 2 or 3, got {version!r}")
+    names = _FIELDS[version]
+    expected = {"format", "version", *names}
     if unknown := sorted(map(str, set(d) - expected)):
         raise ValueError(f"a plan must have the keys {sorted(expected)}, got also {unknown}")
     if missing := sorted(expected - set(d)):
         raise ValueError(f"a plan must have the keys {sorted(expected)}, got none of {missing}")
-    fields = {name: d[name] for name in _FIELDS}
-    fields["participation"] = participation_from_dict(fields["participation"])
-    return fields
+    fields = {name: d[name] for name in names}
+    tree = {"kind": "tree", **{name: fields.pop(name, None) for name in _TREE}}
+    mechanism = fields.get("mechanism", tree)
+    return {
+        **fields,
+        "participation": participation_from_dict(fields["participation"]),
+        "mechanism": mechanism_from_dict(mechanism),
+    }
 
 
 def write_json(path: str | Path, d: Mapping[str, Any]) -> None:

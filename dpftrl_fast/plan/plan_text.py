@@ -1,43 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's promise, pattern and trees in words."""
+"""The participation of a plan in words."""
 
 from __future__ import annotations
 
-from dpftrl_fast._validate import probability
-from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
     Participation,
 )
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
-from dpftrl_fast.mechanisms.tree_layout import Trees
-
-_LISTED = 6
-
-
-def promise_words(guarantee: Guarantee, delta: float) -> str:
-    """Say, in lines, what is promised at ``delta`` and against which neighbours.
-
-    Raises
-    ------
-    ValueError
-        If ``delta`` is not above the floor, for zero-out neighbours.
-    """
-    total = probability("delta", delta)
-    floors = [text_up(guarantee.floor("zero-out")), text_up(guarantee.floor("replace-one"))]
-    zero_out = f"epsilon {text_up(guarantee.epsilon(total))}"
-    replace_one = "no epsilon"
-    if total > guarantee.floor("replace-one"):
-        replace_one = f"epsilon {text_up(guarantee.epsilon(total, 'replace-one'))}"
-    by = "neighbours: one record's (or user's) gradients replaced by"
-    return (
-        f"{zero_out} at delta {total!r} ({by} zero)\n"
-        f"{replace_one} at delta {total!r} ({by} another's)\n"
-        f"delta includes {floors[0]} for the finite tail of the noise"
-        f" ({floors[1]} for the second line)"
-    )
 
 
 def participation_words(participation: Participation) -> str:
@@ -65,36 +36,3 @@ def participation_words(participation: Participation) -> str:
         apart = f"{participation.min_separation} or more apart"
         return f"{steps}, {who} in at most {most} of them, {apart}{clamped}"
     return f"{steps}, {who} in at most one of them"
-
-
-def trees_words(trees: Trees) -> str:
-    """Say when the tree restarts, and what is completed.
-
-    Examples
-    --------
-    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-    >>> trees_words(resolve_trees(1600, restart_every=500, complete=True))
-    'a new tree every 500 steps, completed before it'
-    >>> trees_words(resolve_trees(10, tree_lengths=[5, 3, 2], complete=[True, False, True]))
-    '3 trees of 5, 3, 2 steps, 2 of them completed'
-    """
-    first, last = trees.runs[0], trees.runs[-1]
-    if trees.count == 1:
-        return "one tree" + (", completed" if first.completed else "")
-    before = trees.run_of(trees.count - 2)  # of the last tree but one
-    completed = sum(run.count for run in trees.runs if run.completed)
-    lengths = {run.steps for run in trees.runs[:-1]} | {before.steps}
-    if len(lengths) == 1 and last.steps <= first.steps:
-        words = f"a new tree every {first.steps} steps"
-        if completed == trees.count - 1 and not last.completed:
-            return f"{words}, completed before it"
-        if completed == trees.count:
-            return f"{words}, each completed"
-    else:
-        words = f"{trees.count} trees of {_lengths(trees)} steps"
-    return words + (f", {completed} of them completed" if completed else "")
-
-
-def _lengths(trees: Trees) -> str:
-    shown = [trees.run_of(i).steps for i in range(min(trees.count, _LISTED))]
-    return ", ".join(map(str, shown)) + (", .." if trees.count > _LISTED else "")

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from fractions import Fraction
+from collections.abc import Callable, Mapping
+from functools import singledispatch
 from itertools import chain, islice, repeat
-from numbers import Integral
 from typing import Any
 
-import numpy as np
-
-from dpftrl_fast._validate import float_dtype, integer
-from dpftrl_fast.accounting.sensitivity.delta_floor import MAX_COORDINATES
-from dpftrl_fast.mechanisms.tree_layout import Trees
+from dpftrl_fast._validate import integer
+from dpftrl_fast.mechanisms import Layout, TreeLayout
 from dpftrl_fast.noise.state import Position
 from dpftrl_fast.noise.tree import TreeNoise
 
@@ -30,9 +26,8 @@ class PlannedNoise(TreeNoise):
     ----------
     size, std, **options
         As for `TreeNoise`.
-    trees : Trees
-        How the declared steps are laid out over trees, and which of these are completed before the
-        restart.
+    layout : TreeLayout
+        The trees of the declared steps, which of these are completed, and the variant.
     """
 
     def __init__(
@@ -40,22 +35,22 @@ class PlannedNoise(TreeNoise):
         size: int,
         std: float,
         *,
-        trees: Trees,
+        layout: TreeLayout,
         **options: Any,
     ) -> None:
-        super().__init__(size, std, **options)
-        self._trees = trees
+        super().__init__(size, std, variant=layout.variant, **options)
+        self._layout = layout
         self._turn = threading.RLock()
 
     @property
     def steps(self) -> int:
         """Declared number of steps."""
-        return self._trees.steps
+        return self._layout.steps
 
     @property
     def steps_taken(self) -> int:
         """Steps taken, over all trees."""
-        return self._trees.steps_before(self.tree) + self.t
+        return self._layout.steps_before(self.tree) + self.t
 
     def step(self, out: Any = None) -> Any:
         """Take the next step of the plan and return its noise, as `TreeNoise.step` does.
@@ -82,10 +77,10 @@ class PlannedNoise(TreeNoise):
             return super().residual(out)
 
     def _restart_if_due(self) -> None:
-        run = self._trees.run_of(self.tree)
+        run = self._layout.run_of(self.tree)
         if self.t < run.steps:
             return
-        if self.tree == self._trees.count - 1:
+        if self.tree == self._layout.count - 1:
             raise ValueError(
                 f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
             )
@@ -100,7 +95,7 @@ class PlannedNoise(TreeNoise):
             If t lies before the present step or past that end.
         """
         with self._turn:
-            end = self._trees.run_of(self.tree).steps
+            end = self._layout.run_of(self.tree).steps
             if integer("t", t) > end:
                 raise ValueError(f"t must be at most {end}, where the plan ends this tree, got {t}")
             super().advance_to(t)
@@ -115,15 +110,22 @@ class PlannedNoise(TreeNoise):
             nodes behind are not in the epsilon.
         """
         with self._turn:
-            run = self._trees.run_of(self.tree)
+            run = self._layout.run_of(self.tree)
             if integer("t", t) > run.steps and t != run.end:
                 ends = f"at most {run.steps}" + (f", or {run.end}" if run.completed else "")
                 raise ValueError(f"t must be {ends}, where the plan ends this tree, got {t}")
             return super().prefix(t, out)
 
+    def carried(self) -> Any:
+        """Return the noise of the present tree that stays in later running sums once it has ended.
+
+        Its prefix noise at the end that the plan gives it, completion included.
+        """
+        return self.prefix(self._layout.run_of(self.tree).end)
+
     def restart(self, complete: bool = False) -> None:
         """Refuse: the plan decides, and its epsilon stands on it."""
-        count = self._trees.count
+        count = self._layout.count
         when = "never" if count == 1 else f"by itself, {count - 1} times"
         raise ValueError(f"this tree restarts {when}, as its plan says: got a call of restart")
 
@@ -146,7 +148,7 @@ class PlannedNoise(TreeNoise):
     def _check_position(self, position: Position) -> None:
         if position.node_used:
             raise ValueError("state must be of a run without a call of node, got one with it")
-        taken, planned = len(position.ends), self._trees
+        taken, planned = len(position.ends), self._layout
         carried = chain.from_iterable(repeat(run.end, run.count) for run in planned.runs)
         if (
             taken >= planned.count
@@ -159,21 +161,12 @@ class PlannedNoise(TreeNoise):
             )
 
 
-def std_up(clip_norm: float, noise_multiplier: float, dtype: Any) -> float:
-    """Return the smallest number of the dtype that is not below the product."""
-    exact = Fraction(clip_norm) * Fraction(noise_multiplier)
-    kind = np.dtype(float_dtype(dtype)).type
-    with np.errstate(over="ignore", under="ignore"):
-        std = kind(float(exact))
-    if not np.isfinite(std):  # TreeNoise says what it can take
-        return float(exact)
-    return float(std if Fraction(float(std)) >= exact else np.nextafter(std, kind(np.inf)))
+@singledispatch
+def source_of(layout: Layout) -> Callable[..., PlannedNoise]:
+    """Return the class of the noise of a layout; registered for the type of each layout."""
+    raise TypeError(f"no noise is registered for layouts of type {type(layout).__name__}")
 
 
-def check_coordinates(size: Any, offset: Any) -> None:
-    """Refuse coordinates beyond those that the floor of the noise stream is proved for."""
-    # What is not an integer is left to TreeNoise to refuse.
-    if isinstance(size, Integral) and isinstance(offset, Integral):
-        end = int(offset) + int(size)
-        if end > MAX_COORDINATES:
-            raise ValueError(f"offset + size must be at most 2^36 = {MAX_COORDINATES}, got {end}")
+@source_of.register
+def _(layout: TreeLayout) -> Callable[..., PlannedNoise]:
+    return PlannedNoise

@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.noise.arguments import Memory, Variant
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
+from dpftrl_fast.mechanisms import Mechanism, Tree
+from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import clip_limit, two_sum
 
 
-class PrefixSum:
+class PrefixSum(PrivacyStatement):
     """Private running sum of a stream of vectors, each record in one step (single pass).
 
     Every record is clipped to L2 norm `clip_norm` and added; `add` returns the sum so far plus the
@@ -39,7 +41,7 @@ class PrefixSum:
         vectors stay within the range of float64.
     noise_multiplier : float
         Standard deviation of a node's noise over `clip_norm` (sigma).
-    variant, restart_every, complete
+    mechanism
         As for `PrivacyPlan`.
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
@@ -65,7 +67,7 @@ class PrefixSum:
     >>> sums = dpf.PrefixSum(size=2, steps=100, clip_norm=1.0, noise_multiplier=4.0)
     >>> private = sums.add(np.array([0.6, 0.8]))
     >>> private.shape, round(sums.epsilon(1e-6), 3)
-    ((2,), 2.982)
+    ((2,), 3.071)
     """
 
     def __init__(
@@ -75,9 +77,7 @@ class PrefixSum:
         clip_norm: float,
         noise_multiplier: float,
         *,
-        variant: Variant = "honaker",
-        restart_every: int | None = None,
-        complete: bool | Literal["all"] = False,
+        mechanism: Mechanism = Tree(),
         seed: Seed = None,
         memory: Memory = "stored",
         dtype: Literal["float32", "float64"] = "float64",
@@ -88,9 +88,7 @@ class PrefixSum:
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             participation=SinglePass(steps),
-            restart_every=restart_every,
-            complete=complete,
-            variant=variant,
+            mechanism=mechanism,
         )
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
@@ -208,11 +206,10 @@ class PrefixSum:
         """True when a seed was given: the sums are not private."""
         return self._noise.reproducible
 
-    def epsilon(
-        self, delta: float, *, neighbours: Literal["zero-out", "replace-one"] = "zero-out"
-    ) -> float:
-        """Return epsilon at `delta` for all declared steps, as `PrivacyPlan.epsilon` does."""
-        return self._plan.epsilon(delta, neighbours=neighbours)
+    @property
+    def guarantee(self) -> Guarantee:
+        """The plan's, for all declared steps."""
+        return self._plan.guarantee
 
     def __repr__(self) -> str:
         return (

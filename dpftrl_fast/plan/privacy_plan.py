@@ -3,37 +3,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from dpftrl_fast._validate import non_negative, norm_bound, positive, positive_integer, probability
+from dpftrl_fast._validate import non_negative, norm_bound, positive, probability
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
 from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.planner.schedules import Schedule
-from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
-from dpftrl_fast.mechanisms.tree_layout import (
-    Complete,
-    Trees,
-    check_complete,
-    check_lengths,
-    resolve_trees,
-)
+from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
+from dpftrl_fast.mechanisms import Layout, Mechanism, Tree
+from dpftrl_fast.mechanisms.mechanism import check_mechanism
 from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
-from dpftrl_fast.plan.plan_text import participation_words, promise_words, trees_words
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.plan_text import participation_words
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 
 @dataclass(frozen=True)
-class PrivacyPlan:
+class PrivacyPlan(PrivacyStatement):
     """Everything that decides the privacy of a run, public and fixed before the run.
 
     Parameters
@@ -44,16 +39,8 @@ class PrivacyPlan:
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
         Who takes part when, and the declared number of steps.
-    restart_every : int, optional
-        Steps after which a new tree starts; None means one tree.
-    complete : bool, "all" or sequence of bool
-        Trees that are advanced to the next power of two: none (False), each one that a restart
-        follows (True), the last one too ("all"), or those that one bool for each tree says.
-    variant : {"honaker", "vanilla"}
-        How a prefix is put together from the nodes. It matters to the epsilon under
-        ``bound="released"`` only.
-    tree_lengths : sequence of int, optional
-        Steps of each tree, instead of ``restart_every``; their sum is the declared steps.
+    mechanism : Tree
+        The mechanism of the noise: by default one tree without restarts.
     bound : {"exact", "released"}
         What the epsilon is stated for: every node of the tree, or only the prefixes, which are all
         that the noise of a plan gives out.
@@ -85,11 +72,10 @@ class PrivacyPlan:
     clip_norm: float
     noise_multiplier: float
     participation: Participation
-    restart_every: int | None = None
-    complete: Complete = False
-    variant: Variant = "honaker"
-    tree_lengths: Sequence[int] | None = None
+    mechanism: Mechanism = Tree()
     bound: PlanBound = "exact"
+    # The plan that this one was made from by `with_noise`: its sensitivity is this one's.
+    _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -97,14 +83,9 @@ class PrivacyPlan:
         set_field(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
         positive("clip_norm * noise_multiplier", self.clip_norm * self.noise_multiplier)
         check_participation(self.participation)
-        if self.restart_every is not None:
-            set_field(self, "restart_every", positive_integer("restart_every", self.restart_every))
-        if self.tree_lengths is not None:
-            set_field(self, "tree_lengths", check_lengths(self.tree_lengths))
-        set_field(self, "complete", check_complete(self.complete))
-        check_variant(self.variant)
+        check_mechanism(self.mechanism)
         check_plan_bound(self.bound)
-        self.trees  # noqa: B018 - what does not fit together is refused here
+        self.layout  # noqa: B018 - a mechanism that does not fit the steps is refused here
 
     @classmethod
     def calibrate(
@@ -114,10 +95,7 @@ class PrivacyPlan:
         delta: float,
         clip_norm: float,
         participation: Participation,
-        restart_every: int | None = None,
-        complete: Complete = False,
-        variant: Variant = "honaker",
-        tree_lengths: Sequence[int] | None = None,
+        mechanism: Mechanism = Tree(),
         bound: PlanBound = "exact",
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
@@ -128,7 +106,7 @@ class PrivacyPlan:
             Budget, finite and >= 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
-        clip_norm, participation, restart_every, complete, variant, tree_lengths, bound
+        clip_norm, participation, mechanism, bound
             The other fields of the plan.
 
         Raises
@@ -150,17 +128,11 @@ class PrivacyPlan:
             clip_norm=clip_norm,
             noise_multiplier=1.0,
             participation=participation,
-            restart_every=restart_every,
-            complete=complete,
-            variant=variant,
-            tree_lengths=tree_lengths,
+            mechanism=mechanism,
             bound=bound,
         )
         zeta, nodes = draft.sensitivity_squared, draft.guarantee.touched
-        sigma = calibrated_noise_multiplier(budget, total, zeta, nodes)
-        plan = replace(draft, noise_multiplier=sigma)
-        vars(plan)["sensitivity_squared"] = zeta  # kept as the draft keeps it: it can take seconds
-        return plan
+        return draft.with_noise(calibrated_noise_multiplier(budget, total, zeta, nodes))
 
     @classmethod
     def from_schedule(cls, schedule: Schedule, *, clip_norm: float) -> PrivacyPlan:
@@ -169,7 +141,7 @@ class PrivacyPlan:
         Parameters
         ----------
         schedule : Schedule
-            The row: pattern, restarts, completion, variant, bound and noise multiplier.
+            The row: pattern, mechanism, bound and noise multiplier.
         clip_norm : float
             L2 norm to which each contribution is clipped (L).
 
@@ -183,7 +155,7 @@ class PrivacyPlan:
         >>> from dpftrl_fast import accounting
         >>> row = accounting.plan_schedule(8, 1e-5, 100, 100, bound="exact").best
         >>> plan = PrivacyPlan.from_schedule(row, clip_norm=1.0)
-        >>> plan.restart_every, plan.complete, plan.epsilon(1e-5) <= 8
+        >>> plan.mechanism.restart_every, plan.mechanism.complete, plan.epsilon(1e-5) <= 8
         (500, True, True)
         """
         if not isinstance(schedule, Schedule):
@@ -192,9 +164,7 @@ class PrivacyPlan:
             clip_norm=clip_norm,
             noise_multiplier=schedule.noise_multiplier,
             participation=schedule.participation,
-            restart_every=schedule.restart_every,
-            complete=schedule.complete,
-            variant=schedule.variant,
+            mechanism=schedule.mechanism,
             bound=schedule.bound,
         )
 
@@ -204,105 +174,46 @@ class PrivacyPlan:
         return self.participation.steps
 
     @cached_property
-    def trees(self) -> Trees:
-        """How the steps are laid out over trees."""
-        return resolve_trees(
-            self.steps,
-            restart_every=self.restart_every,
-            tree_lengths=self.tree_lengths,
-            complete=self.complete,
-        )
+    def layout(self) -> Layout:
+        """The mechanism, laid out over the declared steps."""
+        return self.mechanism.layout(self.steps)
 
-    @cached_property
+    @property
     def sensitivity_squared(self) -> int | float:
         """Squared sensitivity (zeta) under the plan's bound, in units of the clip norm squared."""
-        return sensitivity_squared_of(
-            self.participation, self.trees, bound=self.bound, variant=self.variant
-        )
+        return self.guarantee.mechanisms[0].sensitivity_squared
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What epsilon and delta come from, for other conversions too.
+        """The Gaussian mechanism of the run; its sensitivity can take seconds to compute."""
+        if self._origin is not None:
+            return self._origin.guarantee.with_noise(self.noise_multiplier)
+        return Guarantee.of(
+            self.noise_multiplier,
+            self.participation,
+            self.layout,
+            bound=self.bound,
+        )
 
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
-        >>> exact = plan.guarantee.mechanism_delta(1e-6)  # without the floor
-        >>> round(accounting.epsilon(2.33, plan.sensitivity_squared, exact, method="rdp"), 3)
-        7.825
-        """
-        nodes = touched(self.participation, self.trees, self.bound, self.variant)
-        return Guarantee(self.noise_multiplier, self.sensitivity_squared, nodes)
-
-    @property
-    def mu(self) -> float:
-        """Sensitivity over noise, sqrt(zeta)/sigma, rounded up: the run is mu-Gaussian-DP."""
-        return self.guarantee.mu
-
-    @property
-    def delta_floor(self) -> float:
-        """Part of delta that is owed to the finite tail of the noise stream.
-
-        No epsilon is stated at a delta that is not above it. Proved in docs/accounting.md for nodes
-        of up to 2^36 coordinates; for replace-one neighbours the floor is that of half the noise.
-
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 1.13, accounting.SinglePass(1600))
-        >>> f"{plan.delta_floor:.1e}"
-        '9.2e-13'
-        """
-        return self.guarantee.floor()
-
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Epsilon of the whole run at ``delta``, never understated.
+    def with_noise(self, noise_multiplier: float, *, clip_norm: float | None = None) -> PrivacyPlan:
+        """Return this plan with another noise multiplier; its sensitivity is not computed again.
 
         Parameters
         ----------
-        delta : float
-            0 < delta < 1, above the floor of the noise stream.
-        neighbours : {"zero-out", "replace-one"}
-            One record's gradients replaced by zero, or by another record's (mu doubles).
-
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is not described above.
-
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
-        >>> round(plan.epsilon(1e-6), 3), round(plan.epsilon(1e-6, neighbours="replace-one"), 3)
-        (7.342, 16.999)
+        noise_multiplier : float
+            sigma, finite and > 0.
+        clip_norm : float, optional
+            L of the new plan; default that of this one.
         """
-        return self.guarantee.epsilon(delta, neighbours)
+        clip = self.clip_norm if clip_norm is None else clip_norm
+        plan = replace(self, noise_multiplier=noise_multiplier, clip_norm=clip)
+        object.__setattr__(plan, "_origin", self._origin or self)
+        return plan
 
-    def delta(self, epsilon: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Delta of the whole run at ``epsilon``, never understated; it includes the floor.
-
-        Parameters
-        ----------
-        epsilon : float
-            Finite, >= 0.
-        neighbours : {"zero-out", "replace-one"}
-            As for :meth:`epsilon`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is not described above.
-
-        Examples
-        --------
-        >>> from dpftrl_fast import accounting
-        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
-        >>> plan.delta(7.342) <= 1e-6 < plan.delta(7.341)
-        True
-        """
-        return self.guarantee.delta(epsilon, neighbours)
+    @property
+    def noise_spec(self) -> NoiseSpec:
+        """The noise of this plan, which makes it: on the CPU, for a shard, or on a device."""
+        return NoiseSpec(self.clip_norm, self.noise_multiplier, self.layout)
 
     def noise(
         self,
@@ -343,19 +254,15 @@ class PrivacyPlan:
         >>> noise.step().shape, noise.steps_taken, noise.steps
         ((3,), 1, 10)
         """
-        check_coordinates(size, offset)
-        return PlannedNoise(
+        return self.noise_spec.source(
             size,
-            std_up(self.clip_norm, self.noise_multiplier, dtype),
             seed=seed,
-            variant=self.variant,
             memory=memory,
             dtype=dtype,
             rounds=rounds,
             threads=threads,
             offset=offset,
             key=key,
-            trees=self.trees,
         )
 
     def guard(self) -> Guard:
@@ -369,15 +276,16 @@ class PrivacyPlan:
         >>> guard.eligible([8, 9]).tolist()
         [False, True]
         """
-        return Guard(
-            self.participation,
-            restart_every=self.restart_every,
-            tree_lengths=self.tree_lengths,
-            complete=self.complete,
-        )
+        return Guard(self.participation, self.mechanism)
 
-    def ledger(self) -> Ledger:
-        """Return a guard of this plan that also keeps count of who took part, for internal use.
+    def ledger(self, *, realised: bool = False) -> Ledger:
+        """Return a guard of this plan that also states its epsilon.
+
+        Parameters
+        ----------
+        realised : bool
+            Also count the squared sensitivity that each id realised, for internal use; see
+            :class:`dpftrl_fast.accounting.Ledger`.
 
         Examples
         --------
@@ -387,15 +295,7 @@ class PrivacyPlan:
         >>> round(ledger.epsilon_spent(1e-6), 3)  # the plan's, from the first step on
         7.342
         """
-        return Ledger(
-            self.participation,
-            self.noise_multiplier,
-            restart_every=self.restart_every,
-            tree_lengths=self.tree_lengths,
-            complete=self.complete,
-            bound=self.bound,
-            variant=self.variant,
-        )
+        return Ledger.of(self, realised=realised)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able dictionary that :meth:`from_dict` reads back exactly.
@@ -464,9 +364,9 @@ class PrivacyPlan:
         zeta = f"zeta {self.sensitivity_squared}"
         if self.bound == "released":
             zeta = f"zeta {text_up(self.sensitivity_squared)} of the released prefixes"
-        pattern, trees = participation_words(self.participation), trees_words(self.trees)
+        pattern, layout = participation_words(self.participation), self.layout.describe()
         return (
-            f"{promise_words(self.guarantee, delta)}\n{pattern}; {trees}, {self.variant}\n"
+            f"{self.promise(delta)}\n{pattern}; {layout}\n"
             f"clip norm {self.clip_norm!r}, noise multiplier {self.noise_multiplier!r}, {zeta},"
             f" mu {text_up(self.mu)}"
         )

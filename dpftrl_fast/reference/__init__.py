@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole mechanism again, noise stream included, in plain Python and NumPy: what to audit with.
+"""Independent implementation of the mechanism, for audits: plain Python and NumPy.
 
-It imports nothing of the rest of the package. Four parts:
+It imports nothing from the rest of the package. Four parts:
 
-- `dpftrl_fast.reference.stream`, after docs/stream.md: `key_from_seed`, `chacha_block`,
-  `chacha_blocks`, `box_muller`, `normals`; and, one value at a time, `box_muller_python` and
-  `normals_python`. It agrees with the C++ core to the last bit.
-- `dpftrl_fast.reference.tree`: `live_nodes`, `TreeNoise`, in lists and loops `TreeNoisePython`, and
-  what they should give, `variance_factor` and `covariance`, exact.
+- `dpftrl_fast.reference.stream`, after docs/stream.md: keys, blocks of ChaCha and normals, equal to
+  those of the C++ core to the last bit; also one value at a time (`normals_python`).
+- `dpftrl_fast.reference.tree`: tree noise, also in lists and loops (`TreeNoisePython`), and its
+  exact variance and covariance.
 - `dpftrl_fast.reference.convex`, after docs/convex.md: clipped sums of gradients, the FTRL update,
   and whole runs, in loops over rows.
 - `dpftrl_fast.reference.least_squares`, after docs/least_squares.md: least squares by two trees.

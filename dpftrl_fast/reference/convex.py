@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-FTRL for linear models in plain Python: loops over rows and numbers, as docs/convex.md has it.
+"""DP-FTRL for linear models in plain Python, after docs/convex.md: loops over rows and numbers.
 
-A gradient is that of the loss l(z, y) at the outputs z = theta x: a slope for every output, times
-the row. Gradients of a row (of a user, where there are users) are clipped, added up, and followed
-by `FTRL` under the noise of a tree. Vectors are lists, matrices are lists of lists.
+The gradient of the loss l(z, y) at the outputs z = theta x is a slope for every output, times the
+row. Gradients of rows (or of users) are clipped, added up, and passed to `FTRL` with the noise of a
+tree. Vectors are lists, matrices are lists of lists.
 
-It is written to be read, and to be compared with: where rows or numbers are extreme (squares that
-overflow or vanish), it does not do what the kernels do.
+The code is written for reading and for comparison. It does not treat extreme numbers (squares that
+overflow or vanish) as the kernels do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpftrl_fast.reference.tree import TreeNoise
 Vector: TypeAlias = Sequence[float]
 Matrix: TypeAlias = Sequence[Sequence[float]]
 
-#: Clipping leaves this part of the clip norm free, for roundings.
+#: Vectors are clipped to this part of the clip norm; the rest is room for rounding.
 MARGIN = 1 - 2.0**-20
 
 
@@ -78,7 +78,7 @@ def slopes(loss: str, z: Vector, y: float, k: float = 1.0) -> list[float]:
         margin = sign * value
         small = math.exp(-abs(margin))
         return [-sign * (small if margin > 0 else 1.0) / (1.0 + small)]
-    raise ValueError(f"loss must be one of those above, got {loss!r}")
+    raise ValueError(f"loss must be one of those in the docstring, got {loss!r}")
 
 
 def gradient(
@@ -91,10 +91,10 @@ def gradient(
     row_bound: float = math.inf,
     constant: float = 0.0,
 ) -> list[list[float]]:
-    """Return the gradient of one row, not clipped, of the shape of theta.
+    """Return the un-clipped gradient of one row, of the shape of theta.
 
-    The row is scaled into the ball of `row_bound`; then the constant, if it is not 0, is put
-    behind. A row with a number that is not finite, or of a class that is not there, counts as zero.
+    The row is scaled into the ball of `row_bound`; then the constant, if it is not 0, is appended.
+    A row with a number that is not finite, or of a class that does not exist, counts as zero.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def gradient(
 
 
 def clip(matrix: Matrix, clip_norm: float) -> list[list[float]]:
-    """Return the matrix, scaled so that its norm is at most the clip norm less its margin.
+    """Return the matrix, scaled to a norm of at most MARGIN times the clip norm.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def clipped_sum(
     loss : see `slopes`
     starts : m + 1 ints, optional
         Rows ``starts[i]`` to ``starts[i + 1] - 1`` are those of user i: the sum of their gradients
-        is what is clipped. Without it every row is a user.
+        is clipped. Without it every row is a user.
     loss_param, row_bound, constant : see `slopes` and `gradient`
 
     Examples
@@ -167,16 +167,8 @@ def clipped_sum(
     for first, last in pairwise(bounds):
         user = [[0.0] * len(own) for own in theta]
         for i in range(first, last):
-            own = gradient(
-                X[i],
-                y[i],
-                theta,
-                loss,
-                loss_param=loss_param,
-                row_bound=row_bound,
-                constant=constant,
-            )
-            user = add(user, own)
+            options = {"loss_param": loss_param, "row_bound": row_bound, "constant": constant}
+            user = add(user, gradient(X[i], y[i], theta, loss, **options))
         total = add(total, clip(user, clip_norm))
     return total
 
@@ -185,12 +177,15 @@ def clipped_sum(
 
 
 class FTRL:
-    """The FTRL update, a number at a time.
+    """The FTRL update, one number at a time.
 
     With s_t the sum of all clipped gradients and n_t its noise,
 
         v_t = gamma v_(t-1) + (s_t + n_t) / B,    c_t = gamma c_(t-1) + t l1,
         theta_(t+1) = P_R(soft(theta_0 - rate v_t, rate c_t)),    theta_1 = P_R(theta_0).
+
+    With Nesterov momentum, (s_t + n_t) / B + gamma v_t and t l1 + gamma c_t take the places of v_t
+    and c_t in the second line.
 
     Parameters
     ----------
@@ -200,7 +195,8 @@ class FTRL:
     steps : declared number T
     momentum, l1, radius : gamma, the weight of the L1 norm, R
     penalised : list of p bools, optional
-        Which coordinates the L1 norm is about; all without it.
+        Coordinates under the L1 norm; all without it.
+    nesterov : bool
 
     Attributes
     ----------
@@ -225,7 +221,9 @@ class FTRL:
         l1: float = 0.0,
         radius: float = math.inf,
         penalised: Sequence[bool] | None = None,
+        nesterov: bool = False,
     ) -> None:
+        self._nesterov = nesterov
         self._theta_0, self._rate, self._batch_size = theta_0, learning_rate, batch_size
         self._steps, self._momentum, self._l1, self._radius = steps, momentum, l1, radius
         self._penalised = [True] * len(theta_0) if penalised is None else penalised
@@ -237,14 +235,16 @@ class FTRL:
         """Take a step with the clipped sum of a batch and the noise of the whole running sum."""
         t = len(self.iterates)
         self._sum = [s + g for s, g in zip(self._sum, gradient_sum, strict=True)]
-        self._c = self._momentum * self._c + t * self._l1
-        self._v = [
-            self._momentum * v + (s + n) / self._batch_size
-            for v, s, n in zip(self._v, self._sum, noise, strict=True)
-        ]
+        gamma = self._momentum
+        x = [(s + n) / self._batch_size for s, n in zip(self._sum, noise, strict=True)]
+        self._v = moved = [gamma * v + own for v, own in zip(self._v, x, strict=True)]
+        self._c = weight = gamma * self._c + t * self._l1
+        if self._nesterov:
+            moved = [own + gamma * v for own, v in zip(x, self._v, strict=True)]
+            weight = t * self._l1 + gamma * self._c
         q = []
-        for centre, v, penalised in zip(self._theta_0, self._v, self._penalised, strict=True):
-            value, threshold = centre - self._rate * v, self._rate * self._c if penalised else 0.0
+        for centre, v, penalised in zip(self._theta_0, moved, self._penalised, strict=True):
+            value, threshold = centre - self._rate * v, self._rate * weight if penalised else 0.0
             q.append(math.copysign(max(abs(value) - threshold, 0.0), value))
         self.iterates.append(self._into_ball(q))
         return self.iterates[-1]
@@ -254,7 +254,7 @@ class FTRL:
         return _mean(self.iterates[:-1] or self.iterates)
 
     def tail_average(self) -> list[float]:
-        """Return the mean of those with an index above T // 2; before that, the last iterate."""
+        """Return the mean of the theta_i with T // 2 < i <= t; before that, the last iterate."""
         return _mean(self.iterates[self._steps // 2 : -1] or self.iterates[-1:])
 
     def _into_ball(self, q: Vector) -> list[float]:
@@ -294,19 +294,19 @@ def run(
     Parameters
     ----------
     batches : iterable of (rows, targets, starts)
-        As in `clipped_sum`, one for each step: for several epochs, as often as they are used.
+        As in `clipped_sum`, one for each step of all epochs.
     loss, loss_param, row_bound, constant, clip_norm : see `clipped_sum`
     outputs, columns : ints
         Shape of the parameters, without the constant's.
     noise : TreeNoise, optional
-        Of size outputs * (columns, and one with a constant) and of standard deviation L sigma;
-        without it there is no noise.
+        Of size outputs * columns (columns + 1 with a constant) and of standard deviation L sigma;
+        no noise without it.
     learning_rate, batch_size, steps, momentum, l1, radius : see `FTRL`
         The constant's parameters are not penalised.
     restart_every : int, optional
-        The tree restarts after so many steps.
+        Steps between restarts of the tree.
     complete : bool
-        It is completed before.
+        Complete the tree before a restart.
 
     Examples
     --------

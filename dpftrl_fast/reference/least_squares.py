@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Least squares by two trees in plain Python and NumPy, as docs/least_squares.md has it.
+"""Least squares by two trees in plain Python and NumPy, after docs/least_squares.md.
 
 The model after step t is the minimiser over C of theta^T W theta - 2 <s, theta> + h ||theta||^2, W
 and s being the noisy sums of x x^T and y x, and h half of the ridge lambda_t. Sums are made in
-loops; models from all eigenvalues of W, and over a ball by bisection.
+loops, models from all eigenvalues of W, over a ball by bisection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpftrl_fast.reference.tree import TreeNoise, variance_factor
 
 
 class Released(NamedTuple):
-    """What a step gives out: the noisy sums, half of the ridge, and the model."""
+    """Release of a step: the noisy sums, half of the ridge, and the model."""
 
     W: Array
     s: Array
@@ -41,10 +41,10 @@ def on_grid(values: Array, std: float) -> Array:
 
 
 def symmetric_noise(triangle: Array, p: int) -> Array:
-    """Return the symmetric matrix of noise whose upper triangle is made of independent normals.
+    """Return the symmetric matrix of noise made of the independent normals of an upper triangle.
 
-    It is the projection of a p x p matrix of independent normals on the symmetric matrices: off the
-    diagonal the mean of two of them, whose variance is half of one's.
+    It is distributed as the projection of a p x p matrix of independent normals on the symmetric
+    matrices: off the diagonal the mean of two of them, of half the variance.
 
     Examples
     --------
@@ -102,8 +102,8 @@ def minimise(W: Array, s: Array, half_ridge: float, radius: float = math.inf) ->
     Over R^p: if W + half_ridge I is not positive definite, W loses its negative eigenvalues first.
     Over a ball the minimum is exact whatever W is. In coordinates along the eigenvectors, with a_i
     the eigenvalues of W + half_ridge I and s_i the parts of s, it is s_i / (a_i + m) with the least
-    m >= max(0, -a_1) for which that lies in the ball; if it lies inside with m = -a_1 > 0, the
-    eigenvector of a_1 is added up to the boundary, with its largest entry positive.
+    m >= max(0, -a_1) that puts it in the ball; if it lies inside with m = -a_1 > 0, the eigenvector
+    of a_1, its largest entry positive, is added up to the boundary.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def run(
     steps: int,
     complete: bool = False,
 ) -> list[Released]:
-    """Return what every step of a run gives out.
+    """Return the releases of all steps of a run.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def run(
     columns : int
         Of the rows, without the constant.
     bias_noise, covariance_noise : TreeNoise
-        Over p and p (p + 1) / 2 coordinates, p with the constant's.
+        Over p and p (p + 1) / 2 coordinates, p with the constant.
     bias_std, covariance_std : float
         L y_bound sigma_b and L^2 sigma_c, the standard deviations of their nodes.
     x_norm_bound, y_bound, constant : see `add_batch`
@@ -179,7 +179,7 @@ def run(
     steps : int
         Declared number of steps.
     complete : bool
-        Whether the last step is that of a tree advanced to the next power of two.
+        Advance the tree to the next power of two at the last step.
 
     Examples
     --------
@@ -203,7 +203,7 @@ def run(
         else:
             b, c = bias_noise.prefix(end), covariance_noise.prefix(end)
         noisy = W + symmetric_noise(c, p)
-        # What leaves is the upper triangle, on the grid and in the dtype of its noise.
+        # The upper triangle is released, on the grid and in the dtype of its noise.
         triangle = on_grid(noisy[upper], covariance_std).astype(c.dtype).astype(float)
         noisy[upper] = noisy.T[upper] = triangle
         noisy_s = on_grid(s + b, bias_std)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise stream: keys, blocks of ChaCha, and normals made of them, as docs/stream.md has it.
+"""The noise stream: keys, blocks of ChaCha, and normals made of them, after docs/stream.md.
 
-Values meet only IEEE ``+ - * sqrt``. NumPy makes each operation in a pass of its own, so none is
-fused, and Python floats beside an array take the array's dtype (all of them here are exact in it).
+Values meet only IEEE ``+ - * sqrt``. NumPy makes each operation in a separate pass, so none is
+fused, and Python floats beside an array take its dtype (all of them here are exact in it).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXTENSION_KIND = 2
 def key_from_seed(seed: SupportsIndex | bytes) -> bytes:
     """Return the 256-bit key of a seed: SHA-256 of a label and the seed (an int >= 0, or bytes).
 
-    A small seed can be guessed, so noise made from one protects nobody: seeds are for tests.
+    A small seed can be guessed and gives no privacy: seeds are for tests.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def key_from_seed(seed: SupportsIndex | bytes) -> bytes:
 
 
 def initial_words(key: Any, rounds: int) -> list[int]:
-    """Words 0 to 11 of the state: four constants and the key."""
+    """Return words 0 to 11 of the state: four constants and the key."""
     check(isinstance(key, bytes) and len(key) == 32, "key must be 32 bytes", type(key).__name__)
     check(rounds in (8, 12, 20), "rounds must be 8, 12 or 20", rounds)
     return list(struct.unpack("<12I", b"expand 32-byte k" + key))
@@ -136,7 +136,7 @@ def chacha_blocks(key: bytes, numbers: Array, counter: Sequence[int], rounds: in
 def node_counter(
     purpose: int, kind: int, tree: int, level: int, index: int
 ) -> tuple[int, int, int]:
-    """Words 13 to 15: which use, which tree, which node."""
+    """Return words 13 to 15: purpose, tree and node."""
     if level < 0 or index < 0 or level >= 48 or (2 * index + 1) << level >= 1 << 48:
         raise IndexError(
             "node must have level >= 0, index >= 0 and (2 index + 1) 2^level < 2^48, "
@@ -149,7 +149,7 @@ def node_counter(
 
 
 def superblocks_of(start: int, size: int, per: int) -> range:
-    """Numbers of the superblocks, ``per`` normals each, that hold the coordinates."""
+    """Return the numbers of the superblocks of ``per`` normals that hold the coordinates."""
     end = integer("start", start, 0) + integer("size", size, 1)
     # A superblock is 16 blocks, and the number of a block has 32 bits.
     check(end <= per << 28, f"coordinates must be below {per << 28}", f"{start} .. {end - 1}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise stream again, one value at a time: in Python numbers, lists and loops."""
+"""The noise stream one value at a time: Python numbers, lists and loops."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of noise, and its exact moments.
+"""Tree noise, and its exact variance and covariance.
 
-`TreeNoise` is the plain definition in NumPy, `TreeNoisePython` the same in lists and loops, and
-`variance_factor` and `covariance` are what both should give.
+`TreeNoise` is the plain definition in NumPy, `TreeNoisePython` the same in lists and loops;
+`variance_factor` and `covariance` hold for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpftrl_fast.reference.stream_python import normals_python, rounding
 
 
 def live_nodes(t: int) -> list[tuple[int, int]]:
-    """Return the (level, index) of the nodes that make up the leaves 1 .. t, high levels first.
+    """Return the (level, index) of the nodes that cover the leaves 1 .. t, high levels first.
 
     Node (level l, index k) covers the leaves k 2^l + 1 .. (k + 1) 2^l.
 
@@ -45,8 +45,7 @@ def _is_honaker(variant: str) -> bool:
 class TreeNoise:
     """Tree noise with the bits of `dpftrl_fast.TreeNoise`, by the plain definition.
 
-    Every sum is made afresh from the live nodes. Between steps the live nodes' own vectors are
-    kept, which saves work and changes no sum.
+    Every sum is computed anew from the live nodes, whose vectors are kept between steps.
 
     Parameters
     ----------
@@ -57,7 +56,7 @@ class TreeNoise:
     seed : int or bytes, optional
         See `key_from_seed`. Without seed and key, the operating system makes the key.
     key : bytes of length 32, optional
-        The key itself. It is a secret: whoever has it can take the noise away.
+        The key itself. It is a secret: with it the noise can be removed.
     variant : "honaker" or "vanilla"
     dtype : "float32" or "float64"
     rounds : 8, 12 or 20
@@ -137,8 +136,8 @@ class TreeNoise:
     def residual(self) -> Array:
         """Take one step; return its carry + b_t minus the one of the last `step` or `residual`.
 
-        That one is remembered across restarts; steps of `advance_to` do not count. The first
-        residual of all is carry + b_t itself.
+        The last one is remembered across restarts; steps of `advance_to` do not count. The first
+        residual is carry + b_t itself.
         """
         last, self._returned = self._returned, self._advance()
         return self._returned.copy() if last is None else self._returned - last
@@ -171,7 +170,7 @@ class TreeNoise:
         return {node: self._subtree(*node) for node in live_nodes(t)}
 
     def _subtree(self, level: int, index: int) -> Array:
-        """Return what a live node brings: v(l, k), or r(l, k) of Honaker."""
+        """Return the value of a live node: v(l, k), or r(l, k) of Honaker."""
         if (level, index) in self._kept:
             return self._kept[level, index]
         v = self.node(level, index)
@@ -190,10 +189,10 @@ class TreeNoise:
 
 
 class TreeNoisePython:
-    """The steps of one tree in lists and loops: the same values, and a plain-Python baseline.
+    """The steps of one tree in lists and loops: the same values; also a plain-Python baseline.
 
-    A stack holds what the live nodes bring, high level first, as a binary counter does. Parameters
-    as for `TreeNoise`.
+    A stack holds the values of the live nodes, high level first, as a binary counter does.
+    Parameters as for `TreeNoise`.
     """
 
     def __init__(
@@ -244,7 +243,7 @@ class TreeNoisePython:
         return [self._to(a * self._std) for a in z]
 
 
-# ------------------------------------------------------------------------- what it should give
+# -------------------------------------------------------------------------------- exact moments
 
 
 def _variance(level: int, honaker: bool) -> Fraction:
@@ -268,9 +267,9 @@ def variance_factor(t: int, variant: str = "honaker") -> Fraction:
 def covariance(steps: int, variant: str = "honaker") -> list[list[Fraction]]:
     """Return the exact covariance matrix of (b_1, .., b_steps) for std = 1.
 
-    Live nodes of two steps share noise only where one node holds the other. Vanilla: where they are
-    the same, 1. Honaker: r(l, k) holds 2^-(l-m) of an r(m, j) below it, whose variance is 2 - 2^-m;
-    times both weights that is 2^-(l-m) / (2 - 2^-l).
+    Live nodes of two steps share noise only if one contains the other. Vanilla: 1 if they are the
+    same. Honaker: r(l, k) contains 2^-(l-m) of an r(m, j) below it, whose variance is 2 - 2^-m;
+    with both weights, 2^-(l-m) / (2 - 2^-l).
 
     Examples
     --------

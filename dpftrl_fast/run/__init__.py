@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crash-safe runs: a folder written ahead of each step, and the privacy cost of recovering."""
+"""Runs that survive a crash: what a run writes ahead, and the privacy cost of recovering it.
+
+- :class:`RunJournal`: the folder of a run; a killed run resumes without adding the same noise to
+  two different sums.
+- :class:`Diverged`: raised where a step cannot be repeated exactly.
+- :class:`RunAccount`: the guarantee of a run that had to recover with fresh noise.
+"""
+
+from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.run.journal import RunJournal
+from dpftrl_fast.run.step_log import Diverged
+
+__all__ = ["Diverged", "RunAccount", "RunJournal"]

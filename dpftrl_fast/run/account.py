@@ -18,9 +18,9 @@ released.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, partial
 from typing import Any
 
 from dpftrl_fast._validate import integer, positive, probability
@@ -32,17 +32,22 @@ from dpftrl_fast.accounting.participation import (
     SinglePass,
 )
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, touched
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.accounting.statement.composition import Composition
-from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
-from dpftrl_fast.mechanisms.choices import Variant
-from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, squared_of
+from dpftrl_fast.accounting.statement.statement import (
+    GaussianMechanism,
+    Guarantee,
+    Neighbours,
+    PrivacyStatement,
+    compose,
+)
+from dpftrl_fast.mechanisms import Layout
+from dpftrl_fast.plan.noise_spec import NoiseSpec
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
-class RunAccount:
+class RunAccount(PrivacyStatement):
     """A plan, the restarts that it has to spare, and the stretches that were abandoned.
 
     Parameters
@@ -74,7 +79,8 @@ class RunAccount:
     Examples
     --------
     >>> from dpftrl_fast import accounting
-    >>> plan = PrivacyPlan(1.0, 8.0, accounting.FixedEpochs(100, 10), restart_every=100)
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> plan = PrivacyPlan(1.0, 8.0, accounting.FixedEpochs(100, 10), Tree(restart_every=100))
     >>> account = RunAccount(plan)
     >>> round(account.epsilon(1e-5), 3) == round(plan.epsilon(1e-5), 3)
     True
@@ -106,76 +112,73 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
             low, high = first, last
         integer("start", self.start, low, high)
 
-    # ---- What is stated ----
+    # ---- The statement ----
 
     @cached_property
-    def stated(self) -> Composition:
-        """What the run states: the plan with its spare restarts, or what happened if more."""
-        declared = Composition((self.plan.guarantee, *self._spares()))
-        return declared if _covers(declared, self.happened) else self.happened
+    def guarantee(self) -> Guarantee:
+        """The plan with its spare restarts, or what happened where they do not cover it."""
+        declared = compose([self.plan, *[self._spare] * self.spare_restarts])
+        if not self.abandoned or _covers(declared, self.happened):
+            return declared
+        alone = replace(declared, otherwise=None)
+        return alone if _covers(alone, self.happened) else self.happened
 
     @cached_property
-    def happened(self) -> Composition:
+    def happened(self) -> Guarantee:
         """The abandoned stretches, and the present one to the end of the plan."""
         if not self.abandoned:
-            return Composition((self.plan.guarantee,))
+            return self.plan.guarantee
         stretches = (*self.abandoned, (self.start, self.plan.steps))
-        parts = [part for stretch in stretches for part in self._guarantees(*stretch)]
-        return Composition(tuple(parts))
+        return compose([part for stretch in stretches for part in self._stretch(*stretch)])
 
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Epsilon of the whole run at ``delta``, spare restarts included, never understated.
-
-        Parameters and errors as for :meth:`dpftrl_fast.PrivacyPlan.epsilon`.
-        """
-        runs = self.stated.runs
-        # One run by itself is rounded once, as the plan rounds it.
-        return (runs[0] if len(runs) == 1 else self.stated).epsilon(delta, neighbours)
-
-    def _spares(self) -> list[Guarantee]:
-        if not self.spare_restarts:
-            return []
+    @cached_property
+    def _spare(self) -> Guarantee:
+        """The guarantee of a spare restart: of one tree at its worst, or of one more run."""
         plan = self.plan
         if not (isinstance(plan.participation, FixedEpochs) and plan.participation.reshuffle):
-            return [plan.guarantee] * self.spare_restarts
-        each = [self._of(Trees((replace(run, count=1),)), 1, run.steps) for run in plan.trees.runs]
-        parts = [part for one in each for part in one]
-        worst = Guarantee(
-            plan.noise_multiplier,
-            max(part.sensitivity_squared for part in parts),
-            Touched(*(max(getattr(part.touched, name) for part in parts) for name in _TOUCHED)),
-        )
-        return [worst] * self.spare_restarts
+            return plan.guarantee
+        return self._in_both(self._worst_tree)
 
-    def _guarantees(self, first: int, last: int) -> list[Guarantee]:
-        return self._of(trees_between(self.plan.trees, first, last), first, last)
+    def _in_both(self, made: Callable[..., Guarantee], *given: Any) -> Guarantee:
+        """Return what `made` returns under the plan's bound, and otherwise under "exact"."""
+        found = made(*given, bound=self.plan.bound)
+        if self.plan.guarantee.otherwise is None:
+            return found
+        return replace(found, otherwise=partial(made, *given, bound="exact"))
 
-    def _of(self, trees: Trees, first: int, last: int) -> list[Guarantee]:
-        """Return what a stretch owes by itself; nothing if nobody takes part in it."""
+    def _worst_tree(self, *, bound: PlanBound) -> Guarantee:
+        blocks = [block for block, _ in self.plan.layout.blocks()]
+        parts = [self._epochs_in(block, bound=bound).mechanisms[0] for block in blocks]
+        worst = Touched(*(max(getattr(part.touched, name) for part in parts) for name in _TOUCHED))
+        zeta = max(part.sensitivity_squared for part in parts)
+        return Guarantee((GaussianMechanism(self.plan.noise_multiplier, zeta, worst),))
+
+    def _stretch(self, first: int, last: int) -> list[Guarantee]:
+        """Return the guarantee of a stretch by itself; nothing if nobody takes part in it."""
+        plan, layout = self.plan, self.plan.layout.between(first, last)
+        if isinstance(plan.participation, FixedEpochs):
+            return [self._in_both(self._epochs_in, layout)]
+        part = _participation_between(plan.participation, first, last)
+        if part is None:
+            return []
+        return [Guarantee.of(plan.noise_multiplier, part, layout, bound=plan.bound)]
+
+    def _epochs_in(self, layout: Layout, *, bound: PlanBound) -> Guarantee:
+        """Return the guarantee of epochs that start anywhere in blocks of any length."""
+        # Wherever in an epoch it begins, and also if the order stays: each block at its worst.
         plan, pattern = self.plan, self.plan.participation
-        how: dict[str, Any] = {"bound": plan.bound, "variant": plan.variant}
-        if isinstance(pattern, FixedEpochs):
-            # Wherever in an epoch it begins, and also if the order stays: each tree at its worst.
-            uses = -(-trees.steps // pattern.steps_per_epoch)
-            epochs = FixedEpochs(pattern.steps_per_epoch, uses)
-            zeta = sensitivity_squared_of(epochs, trees, **how)
-            return [Guarantee(plan.noise_multiplier, zeta, self._touched(trees))]
-        part = _stretch(pattern, first, last)
-        return [] if part is None else [Guarantee.of(plan.noise_multiplier, part, trees, **how)]
-
-    def _touched(self, trees: Trees) -> Touched:
-        """Of epochs that start anywhere in trees of any length: tree by tree."""
-        pattern = self.plan.participation
         assert isinstance(pattern, FixedEpochs)
+        epochs = FixedEpochs(pattern.steps_per_epoch, -(-layout.steps // pattern.steps_per_epoch))
+        zeta = squared_of(layout, epochs, bound)
         nodes, total, largest = 0, 0, 0
-        for run in trees.runs:
-            period = min(pattern.steps_per_epoch, run.steps)
-            spaced = MinSeparation(run.steps, -(-run.steps // period), period)
-            one = Trees((replace(run, count=1),))
-            each = touched(spaced, one, self.plan.bound, self.plan.variant)
-            nodes, total = nodes + run.count * each.nodes, total + run.count * each.total
+        for block, count in layout.blocks():
+            period = min(pattern.steps_per_epoch, block.steps)
+            spaced = MinSeparation(block.steps, -(-block.steps // period), period)
+            each = touched(block, spaced, bound)
+            nodes, total = nodes + count * each.nodes, total + count * each.total
             largest = max(largest, each.largest)
-        return Touched(nodes, total, largest)
+        found = GaussianMechanism(plan.noise_multiplier, zeta, Touched(nodes, total, largest))
+        return Guarantee((found,))
 
     # ---- A restart ----
 
@@ -214,7 +217,7 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
             If the stated epsilon would grow and is not accepted, or is above what was accepted.
         """
         after = self._after(last, step)
-        if _covers(self.stated, after.stated):
+        if _covers(self.guarantee, after.guarantee):
             return after
         words = (
             f"it puts steps {step} to {last} into a second tree, and {self.spare_restarts} spare "
@@ -276,9 +279,9 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
     # ---- The noise of the present stretch, by the names that a plan has for it ----
 
     @property
-    def trees(self) -> Trees:
-        """How the steps from `start` on are laid out over trees."""
-        return trees_between(self.plan.trees, self.start, self.plan.steps)
+    def layout(self) -> Layout:
+        """The plan's layout from `start` on."""
+        return self.plan.layout.between(self.start, self.plan.steps)
 
     @property
     def steps(self) -> int:
@@ -286,85 +289,23 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
         return self.plan.steps - self.start + 1
 
     @property
-    def clip_norm(self) -> float:
-        """The plan's (L)."""
-        return self.plan.clip_norm
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The plan's (sigma)."""
-        return self.plan.noise_multiplier
-
-    @property
-    def variant(self) -> Variant:
-        """The plan's."""
-        return self.plan.variant
+    def noise_spec(self) -> NoiseSpec:
+        """The noise of the present stretch."""
+        return replace(self.plan.noise_spec, layout=self.layout)
 
     def noise(self, size: int, **options: Any) -> PlannedNoise:
-        """Return the tree noise of the present stretch, as :meth:`dpftrl_fast.PrivacyPlan.noise`.
+        """Return the noise of the present stretch, as :meth:`dpftrl_fast.PrivacyPlan.noise`.
 
         Its steps are those from `start` on, its restarts the plan's. After a restart it must have a
         key that no earlier stretch had: leave ``key`` out, or draw one.
         """
-        plan = self.plan
-        check_coordinates(size, options.get("offset", 0))
-        std = std_up(plan.clip_norm, plan.noise_multiplier, options.get("dtype", "float32"))
-        return PlannedNoise(size, std, trees=self.trees, variant=plan.variant, **options)
+        return self.noise_spec.source(size, **options)
 
 
 _TOUCHED = ("nodes", "total", "largest")
 
 
-def trees_between(trees: Trees, first: int, last: int) -> Trees:
-    """Return the trees of steps first..last of a run, as a run of its own.
-
-    The tree that `first` lies in starts at leaf 1 with it; the one that `last` lies in ends there,
-    and is completed only if it ends there anyway.
-
-    Parameters
-    ----------
-    trees : Trees
-        Of the whole run.
-    first, last : int
-        Steps of it, from 1.
-
-    Raises
-    ------
-    IndexError
-        If there are no such steps.
-
-    Examples
-    --------
-    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-    >>> trees = resolve_trees(1000, restart_every=100, complete=True)
-    >>> [(run.steps, run.completed, run.count) for run in trees_between(trees, 150, 420).runs]
-    [(51, True, 1), (100, True, 2), (20, False, 1)]
-    """
-    (begin, leaf), (end, last_leaf) = trees.locate(first), trees.locate(last)
-    if last < first:
-        raise IndexError(f"expected first <= last, got {first} and {last}")
-    pieces: list[TreeRun] = []
-    before = 0  # trees of the runs gone through
-    for run in trees.runs:
-        whole = range(max(before, begin), min(before + run.count, end + 1))
-        before += run.count
-        # The trees at the ends may be cut, those between are whole.
-        cut = sorted({begin, end} & {*whole[:1], *whole[-1:]})
-        between = len(whole) - len(cut)
-        for tree in cut:
-            start = leaf if tree == begin else 1
-            stop = last_leaf if tree == end else run.steps
-            if between and tree == end:
-                pieces.append(replace(run, count=between))
-                between = 0
-            pieces.append(TreeRun(stop - start + 1, run.completed and stop == run.steps, 1))
-        if between:
-            pieces.append(replace(run, count=between))
-    alike = groupby(pieces, key=lambda piece: (piece.steps, piece.completed))
-    return Trees(tuple(TreeRun(*kind, sum(p.count for p in same)) for kind, same in alike))
-
-
-def _stretch(pattern: Participation, first: int, last: int) -> Participation | None:
+def _participation_between(pattern: Participation, first: int, last: int) -> Participation | None:
     """Return who takes part in steps first..last; None for nobody."""
     steps = last - first + 1
     if isinstance(pattern, SinglePass):
@@ -377,12 +318,12 @@ def _stretch(pattern: Participation, first: int, last: int) -> Participation | N
     return FixedOrder(ids.copy(), offsets - offsets[0]) if ids.size else None
 
 
-def _covers(stated: Composition, owed: Composition) -> bool:
-    """Say whether the one is, at every delta and for both neighbours, no less than the other."""
-    nodes = [sum(run.touched.nodes for run in each.runs) for each in (stated, owed)]
+def _covers(stated: Guarantee, owed: Guarantee) -> bool:
+    """Return whether the one is, at every delta and for all neighbours, at least the other."""
     kinds: tuple[Neighbours, ...] = ("zero-out", "replace-one")
     return (
         stated.mu_squared >= owed.mu_squared
-        and nodes[0] >= nodes[1]
-        and all(stated.floor(kind) >= owed.floor(kind) for kind in kinds)
+        and stated.touched.nodes >= owed.touched.nodes
+        and all(stated.floor(neighbours=kind) >= owed.floor(neighbours=kind) for kind in kinds)
+        and (stated.otherwise is None or _covers(stated.other, owed.other))
     )

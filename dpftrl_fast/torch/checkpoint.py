@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpftrl_fast._validate import positive_integer
-from dpftrl_fast.accounting.statement.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.torch.ledger import TrainingLedger
@@ -41,7 +41,7 @@ class Stateful(Protocol):
         ...
 
 
-class TrainingRun:
+class TrainingRun(PrivacyStatement):
     """Ties what a private training consists of to a folder from which it can go on.
 
     One process at a time has the folder. Before each ``optimizer.step()`` the keyed hash of the
@@ -152,7 +152,7 @@ class TrainingRun:
             raise
         accumulator.before_step = self._write_ahead
         if isinstance(self._guard, TrainingLedger):
-            self._guard.stated = self.epsilon
+            self._guard.state_by(self)
 
     def _begin(
         self, account: RunAccount, restart: bool, accept_epsilon: tuple[float, float] | None
@@ -250,22 +250,18 @@ class TrainingRun:
         """Whether the folder is a copy that was taken with ``allow_fork``: no guarantee holds."""
         return self._journal.forked
 
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Return epsilon of the whole run at `delta`, spare restarts and restarts included.
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the whole run, spare recoveries and recoveries included.
 
-        Without either it is the plan's.
-
-        Raises
-        ------
-        ValueError
-            If the folder was forked, or as :meth:`dpftrl_fast.PrivacyPlan.epsilon`.
+        Without either it is the plan's. A forked run has none: ValueError.
         """
         if self.forked:
             raise ValueError(
                 "no epsilon can be stated: this folder is a copy taken with allow_fork, and another"
-                " run may have put the same noise on other sums"
+                " run may have added the same noise to other sums"
             )
-        return self._account.epsilon(delta, neighbours=neighbours)
+        return self._account.guarantee
 
     # ---- The state ----
 

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting import FixedEpochs, Ledger
-from dpftrl_fast.accounting.statement.guarantee import Neighbours
+from dpftrl_fast.accounting.statement.statement import Neighbours, PrivacyStatement
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
@@ -20,44 +19,47 @@ class TrainingLedger(Ledger):
     plan : PrivacyPlan
     delta : float
         At which epsilon is stated, 0 < delta < 1.
+    realised : bool
+        Count the realised values of ids, as `dpftrl_fast.accounting.Ledger` does.
 
     Attributes
     ----------
-    stated : callable or None
-        What states the epsilon of the run instead, by its delta: `TrainingRun.epsilon`, since a run
-        in a folder may owe more than its plan.
+    target_delta : float
+        At which epsilon is stated.
 
     Raises
     ------
     TypeError, ValueError
-        If nothing can be stated at that delta.
+        If no epsilon can be stated at that delta.
 
     Examples
     --------
     >>> from dpftrl_fast import accounting
-    >>> plan = PrivacyPlan(1.0, 10.0, accounting.FixedEpochs(2, 5), restart_every=2)
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> plan = PrivacyPlan(1.0, 10.0, accounting.FixedEpochs(2, 5), Tree(restart_every=2))
     >>> ledger = TrainingLedger(plan, 1e-6)
     >>> ledger.record([1, 2])
     >>> round(ledger.epsilon_spent(), 3), round(ledger.epsilon_so_far(), 3)
     (1.368, 0.575)
     """
 
-    def __init__(self, plan: PrivacyPlan, delta: float) -> None:
+    def __init__(self, plan: PrivacyPlan, delta: float, *, realised: bool = False) -> None:
         super().__init__(
             plan.participation,
             plan.noise_multiplier,
-            restart_every=plan.restart_every,
-            tree_lengths=plan.tree_lengths,
-            complete=plan.complete,
+            plan.mechanism,
             bound=plan.bound,
-            variant=plan.variant,
+            realised=realised,
         )
-        self.plan = plan
-        self.delta = probability("delta", delta)
-        self.stated: Callable[..., float] | None = None
+        self._statement = self.plan = plan
+        self.target_delta = probability("delta", delta)
         self._after: dict[int, float] = {}
         # A delta at which nothing can be stated is refused here.
-        self._declared = plan.epsilon(self.delta)
+        self._declared = plan.epsilon(self.target_delta)
+
+    def state_by(self, run: PrivacyStatement) -> None:
+        """State the guarantee of a run from now on, which may have recoveries beyond the plan."""
+        self._statement = run
 
     def epsilon_spent(
         self,
@@ -66,16 +68,16 @@ class TrainingLedger(Ledger):
         neighbours: Neighbours = "zero-out",
         realised: bool = False,
     ) -> float:
-        """Return the epsilon of the declared run, as `Ledger.epsilon_spent`; at its delta if None.
+        """Return the epsilon of the declared run, as `Ledger.epsilon_spent`.
 
-        Raises
-        ------
-        TypeError, ValueError
-            As `Ledger.epsilon_spent`, and as `stated`.
+        Parameters
+        ----------
+        delta : float, optional
+            Default `target_delta`.
+        neighbours, realised
+            As for `Ledger.epsilon_spent`.
         """
-        at = self.delta if delta is None else delta
-        if self.stated is not None and not realised:
-            return self.stated(at, neighbours=neighbours)
+        at = self.target_delta if delta is None else delta
         return super().epsilon_spent(at, neighbours=neighbours, realised=realised)
 
     def epsilon_so_far(self) -> float:
@@ -92,12 +94,12 @@ class TrainingLedger(Ledger):
             return whole
         if self.steps_taken == 0:
             return 0.0
-        if not isinstance(pattern, FixedEpochs) or plan.tree_lengths is not None:
-            return whole
-        if isinstance(plan.complete, tuple):  # a choice for each tree of the whole run
+        if not isinstance(pattern, FixedEpochs) or not plan.mechanism.any_length:
             return whole
         epochs = -(-self.steps_taken // pattern.steps_per_epoch)
         if epochs not in self._after:
             begun = replace(pattern, epochs=epochs)
-            self._after[epochs] = min(whole, replace(plan, participation=begun).epsilon(self.delta))
+            self._after[epochs] = min(
+                whole, replace(plan, participation=begun).epsilon(self.target_delta)
+            )
         return self._after[epochs]

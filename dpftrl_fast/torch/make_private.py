@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import Participation
-from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
-from dpftrl_fast.plan.from_budget import participation_of, plan_of
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
+from dpftrl_fast.mechanisms import Mechanism
+from dpftrl_fast.plan.from_budget import TreeSearch, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
@@ -78,9 +79,7 @@ def make_private(
     clipping: str = "flat",
     gamma: float | None = None,
     plan: PrivacyPlan | None = None,
-    restart_every: int | Literal["auto"] | None = "auto",
-    complete: Completion | Literal["auto"] = "auto",
-    variant: Variant = "honaker",
+    mechanism: Mechanism | TreeSearch | Literal["auto"] = "auto",
     bound: PlanBound = "released",
     shuffle: bool = True,
     order_seed: int | None = None,
@@ -127,8 +126,8 @@ def make_private(
         Of automatic clipping.
     plan : PrivacyPlan, optional
         Instead of a schedule that is picked here, and without `epsilon`, `noise_multiplier` and the
-        four arguments below: of the same epochs, with a clip norm of at least L.
-    restart_every, complete, variant, bound
+        two arguments below: of the same epochs, with a clip norm of at least L.
+    mechanism, bound
         As for `plan.from_budget.plan_of`. A noise multiplier is kept for any schedule.
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is dealt at random, and afresh at restarts that
@@ -216,9 +215,7 @@ def make_private(
     schedule: dict[str, Any] = {
         "epsilon": epsilon,
         "noise_multiplier": noise_multiplier,
-        "restart_every": restart_every,
-        "complete": complete,
-        "variant": variant,
+        "mechanism": mechanism,
         "bound": bound,
     }
     if plan is None:

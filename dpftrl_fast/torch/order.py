@@ -137,5 +137,5 @@ class EpochOrder:
         pattern, per_epoch = self.plan.participation, self.steps_per_epoch
         if not (isinstance(pattern, FixedEpochs) and pattern.reshuffle):
             return []
-        trees = self.plan.trees
-        return [e for e in range(1, pattern.epochs) if trees.locate(e * per_epoch + 1)[1] == 1]
+        layout = self.plan.layout
+        return [e for e in range(1, pattern.epochs) if layout.locate(e * per_epoch + 1)[1] == 1]

@@ -19,9 +19,7 @@ from dpftrl_fast.torch.optimizer import DPFTRL
 _OF_PLAN = {
     "epsilon": None,
     "noise_multiplier": None,
-    "restart_every": "auto",
-    "complete": "auto",
-    "variant": "honaker",
+    "mechanism": "auto",
     "bound": "released",
 }
 

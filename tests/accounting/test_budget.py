@@ -12,16 +12,17 @@ from dpftrl_fast.accounting.planner.budget import (
     largest_steps,
     largest_trees,
 )
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 DELTA = 1e-6
 BUDGETS = [(1.0, 6.0), (2.5, 4.0), (8.0, 2.33)]  # (epsilon, noise multiplier)
 TREES = [
-    {},
-    {"complete": "all"},
-    {"restart_every": 4},
-    {"restart_every": 5, "complete": True},
-    {"restart_every": 3, "complete": "all", "variant": "vanilla"},
+    Tree(),
+    Tree(complete="all"),
+    Tree(restart_every=4),
+    Tree(restart_every=5, complete=True),
+    Tree("vanilla", restart_every=3, complete="all"),
 ]
 
 
@@ -46,55 +47,61 @@ def check(call, make, epsilon, most):
 
 
 @pytest.mark.parametrize(("epsilon", "sigma"), BUDGETS)
-@pytest.mark.parametrize("options", TREES)
-def test_steps_of_a_single_pass(epsilon, sigma, options):
+@pytest.mark.parametrize("tree", TREES)
+def test_steps_of_a_single_pass(epsilon, sigma, tree):
     check(
-        lambda: largest_steps(epsilon, DELTA, sigma, **options),
-        lambda n: PrivacyPlan(1.0, sigma, SinglePass(n), **options),
+        lambda: largest_steps(epsilon, DELTA, sigma, mechanism=tree),
+        lambda n: PrivacyPlan(1.0, sigma, SinglePass(n), mechanism=tree),
         epsilon,
         40,
     )
 
 
 @pytest.mark.parametrize(("epsilon", "sigma"), BUDGETS)
-@pytest.mark.parametrize("options", TREES)
+@pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("bound", ["exact", "released"])
-def test_steps_with_a_separation(epsilon, sigma, options, bound):
+def test_steps_with_a_separation(epsilon, sigma, tree, bound):
     check(
         lambda: largest_steps(
-            epsilon, DELTA, sigma, max_participations=5, min_separation=2, bound=bound, **options
+            epsilon,
+            DELTA,
+            sigma,
+            max_participations=5,
+            min_separation=2,
+            bound=bound,
+            mechanism=tree,
         ),
-        lambda n: PrivacyPlan(1.0, sigma, MinSeparation(n, 5, 2), bound=bound, **options),
+        lambda n: PrivacyPlan(1.0, sigma, MinSeparation(n, 5, 2), bound=bound, mechanism=tree),
         epsilon,
         11,
     )
 
 
 @pytest.mark.parametrize(("epsilon", "sigma"), BUDGETS)
-@pytest.mark.parametrize("options", TREES)
+@pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("reshuffle", [False, True])
-def test_epochs(epsilon, sigma, options, reshuffle):
+def test_epochs(epsilon, sigma, tree, reshuffle):
     check(
-        lambda: largest_epochs(epsilon, DELTA, sigma, 4, reshuffle=reshuffle, **options),
-        lambda n: PrivacyPlan(1.0, sigma, FixedEpochs(4, n, reshuffle), **options),
+        lambda: largest_epochs(epsilon, DELTA, sigma, 4, reshuffle=reshuffle, mechanism=tree),
+        lambda n: PrivacyPlan(1.0, sigma, FixedEpochs(4, n, reshuffle), mechanism=tree),
         epsilon,
         8,
     )
 
 
 @pytest.mark.parametrize(("epsilon", "sigma"), BUDGETS)
-@pytest.mark.parametrize("options", TREES)
-def test_participations(epsilon, sigma, options):
+@pytest.mark.parametrize("tree", TREES)
+def test_participations(epsilon, sigma, tree):
     steps, separation = 11, 2
     expected = one_by_one(
-        lambda n: PrivacyPlan(1.0, sigma, MinSeparation(steps, n, separation), **options),
+        lambda n: PrivacyPlan(1.0, sigma, MinSeparation(steps, n, separation), mechanism=tree),
         epsilon,
         6,
     )
 
     def call():
         return largest_participations(
-            epsilon, DELTA, sigma, steps, min_separation=separation, **options
+            epsilon, DELTA, sigma, steps, min_separation=separation, mechanism=tree
         )
 
     if expected:
@@ -108,19 +115,30 @@ def test_participations(epsilon, sigma, options):
 @pytest.mark.parametrize("complete", [False, True, "all"])
 def test_trees(epsilon, sigma, complete):
     check(
-        lambda: largest_trees(epsilon, DELTA, sigma, 6, steps_per_epoch=3, complete=complete),
+        lambda: largest_trees(
+            epsilon, DELTA, sigma, 6, steps_per_epoch=3, mechanism=Tree(complete=complete)
+        ),
         lambda n: PrivacyPlan(
-            1.0, sigma, FixedEpochs(3, 2 * n), restart_every=6, complete=complete
+            1.0, sigma, FixedEpochs(3, 2 * n), mechanism=Tree(restart_every=6, complete=complete)
         ),
         epsilon,
         5,
     )
     check(
         lambda: largest_trees(
-            epsilon, DELTA, sigma, 3, max_participations=4, min_separation=2, complete=complete
+            epsilon,
+            DELTA,
+            sigma,
+            3,
+            max_participations=4,
+            min_separation=2,
+            mechanism=Tree(complete=complete),
         ),
         lambda n: PrivacyPlan(
-            1.0, sigma, MinSeparation(3 * n, 4, 2), restart_every=3, complete=complete
+            1.0,
+            sigma,
+            MinSeparation(3 * n, 4, 2),
+            mechanism=Tree(restart_every=3, complete=complete),
         ),
         epsilon,
         4,
@@ -139,20 +157,21 @@ def test_budgets_turned_round():
         delta=1e-5,
         clip_norm=1.0,
         participation=FixedEpochs(100, 100),
-        restart_every=500,
-        complete=True,
+        mechanism=Tree(restart_every=500, complete=True),
     )
-    options = {"restart_every": 500, "complete": True}
-    assert largest_epochs(8.0, 1e-5, plan.noise_multiplier, 100, **options) == 100
+    tree = Tree(restart_every=500, complete=True)
+    assert largest_epochs(8.0, 1e-5, plan.noise_multiplier, 100, mechanism=tree) == 100
     less = math.nextafter(plan.noise_multiplier, 0.0)
-    assert largest_epochs(8.0, 1e-5, less, 100, **options) == 99
-    found = largest_trees(8.0, 1e-5, plan.noise_multiplier, 500, steps_per_epoch=100, complete=True)
+    assert largest_epochs(8.0, 1e-5, less, 100, mechanism=tree) == 99
+    found = largest_trees(
+        8.0, 1e-5, plan.noise_multiplier, 500, steps_per_epoch=100, mechanism=Tree(complete=True)
+    )
     assert found == 20
 
 
 def test_what_every_budget_allows():
     assert largest_steps(1.0, DELTA, 1e6) == 2**40
-    assert largest_steps(1.0, DELTA, 100.0, restart_every=1) == 2**40
+    assert largest_steps(1.0, DELTA, 100.0, mechanism=Tree(restart_every=1)) == 2**40
     assert largest_trees(1.0, DELTA, 100.0, 3) == 2**40 // 3
     assert largest_participations(1.0, DELTA, 1e6, 100, min_separation=30) == 4
     assert largest_participations(1.0, DELTA, 1e6, 100, min_separation=2**40) == 1
@@ -182,26 +201,34 @@ def test_what_every_budget_allows():
         (
             lambda: largest_steps(1.0, DELTA, 9.0, max_participations=0),
             ValueError,
-            "max_participations must be an integer >= 1, got 0",
+            "max_participations must be an integer in .*, got 0",
         ),
         (
             lambda: largest_steps(1.0, DELTA, 9.0, min_separation=0.5),
             TypeError,
-            "min_separation must be an integer >= 1, got float",
+            "min_separation must be an integer in .*, got float",
         ),
         (
-            lambda: largest_steps(1.0, DELTA, 9.0, restart_every=0),
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(restart_every=0)),
             ValueError,
             "restart_every must be an integer >= 1, got 0",
         ),
         (
-            lambda: largest_steps(1.0, DELTA, 9.0, complete=[True]),
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(complete=[True])),
             TypeError,
-            'complete must be False, True or "all" where .*, got a sequence',
+            r"mechanism must fit any number of steps .*, got Tree\(.*complete=\(True,\)\)",
         ),
-        (lambda: largest_steps(1.0, DELTA, 9.0, complete=1), TypeError, "complete must be"),
+        (
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(complete=1)),
+            TypeError,
+            "complete must be",
+        ),
         (lambda: largest_steps(1.0, DELTA, 9.0, bound="level"), ValueError, "bound must be"),
-        (lambda: largest_steps(1.0, DELTA, 9.0, variant="x"), ValueError, "variant must be"),
+        (
+            lambda: largest_steps(1.0, DELTA, 9.0, mechanism=Tree(variant="x")),
+            ValueError,
+            "variant must be",
+        ),
         (lambda: largest_epochs(1.0, DELTA, 9.0, 0), ValueError, "steps_per_epoch must be"),
         (lambda: largest_epochs(1.0, DELTA, 9.0, 2, reshuffle=0), TypeError, "reshuffle must be"),
         (lambda: largest_participations(1.0, DELTA, 9.0, 0), ValueError, "steps must be"),

@@ -97,7 +97,7 @@ def test_bad_arguments(function):
         (lambda: rdp(1.0, 1, [1.0]), ValueError, "each of orders must be a finite number > 1"),
         (lambda: rdp(math.nan, 1, [2.0]), ValueError, "noise_multiplier must be"),
         (lambda: best_order(0.0, 1, 0.5), ValueError, "noise_multiplier must be a finite number"),
-        (lambda: best_order(1.0, 1, 1.0), ValueError, "delta must be a number with 0 < x < 1"),
+        (lambda: best_order(1.0, 1, 1.0), ValueError, "delta must be a finite number > 0 and < 1"),
         (
             lambda: best_order(1.0, 1, 0.5, conversion="best"),
             ValueError,

@@ -115,7 +115,11 @@ def test_pld_is_the_tighter_accountant(dp_accounting):
         (lambda: dpsgd_epsilon(1.0, 1.5, 1, 0.1), ValueError, "sampling_probability must be a num"),
         (lambda: dpsgd_epsilon(1.0, math.nan, 1, 0.1), ValueError, "sampling_probability must be"),
         (lambda: dpsgd_epsilon(1.0, 0.5, 0, 0.1), ValueError, "steps must be an integer >= 1"),
-        (lambda: dpsgd_epsilon(1.0, 0.5, 1, 0.0), ValueError, "delta must be a number with 0 < x"),
+        (
+            lambda: dpsgd_epsilon(1.0, 0.5, 1, 0.0),
+            ValueError,
+            "delta must be a finite number > 0",
+        ),
         (
             lambda: dpsgd_epsilon(1.0, 0.5, 1, 0.1, "prv"),
             ValueError,

@@ -23,6 +23,7 @@ from participation_runs import (
     proposed_step,
     uses_by_id,
 )
+from tree_options import with_tree
 
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.id_table import IdTable
@@ -33,6 +34,7 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
+from dpftrl_fast.mechanisms import Tree
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -66,7 +68,7 @@ def admitted(guard: Guard, ids: list[int]) -> bool:
 def test_it_admits_what_is_declared_and_nothing_else(
     declared: Declared, data: st.DataObject
 ) -> None:
-    guard = Guard(declared.pattern, **declared.options)
+    guard = Guard(declared.pattern, **with_tree(declared.options))
     history: Steps = []
     for _ in range(declared.pattern.steps + 3):
         ids = proposed_step(data.draw, declared, history)
@@ -76,7 +78,7 @@ def test_it_admits_what_is_declared_and_nothing_else(
             history.append(ids)
         if data.draw(st.integers(0, 4)) == 0:
             state = guard.state_dict()
-            guard = Guard(declared.pattern, **declared.options)
+            guard = Guard(declared.pattern, **with_tree(declared.options))
             guard.load_state_dict(
                 data.draw(st.sampled_from([dict, through_json, through_npz]))(state)
             )
@@ -84,13 +86,13 @@ def test_it_admits_what_is_declared_and_nothing_else(
     assert guard.steps_taken == len(history)
     declared_most = declared_zeta(declared)
     for uses in uses_by_id(history).values():
-        assert zeta_exact(uses, declared.trees) <= declared_most
+        assert zeta_exact(uses, declared.layout) <= declared_most
 
 
 @settings(max_examples=150, deadline=None)
 @given(declared=declared_runs(), data=st.data())
 def test_eligible_says_who_may_be_in_the_next_step(declared: Declared, data: st.DataObject) -> None:
-    guard = Guard(declared.pattern, **declared.options)
+    guard = Guard(declared.pattern, **with_tree(declared.options))
     everyone = list(range(6))
     while guard.steps_taken < declared.pattern.steps:
         mask = guard.eligible(everyone).tolist()
@@ -114,7 +116,7 @@ def test_no_one_is_eligible_after_the_last_step() -> None:
 
 def test_separation_counts_real_steps_across_a_completed_restart() -> None:
     # Trees of 3 steps completed to 4 leaves: leaves 3 and 5 are apart by 1 real step, not by 2.
-    guard = Guard(MinSeparation(6, 2, 2), restart_every=3, complete="all")
+    guard = Guard(MinSeparation(6, 2, 2), Tree(restart_every=3, complete="all"))
     for ids in ([], [], [7]):
         guard.admit(ids)
     with pytest.raises(ValueError, match=r"step 4 .* got id 7, used 1 times, last in step 3"):
@@ -124,7 +126,7 @@ def test_separation_counts_real_steps_across_a_completed_restart() -> None:
 
 
 def test_the_number_of_uses_is_shared_by_the_trees() -> None:
-    guard = Guard(MinSeparation(6, 2, 1), restart_every=2)
+    guard = Guard(MinSeparation(6, 2, 1), Tree(restart_every=2))
     guard.admit([3])
     guard.admit([3])
     with pytest.raises(ValueError, match="got id 3, used 2 times"):
@@ -133,7 +135,7 @@ def test_the_number_of_uses_is_shared_by_the_trees() -> None:
 
 @pytest.mark.parametrize("reshuffle", [False, True])
 def test_a_reshuffle_at_a_restart_is_admitted_only_where_it_is_declared(reshuffle: bool) -> None:
-    guard = Guard(FixedEpochs(2, 4, reshuffle), restart_every=4)
+    guard = Guard(FixedEpochs(2, 4, reshuffle), Tree(restart_every=4))
     for ids in ([1, 2], [3], [2, 1], [3]):
         guard.admit(ids)
     assert admitted(guard, [3, 1]) == reshuffle
@@ -145,7 +147,7 @@ def test_a_reshuffle_at_a_restart_is_admitted_only_where_it_is_declared(reshuffl
 
 def test_a_restart_within_an_epoch_starts_at_its_place() -> None:
     # Trees of 4 steps, epochs of 3: the second tree has places 1, 2, 0, 1.
-    guard = Guard(FixedEpochs(3, 3), restart_every=4)
+    guard = Guard(FixedEpochs(3, 3), Tree(restart_every=4))
     for ids in ([1], [2], [3], [1]):
         guard.admit(ids)
     guard.admit([1])  # dealt to place 1 now
@@ -220,7 +222,7 @@ def test_bad_declarations_are_refused() -> None:
     with pytest.raises(TypeError, match="participation must be"):
         Guard(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tree_lengths must add up"):
-        Guard(SinglePass(5), tree_lengths=[2, 2])
+        Guard(SinglePass(5), Tree(tree_lengths=[2, 2]))
 
 
 # ---- State ----
@@ -230,8 +232,8 @@ def test_a_state_of_another_declaration_is_refused() -> None:
     guards = [
         Guard(SinglePass(6)),
         Guard(SinglePass(7)),
-        Guard(SinglePass(6), restart_every=3),
-        Guard(SinglePass(6), restart_every=3, complete=True),
+        Guard(SinglePass(6), Tree(restart_every=3)),
+        Guard(SinglePass(6), Tree(restart_every=3, complete=True)),
         Guard(MinSeparation(6, 1, 1)),
         Guard(FixedEpochs(3, 2)),
         Guard(FixedEpochs(3, 2, reshuffle=False)),

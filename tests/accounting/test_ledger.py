@@ -21,9 +21,11 @@ from participation_runs import (
     proposed_step,
     uses_by_id,
 )
+from tree_options import with_tree
 
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
+from dpftrl_fast.accounting.guard.state import guard_state
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -31,7 +33,13 @@ from dpftrl_fast.accounting.participation import (
     SinglePass,
 )
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
+from dpftrl_fast.accounting.statement.statement import GaussianMechanism, Guarantee
+from dpftrl_fast.mechanisms import Tree
+
+
+def zeta_of(ledger: Ledger) -> int | float:
+    (one,) = ledger.guarantee.mechanisms
+    return one.sensitivity_squared
 
 
 def through_json(state: dict[str, Any]) -> Any:
@@ -57,7 +65,7 @@ def recorded(ledger: Ledger, history: Steps) -> Ledger:
 def test_values_are_those_of_brute_force_and_at_most_the_declared(
     declared: Declared, data: st.DataObject
 ) -> None:
-    ledger = Ledger(declared.pattern, 2.0, **declared.options)
+    ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
     history: Steps = []
     most = declared_zeta(declared)
     for _ in range(declared.pattern.steps):
@@ -72,10 +80,10 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
             state = data.draw(st.sampled_from([dict, through_json, through_npz]))(
                 ledger.state_dict()
             )
-            ledger = Ledger(declared.pattern, 2.0, **declared.options)
+            ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
             ledger.load_state_dict(state)
         uses = uses_by_id(history)
-        expected = {i: zeta_exact(uses[i], declared.trees) for i in sorted(uses)}
+        expected = {i: zeta_exact(uses[i], declared.layout) for i in sorted(uses)}
         found, values = ledger.values()
         assert dict(zip(found.tolist(), values.tolist(), strict=True)) == expected
         assert found.tolist() == list(expected)
@@ -85,18 +93,18 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
 @settings(max_examples=100, deadline=None)
 @given(declared=declared_runs())
 def test_the_declared_zeta_is_that_of_brute_force(declared: Declared) -> None:
-    ledger = Ledger(declared.pattern, 2.0, **declared.options)
-    assert ledger.guarantee.sensitivity_squared == declared_zeta(declared)
+    ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
+    assert zeta_of(ledger) == declared_zeta(declared)
 
 
 def test_the_papers_example() -> None:
     # Fixed order [1, 2, 3, 1, 4]: 8, with three virtual steps 12.
     order = [1, 2, 3, 1, 4]
     steps = [[i] for i in order]
-    assert recorded(Ledger(FixedOrder(order), 1.0), steps).sensitivity_squared() == 8
-    longer = Ledger(FixedOrder([*order, -1, -1, -1]), 1.0)
+    assert recorded(Ledger(FixedOrder(order), 1.0, realised=True), steps).sensitivity_squared() == 8
+    longer = Ledger(FixedOrder([*order, -1, -1, -1]), 1.0, realised=True)
     assert recorded(longer, [*steps, [], [], []]).sensitivity_squared() == 12
-    completed = Ledger(FixedOrder(order), 1.0, complete="all")
+    completed = Ledger(FixedOrder(order), 1.0, mechanism=Tree(complete="all"), realised=True)
     assert recorded(completed, steps).sensitivity_squared() == 12
 
 
@@ -107,17 +115,26 @@ def test_the_papers_example() -> None:
 def test_a_cifar_run_realises_its_declared_figure(
     restart_every: int | None, complete: Any, zeta: int
 ) -> None:
-    ledger = Ledger(FixedEpochs(100, 100), 1.0, restart_every=restart_every, complete=complete)
+    ledger = Ledger(
+        FixedEpochs(100, 100),
+        1.0,
+        mechanism=Tree(restart_every=restart_every, complete=complete),
+        realised=True,
+    )
     for t in range(10_000):
         ledger.record([t % 100])
-    assert ledger.sensitivity_squared() == ledger.guarantee.sensitivity_squared == zeta
+    assert ledger.sensitivity_squared() == zeta_of(ledger) == zeta
 
 
 def test_many_ids_in_a_step_are_counted_as_few_are() -> None:
     n = 150_000
     ids = np.arange(n) * 17
-    ledger = Ledger(MinSeparation(12, 3, 2), 1.0, restart_every=7, complete=True)
-    small = Ledger(MinSeparation(12, 3, 2), 1.0, restart_every=7, complete=True)
+    ledger = Ledger(
+        MinSeparation(12, 3, 2), 1.0, mechanism=Tree(restart_every=7, complete=True), realised=True
+    )
+    small = Ledger(
+        MinSeparation(12, 3, 2), 1.0, mechanism=Tree(restart_every=7, complete=True), realised=True
+    )
     for t in range(12):
         ledger.record(ids if t in (1, 5, 8) else [])
         small.record([3] if t in (1, 5, 8) else [])
@@ -126,16 +143,16 @@ def test_many_ids_in_a_step_are_counted_as_few_are() -> None:
 
 
 def test_a_long_run_is_declared_and_counted_without_listing_its_trees() -> None:
-    ledger = Ledger(SinglePass(2**40), 1.0, restart_every=1)
+    ledger = Ledger(SinglePass(2**40), 1.0, mechanism=Tree(restart_every=1), realised=True)
     ledger.record([5])
-    assert ledger.sensitivity_squared() == ledger.guarantee.sensitivity_squared == 1
-    tall = Ledger(SinglePass(2**40), 1.0)
+    assert ledger.sensitivity_squared() == zeta_of(ledger) == 1
+    tall = Ledger(SinglePass(2**40), 1.0, realised=True)
     tall.record([5])
-    assert tall.sensitivity_squared() == tall.guarantee.sensitivity_squared == 41
+    assert tall.sensitivity_squared() == zeta_of(tall) == 41
 
 
 def test_the_epsilon_spent_is_the_declared_one_and_changes_nothing() -> None:
-    ledger = Ledger(SinglePass(1600), 2.33)
+    ledger = Ledger(SinglePass(1600), 2.33, realised=True)
     first = ledger.epsilon_spent(1e-6)
     assert round(first, 3) == 7.342
     ledger.record([1])
@@ -144,11 +161,11 @@ def test_the_epsilon_spent_is_the_declared_one_and_changes_nothing() -> None:
     assert ledger.epsilon_spent(1e-6, realised=True) == first  # the first leaf has all the nodes
     assert ledger.epsilon_spent(1e-6, neighbours="replace-one") > first
     assert through_json(ledger.state_dict()) == before
-    assert ledger.guarantee == Guarantee(2.33, 11, Touched(11, 11, 1))
+    assert ledger.guarantee == Guarantee((GaussianMechanism(2.33, 11, Touched(11, 11, 1)),))
 
 
 def test_a_realised_epsilon_grows_up_to_the_declared_one() -> None:
-    ledger = Ledger(MinSeparation(16, 3, 4), 2.0)
+    ledger = Ledger(MinSeparation(16, 3, 4), 2.0, realised=True)
     found = [ledger.epsilon_spent(1e-5, realised=True)]
     for t in range(16):
         ledger.record([3] if t in (7, 15) else [])
@@ -169,15 +186,15 @@ def test_a_realised_epsilon_grows_up_to_the_declared_one() -> None:
 def test_where_only_prefixes_are_released_values_are_cut_at_the_declared(
     variant: Any, pattern: SinglePass | MinSeparation, declared: float, exact: int
 ) -> None:
-    ledger = Ledger(pattern, 2.0, bound="released", variant=variant)
+    ledger = Ledger(pattern, 2.0, bound="released", mechanism=Tree(variant=variant), realised=True)
     for _ in range(pattern.most_uses()):
         ledger.record([1, 2])
-    zeta = ledger.guarantee.sensitivity_squared
+    zeta = zeta_of(ledger)
     assert zeta == pytest.approx(declared, abs=5e-3)
     assert ledger.sensitivity_squared() == zeta
     assert ledger.values()[1].tolist() == [zeta, zeta]
     assert ledger.epsilon_spent(1e-6, realised=True) == ledger.epsilon_spent(1e-6)
-    assert Ledger(pattern, 2.0).guarantee.sensitivity_squared == exact
+    assert zeta_of(Ledger(pattern, 2.0)) == exact
 
 
 @pytest.mark.parametrize(
@@ -186,8 +203,8 @@ def test_where_only_prefixes_are_released_values_are_cut_at_the_declared(
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be a finite number > 0"),
         ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier must be"),
         ({"noise_multiplier": "1"}, TypeError, "noise_multiplier must be"),
-        ({"bound": "level"}, ValueError, 'bound must be "exact" or "released"'),
-        ({"variant": "other"}, ValueError, 'variant must be "vanilla" or "honaker"'),
+        ({"bound": "level"}, ValueError, "bound must be one of 'exact', 'released'"),
+        ({"variant": "other"}, ValueError, "variant must be one of 'honaker', 'vanilla'"),
         ({"restart_every": 0}, ValueError, "restart_every must be"),
         ({"complete": "none"}, ValueError, "complete must be"),
     ],
@@ -196,14 +213,14 @@ def test_bad_declarations_are_refused(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        Ledger(SinglePass(3), **{"noise_multiplier": 1.0, **options})
+        Ledger(SinglePass(3), **with_tree({"noise_multiplier": 1.0, **options}))
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, float("nan"), -1e-5])
 @pytest.mark.parametrize("realised", [False, True])
 def test_a_bad_delta_is_refused(delta: float, realised: bool) -> None:
     with pytest.raises(ValueError, match="delta must be"):
-        Ledger(SinglePass(3), 1.0).epsilon_spent(delta, realised=realised)
+        Ledger(SinglePass(3), 1.0, realised=True).epsilon_spent(delta, realised=realised)
 
 
 # ---- State ----
@@ -215,9 +232,9 @@ def test_a_state_of_another_declaration_is_refused() -> None:
         Ledger(pattern, 1.0),
         Ledger(pattern, 1.5),
         Ledger(SinglePass(5), 1.0),
-        Ledger(pattern, 1.0, restart_every=3),
+        Ledger(pattern, 1.0, mechanism=Tree(restart_every=3)),
         Ledger(pattern, 1.0, bound="released"),
-        Ledger(pattern, 1.0, variant="vanilla"),
+        Ledger(pattern, 1.0, mechanism=Tree(variant="vanilla")),
     ]
     for i, ledger in enumerate(ledgers):
         for j, other in enumerate(ledgers):
@@ -226,10 +243,16 @@ def test_a_state_of_another_declaration_is_refused() -> None:
             else:
                 with pytest.raises(ValueError, match="state must have declaration"):
                     ledger.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="must have the keys"):
+    with pytest.raises(ValueError, match=r"state must have format 'dpftrl_fast\.Ledger'"):
         ledgers[0].load_state_dict(Guard(pattern).state_dict())
-    with pytest.raises(ValueError, match="must have the keys"):
+    with pytest.raises(ValueError, match=r"state must have format 'dpftrl_fast\.Guard'"):
         Guard(pattern).load_state_dict(ledgers[0].state_dict())
+    counted = Ledger(pattern, 1.0, realised=True).state_dict()
+    with pytest.raises(ValueError, match="must have the keys"):
+        Guard(pattern).load_state_dict(counted)
+    Guard(pattern).load_state_dict(guard_state(counted))
+    with pytest.raises(ValueError, match="state must have declaration"):
+        Guard(SinglePass(7)).load_state_dict(guard_state(counted))
 
 
 @pytest.mark.parametrize(
@@ -248,11 +271,61 @@ def test_a_broken_state_is_refused_and_changes_nothing(
     change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     pattern = MinSeparation(5, 2, 2)
-    state = recorded(Ledger(pattern, 1.0), [[1, 2], [], [1], [5]]).state_dict()
-    ledger = recorded(Ledger(pattern, 1.0), [[8]])
+    state = recorded(Ledger(pattern, 1.0, realised=True), [[1, 2], [], [1], [5]]).state_dict()
+    ledger = recorded(Ledger(pattern, 1.0, realised=True), [[8]])
     before = through_json(ledger.state_dict())
     with pytest.raises(error, match=message):
         ledger.load_state_dict({**state, **change})
     assert through_json(ledger.state_dict()) == before
     ledger.load_state_dict(state)
     assert through_json(ledger.state_dict()) == through_json(state)
+
+
+# ---- Realised values are opt-in ----
+
+
+def test_a_ledger_counts_realised_values_only_if_asked_to() -> None:
+    ledger = recorded(Ledger(SinglePass(4), 1.0), [[1, 2], [3]])
+    for call in (
+        ledger.values,
+        ledger.sensitivity_squared,
+        lambda: ledger.epsilon_spent(1e-6, realised=True),
+    ):
+        with pytest.raises(ValueError, match=r"counted only by a ledger .* realised=True"):
+            call()
+    assert ledger.epsilon_spent(1e-6) == ledger.epsilon(1e-6)
+    with pytest.raises(TypeError, match="realised must be"):
+        Ledger(SinglePass(4), 1.0, realised=1)  # type: ignore[arg-type]
+
+
+def test_states_with_values_load_in_both_settings_and_others_in_the_default() -> None:
+    pattern, history = MinSeparation(9, 3, 2), [[1, 2], [], [1], [5]]
+    counted = recorded(Ledger(pattern, 1.0, realised=True), history)
+    plain = recorded(Ledger(pattern, 1.0), history)
+    state = counted.state_dict()
+    assert {*state} - {*plain.state_dict()} == {"values", "node_counts"}
+    again = Ledger(pattern, 1.0)
+    again.load_state_dict(through_npz(state))
+    assert through_json(again.state_dict()) == through_json(plain.state_dict())
+    again.record([2])
+    with pytest.raises(ValueError, match="must have ids"):
+        again.record([2])
+    other = Ledger(pattern, 1.0, realised=True)
+    with pytest.raises(ValueError, match=r"must have the keys .*'values'"):
+        other.load_state_dict(plain.state_dict())
+    other.load_state_dict(state)
+    assert other.values()[1].tolist() == counted.values()[1].tolist()
+    with pytest.raises(ValueError, match="must have the keys"):
+        again.load_state_dict({**again.state_dict(), "values": [1, 1, 1]})
+
+
+def test_a_million_ids_take_the_bytes_that_a_guard_keeps() -> None:
+    def size(state: dict[str, Any]) -> int:
+        return sum(array.nbytes for array in state.values() if isinstance(array, np.ndarray))
+
+    n = 10**6
+    plain, counted = Ledger(SinglePass(1024), 1.0), Ledger(SinglePass(1024), 1.0, realised=True)
+    for ledger in (plain, counted):
+        ledger.record(np.arange(n))
+    assert size(plain.state_dict()) == 24 * n
+    assert size(counted.state_dict()) == (24 + 8 + 8 * 11) * n

@@ -155,17 +155,19 @@ def test_numpy_integers_become_plain_ones() -> None:
     ],
 )
 def test_counts_are_positive_and_at_most_2_to_the_40(make: Any, wrong: int) -> None:
-    expected = "an integer >= 1" if wrong < 1 else r"an integer <= 2\^40 = 1099511627776"
-    with pytest.raises(ValueError, match=rf"must be {expected}, got {wrong}"):
+    expected = r"must be an integer in \[1, 1099511627776\], got "
+    with pytest.raises(ValueError, match=rf"{expected}{wrong}"):
         make(wrong)
     make(2**40)
     for other in (1.0, math.nan, "3", None, True):
-        with pytest.raises(TypeError, match="must be an integer >= 1, got "):
+        with pytest.raises(TypeError, match=expected):
             make(other)
 
 
 def test_the_steps_of_all_epochs_are_limited() -> None:
-    with pytest.raises(ValueError, match=r"steps_per_epoch \* epochs must be an integer <= 2\^40"):
+    with pytest.raises(
+        ValueError, match=r"steps_per_epoch \* epochs must be an integer in .*, got"
+    ):
         FixedEpochs(2**20 + 1, 2**20)
     for wrong in (1, None, "yes"):
         with pytest.raises(TypeError, match="reshuffle must be a bool, got "):
@@ -179,7 +181,7 @@ def test_the_steps_of_all_epochs_are_limited() -> None:
         ([-1, -1], None, ValueError, "at least one id >= 0, got virtual steps only"),
         ([], [0, 0], ValueError, "at least one id >= 0, got virtual steps only"),
         ([0, -2], None, ValueError, "ids must be integers >= -1, got -2"),
-        ([0, -1], [0, 2], ValueError, "ids with offsets must be integers >= 0, got -1"),
+        ([0, -1], [0, 2], ValueError, "ids must be integers >= 0, got -1"),
         ([0.0, 1.0], None, TypeError, "sequence of integers, got dtype float64"),
         ([math.nan], None, TypeError, "sequence of integers, got dtype float64"),
         ([True, False], None, TypeError, "sequence of integers, got dtype bool"),

@@ -24,6 +24,7 @@ from participation_oracle import (
     zeta_released_vanilla,
 )
 from separation_program import plain_min_separation
+from tree_options import zeta_of
 
 from dpftrl_fast import accounting as acc
 
@@ -119,9 +120,7 @@ def test_every_pattern_every_restart_period_every_completion(kind: str, steps: i
             for complete in choices:
                 trees = tree_specs(steps, period, complete)
                 wanted = values(kind, rows, trees).max()
-                got = acc.sensitivity_squared(
-                    run, restart_every=period, complete=complete, **OPTIONS[kind]
-                )
+                got = zeta_of(run, restart_every=period, complete=complete, **OPTIONS[kind])
                 assert agrees(kind, got, wanted), (run, period, complete, got, wanted)
 
 
@@ -135,7 +134,7 @@ def test_every_split_into_trees(kind: str, steps: int) -> None:
             trees = list(zip(lengths, complete, strict=True))
             for most, separation in product((2, 3), (1, 2, 3, 5)):
                 wanted = values(kind, patterns(steps, most, separation), trees).max()
-                got = acc.sensitivity_squared(
+                got = zeta_of(
                     acc.MinSeparation(steps, most, separation),
                     **lengths_and_completion(trees),
                     **OPTIONS[kind],
@@ -153,7 +152,7 @@ def test_longer_runs_with_few_uses(data: st.DataObject) -> None:
     run = acc.MinSeparation(steps, most, separation)
     for kind in KINDS:
         wanted = values(kind, patterns(steps, most, separation), trees).max()
-        got = acc.sensitivity_squared(run, **lengths_and_completion(trees), **OPTIONS[kind])
+        got = zeta_of(run, **lengths_and_completion(trees), **OPTIONS[kind])
         assert agrees(kind, got, wanted), (kind, got, wanted)
 
 
@@ -166,7 +165,7 @@ def test_the_plain_program_up_to_256_steps(data: st.DataObject) -> None:
     trees = data.draw(trees_of(steps))
     run = acc.MinSeparation(steps, most, separation)
     for kind, counted in (("exact", "all"), ("vanilla", "even")):
-        got = acc.sensitivity_squared(run, **lengths_and_completion(trees), **OPTIONS[kind])
+        got = zeta_of(run, **lengths_and_completion(trees), **OPTIONS[kind])
         assert got == plain_min_separation(trees, most, separation, counted)
 
 
@@ -179,9 +178,9 @@ def test_bounds_are_ordered(data: st.DataObject) -> None:
     trees = data.draw(trees_of(steps))
     options = lengths_and_completion(trees)
     run = acc.MinSeparation(steps, most, separation)
-    exact = acc.sensitivity_squared(run, **options)
-    assert acc.sensitivity_squared(run, bound="level", **options) >= exact
-    released = {k: acc.sensitivity_squared(run, **options, **OPTIONS[k]) for k in KINDS[1:]}
+    exact = zeta_of(run, **options)
+    assert zeta_of(run, bound="level", **options) >= exact
+    released = {k: zeta_of(run, **options, **OPTIONS[k]) for k in KINDS[1:]}
     assert max(released.values()) <= exact
 
     gaps = data.draw(st.lists(st.integers(separation, separation + 9), max_size=most - 1))
@@ -189,12 +188,10 @@ def test_bounds_are_ordered(data: st.DataObject) -> None:
     ids = np.full(steps, -1)
     ids[uses[uses < steps]] = 7
     order = acc.FixedOrder(ids)
-    assert acc.sensitivity_squared(order, **options) <= exact
-    assert acc.sensitivity_squared(order, bound="level", **options) >= acc.sensitivity_squared(
-        order, **options
-    )
+    assert zeta_of(order, **options) <= exact
+    assert zeta_of(order, bound="level", **options) >= zeta_of(order, **options)
     for kind, zeta in released.items():
-        single = acc.sensitivity_squared(order, **options, **OPTIONS[kind])
+        single = zeta_of(order, **options, **OPTIONS[kind])
         assert single <= zeta * (1 + 1e-12)
 
 
@@ -206,7 +203,7 @@ def test_level_wise_bound(steps: int) -> None:
         for complete in (False, True, "all"):
             trees = tree_specs(steps, period, complete)
             attained = max_level_wise(steps, most, separation, trees)
-            got = acc.sensitivity_squared(
+            got = zeta_of(
                 acc.MinSeparation(steps, most, separation),
                 restart_every=period,
                 complete=complete,
@@ -223,30 +220,30 @@ def test_monotone_in_the_declaration(data: st.DataObject) -> None:
     steps, most = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 8))
     separation = data.draw(st.integers(1, 30))
     for kind in KINDS:
-        zeta = acc.sensitivity_squared(acc.MinSeparation(steps, most, separation), **OPTIONS[kind])
+        zeta = zeta_of(acc.MinSeparation(steps, most, separation), **OPTIONS[kind])
         for wider in (
             acc.MinSeparation(steps + 1, most, separation),
             acc.MinSeparation(steps, most + 1, separation),
             acc.MinSeparation(steps, most, max(1, separation - 1)),
         ):
-            assert acc.sensitivity_squared(wider, **OPTIONS[kind]) >= zeta * (1 - 1e-12)
+            assert zeta_of(wider, **OPTIONS[kind]) >= zeta * (1 - 1e-12)
 
 
 def test_more_uses_than_fit_are_clamped() -> None:
     for kind in KINDS:
-        fitting = acc.sensitivity_squared(acc.MinSeparation(65, 9, 8), **OPTIONS[kind])
-        clamped = acc.sensitivity_squared(acc.MinSeparation(65, 2**40, 8), **OPTIONS[kind])
+        fitting = zeta_of(acc.MinSeparation(65, 9, 8), **OPTIONS[kind])
+        clamped = zeta_of(acc.MinSeparation(65, 2**40, 8), **OPTIONS[kind])
         assert clamped == fitting
-        apart = acc.sensitivity_squared(acc.MinSeparation(65, 2**40, 2**40), **OPTIONS[kind])
-        assert apart == acc.sensitivity_squared(acc.SinglePass(65), **OPTIONS[kind])
-    level = acc.sensitivity_squared(acc.MinSeparation(65, 2**40, 8), bound="level")
-    assert level == acc.sensitivity_squared(acc.MinSeparation(65, 9, 8), bound="level")
+        apart = zeta_of(acc.MinSeparation(65, 2**40, 2**40), **OPTIONS[kind])
+        assert apart == zeta_of(acc.SinglePass(65), **OPTIONS[kind])
+    level = zeta_of(acc.MinSeparation(65, 2**40, 8), bound="level")
+    assert level == zeta_of(acc.MinSeparation(65, 9, 8), bound="level")
 
 
 def test_every_step_is_every_epoch_of_one_batch() -> None:
     for kind in KINDS:
-        always = acc.sensitivity_squared(acc.MinSeparation(37, 37, 1), **OPTIONS[kind])
-        one_batch = acc.sensitivity_squared(acc.FixedEpochs(1, 37), **OPTIONS[kind])
+        always = zeta_of(acc.MinSeparation(37, 37, 1), **OPTIONS[kind])
+        one_batch = zeta_of(acc.FixedEpochs(1, 37), **OPTIONS[kind])
         assert always == pytest.approx(one_batch, rel=1e-10)
 
 
@@ -260,12 +257,12 @@ def test_single_pass(kind: str, complete: Any) -> None:
         for period in [None, 1, 2, 3, 5, 8, 11, 16]:
             trees = tree_specs(steps, period, complete)
             wanted = values(kind, np.eye(steps), trees).max()
-            got = acc.sensitivity_squared(
+            got = zeta_of(
                 acc.SinglePass(steps), restart_every=period, complete=complete, **OPTIONS[kind]
             )
             assert agrees(kind, got, wanted)
             if kind == "exact":
-                level = acc.sensitivity_squared(
+                level = zeta_of(
                     acc.SinglePass(steps), restart_every=period, complete=complete, bound="level"
                 )
                 assert level == got
@@ -289,26 +286,24 @@ def test_fixed_epochs(data: st.DataObject) -> None:
             return float(values(kind, row[None, :], specs)[0])
 
         wanted = max_fixed_epochs(zeta, steps_per_epoch, epochs, trees, reshuffle)
-        got = acc.sensitivity_squared(run, **lengths_and_completion(trees), **OPTIONS[kind])
+        got = zeta_of(run, **lengths_and_completion(trees), **OPTIONS[kind])
         assert agrees(kind, got, wanted), (kind, got, wanted)
-    exact = acc.sensitivity_squared(run, **lengths_and_completion(trees))
-    assert acc.sensitivity_squared(run, bound="level", **lengths_and_completion(trees)) >= exact
+    exact = zeta_of(run, **lengths_and_completion(trees))
+    assert zeta_of(run, bound="level", **lengths_and_completion(trees)) >= exact
 
 
 def test_a_reshuffle_at_restarts_costs_where_batches_move() -> None:
     kept = acc.FixedEpochs(3, 4, reshuffle=False)
     dealt = acc.FixedEpochs(3, 4)
     for period in (3, 6, 12, None):  # the batch of the first step is the worst of every tree
-        assert acc.sensitivity_squared(kept, restart_every=period) == acc.sensitivity_squared(
-            dealt, restart_every=period
-        )
-    assert acc.sensitivity_squared(kept, restart_every=5) == 13
-    assert acc.sensitivity_squared(dealt, restart_every=5) == 18
+        assert zeta_of(kept, restart_every=period) == zeta_of(dealt, restart_every=period)
+    assert zeta_of(kept, restart_every=5) == 13
+    assert zeta_of(dealt, restart_every=5) == 18
 
 
 def test_epochs_of_a_size_that_nobody_lists() -> None:
     run = acc.FixedEpochs(2**20, 2**20)
-    assert acc.sensitivity_squared(run, restart_every=2**20) == 21 * 2**20
+    assert zeta_of(run, restart_every=2**20) == 21 * 2**20
     with pytest.raises(ValueError, match="computed for at most 134217728 steps"):
-        acc.sensitivity_squared(run, bound="released")
-    assert acc.sensitivity_squared(acc.FixedEpochs(1, 2**40), restart_every=1) == 2**40
+        zeta_of(run, bound="released")
+    assert zeta_of(acc.FixedEpochs(1, 2**40), restart_every=1) == 2**40

@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from tree_options import with_tree
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.mechanisms import Tree
 
 
 def test_stackoverflow_single_pass() -> None:
@@ -32,13 +34,13 @@ def test_report_goals_restart_once_a_population(population: int, goal: int, zeta
     assert math.ceil(1600 / per) * (int(math.log2(min(per, 1600))) + 1) == zeta
     trees = -(-1600 // per)
     run = acc.FixedEpochs(min(per, 1600), trees)
-    assert acc.sensitivity_squared(run, restart_every=min(per, 1600)) == zeta
+    assert acc.sensitivity_squared(run, Tree(restart_every=min(per, 1600))) == zeta
 
 
 def test_five_steps_and_three_virtual_ones() -> None:
     assert acc.sensitivity_squared(acc.FixedOrder([1, 2, 3, 1, 4])) == 8
     assert acc.sensitivity_squared(acc.FixedOrder([1, 2, 3, 1, 4, -1, -1, -1])) == 12
-    assert acc.sensitivity_squared(acc.FixedOrder([1, 2, 3, 1, 4]), complete="all") == 12
+    assert acc.sensitivity_squared(acc.FixedOrder([1, 2, 3, 1, 4]), Tree(complete="all")) == 12
 
 
 CIFAR = acc.FixedEpochs(steps_per_epoch=100, epochs=100)
@@ -57,10 +59,10 @@ IN_ORDER = acc.FixedOrder(np.tile(np.arange(100), 100))
 def test_cifar(epochs: int | None, plain: int, restarts: int, every: int | None) -> None:
     period = None if epochs is None else 100 * epochs
     for run in (CIFAR, acc.FixedEpochs(100, 100, reshuffle=False), IN_ORDER):
-        assert acc.sensitivity_squared(run, restart_every=period) == plain
-        assert acc.sensitivity_squared(run, restart_every=period, complete=True) == restarts
+        assert acc.sensitivity_squared(run, Tree(restart_every=period)) == plain
+        assert acc.sensitivity_squared(run, Tree(restart_every=period, complete=True)) == restarts
         if every is not None:
-            assert acc.sensitivity_squared(run, restart_every=period, complete="all") == every
+            assert acc.sensitivity_squared(run, Tree(restart_every=period, complete="all")) == every
 
 
 @pytest.mark.parametrize(
@@ -86,9 +88,9 @@ VANILLA = {"bound": "released", "variant": "vanilla"}
 
 
 def test_released_vanilla_prefixes() -> None:
-    assert acc.sensitivity_squared(CIFAR, **VANILLA) == 10784
-    assert acc.sensitivity_squared(acc.FixedEpochs(100, 20), **VANILLA) == 312
-    assert acc.sensitivity_squared(acc.MinSeparation(2000, 20, 100), **VANILLA) == 315
+    assert acc.sensitivity_squared(CIFAR, **with_tree(VANILLA)) == 10784
+    assert acc.sensitivity_squared(acc.FixedEpochs(100, 20), **with_tree(VANILLA)) == 312
+    assert acc.sensitivity_squared(acc.MinSeparation(2000, 20, 100), **with_tree(VANILLA)) == 315
 
 
 def test_uses_that_attain_the_maximum() -> None:
@@ -97,7 +99,7 @@ def test_uses_that_attain_the_maximum() -> None:
     assert min(np.diff(uses)) == 100
     order = np.full(2000, -1)
     order[uses] = 0
-    assert acc.sensitivity_squared(acc.FixedOrder(order), **VANILLA) == 315
+    assert acc.sensitivity_squared(acc.FixedOrder(order), **with_tree(VANILLA)) == 315
 
 
 def test_released_honaker_prefixes() -> None:

@@ -4,6 +4,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -27,7 +28,7 @@ from dpftrl_fast.accounting.sensitivity.delta_floor import (
     truncated_delta,
     untruncated_delta,
 )
-from dpftrl_fast.mechanisms.tree_layout import resolve_trees
+from dpftrl_fast.mechanisms import Tree
 
 RADIUS = math.sqrt(128 * math.log(2))
 PAIRS = MAX_COORDINATES // 2
@@ -301,15 +302,15 @@ CASES = [
 
 @pytest.mark.parametrize(("pattern", "options"), CASES)
 def test_touched_against_every_pattern(pattern, options):
-    trees = resolve_trees(pattern.steps, **options)
+    trees = Tree(**options).layout(pattern.steps)
     every = patterns_of(pattern, trees)
-    exact = touched(pattern, trees)
+    exact = touched(trees, pattern)
     worst = [shifts_by_use(uses, trees) for uses in every]
     assert exact.nodes >= max(len(shifts) for shifts in worst)
     assert exact.total >= max(sum(shifts) for shifts in worst)
     assert exact.largest >= max(max(shifts, default=0) for shifts in worst)
-    assert touched(pattern, trees, bound="released", variant="vanilla") == exact
-    released = touched(pattern, trees, bound="released")
+    assert touched(replace(trees, variant="vanilla"), pattern, "released") == exact
+    released = touched(trees, pattern, "released")
     worst = [shortest_shifts(uses, trees) for uses in every]
     assert released.nodes >= max(len(shifts) for shifts in worst)
     assert released.total >= max(sum(shifts) for shifts in worst)
@@ -319,20 +320,18 @@ def test_touched_against_every_pattern(pattern, options):
 def test_touched_is_no_loose_bound_where_it_is_simple():
     for steps in [1, 2, 3, 1600, 2**40]:
         levels = steps.bit_length()
-        assert touched(SinglePass(steps), resolve_trees(steps)) == once(levels)
+        assert touched(Tree().layout(steps), SinglePass(steps)) == once(levels)
     separated = MinSeparation(1000, 10, 100)
-    assert touched(separated, resolve_trees(1000)).largest == 10
-    assert touched(separated, resolve_trees(1000, restart_every=100)).largest == 1
+    assert touched(Tree().layout(1000), separated).largest == 10
+    assert touched(Tree(restart_every=100).layout(1000), separated).largest == 1
     dealt_again = FixedEpochs(10, 2)
-    assert touched(dealt_again, resolve_trees(20, restart_every=5)).total == 4 * 3
-    assert (
-        touched(FixedEpochs(10, 2, reshuffle=False), resolve_trees(20, restart_every=5)).total == 6
-    )
+    assert touched(Tree(restart_every=5).layout(20), dealt_again).total == 4 * 3
+    assert touched(Tree(restart_every=5).layout(20), FixedEpochs(10, 2, reshuffle=False)).total == 6
 
 
 def test_touched_with_very_many_trees():
-    trees = resolve_trees(2**40, restart_every=1, complete=True)
-    assert touched(MinSeparation(2**40, 5, 1), trees) == Touched(5, 5, 1)
+    trees = Tree(restart_every=1, complete=True).layout(2**40)
+    assert touched(trees, MinSeparation(2**40, 5, 1)) == Touched(5, 5, 1)
 
 
 # ---- The noise multiplier of a budget ----
@@ -371,25 +370,26 @@ NAN, ONE = math.nan, once(1)
         (lambda: Touched(1, 1.0, 1), TypeError, "total must be an integer >= 1, got float"),
         (lambda: Touched(1, 1, -1), ValueError, "largest must be an integer >= 1, got -1"),
         (
-            lambda: touched(3, resolve_trees(3)),
+            lambda: touched(Tree().layout(3), 3),
             TypeError,
             "participation must be one of .*, got int",
         ),
         (
-            lambda: touched(SinglePass(3), resolve_trees(4)),
+            lambda: touched(Tree().layout(4), SinglePass(3)),
             ValueError,
             "trees must have the 3 steps of the run, got 4",
         ),
         (
-            lambda: touched(SinglePass(3), resolve_trees(3), bound="level"),
+            lambda: touched(Tree().layout(3), SinglePass(3), bound="level"),
             ValueError,
-            'bound must be "exact" or "released", got \'level\'',
+            "bound must be one of 'exact', 'released', got 'level'",
         ),
         (
-            lambda: touched(SinglePass(3), resolve_trees(3), variant="top-down"),
+            lambda: touched(Tree("top-down").layout(3), SinglePass(3)),
             ValueError,
-            'variant must be "vanilla" or "honaker", got \'top-down\'',
+            "variant must be one of 'honaker', 'vanilla', got 'top-down'",
         ),
+        (lambda: touched(3, SinglePass(3)), TypeError, "layouts of type int"),
         (lambda: calibrated_noise_multiplier(NAN, 0.1, 1, ONE), ValueError, "epsilon must be"),
         (lambda: calibrated_noise_multiplier(-1.0, 0.1, 1, ONE), ValueError, "epsilon must be"),
         (lambda: calibrated_noise_multiplier(1.0, 1.0, 1, ONE), ValueError, "delta must be"),

@@ -77,10 +77,10 @@ def test_the_sensitivities():
         ({"epsilon": 0.0}, ValueError, "epsilon must be a finite number > 0, got 0.0"),
         ({"epsilon": math.nan}, ValueError, "epsilon must be a finite number > 0, got nan"),
         ({"epsilon": 27.7}, ValueError, r"epsilon must be at most 2 ln\(1/delta\) = 27.631, got"),
-        ({"delta": 1.0}, ValueError, "delta must be a number with 0 < x < 1, got 1.0"),
-        ({"steps": 0}, ValueError, "steps must be an integer >= 1, got 0"),
-        ({"steps": 2.0}, TypeError, "steps must be an integer >= 1, got float"),
-        ({"steps": 2**40 + 1}, ValueError, r"steps must be an integer <= 2\^40"),
+        ({"delta": 1.0}, ValueError, "delta must be a finite number > 0 and < 1, got 1.0"),
+        ({"steps": 0}, ValueError, "steps must be an integer in .*, got 0"),
+        ({"steps": 2.0}, TypeError, "steps must be an integer in .*, got float"),
+        ({"steps": 2**40 + 1}, ValueError, "steps must be an integer in .*, got 1099511627777"),
         ({"factor": 3}, ValueError, "factor must be 4 or 2, got 3"),
         ({"factor": True}, ValueError, "factor must be 4 or 2, got True"),
     ],
@@ -92,7 +92,7 @@ def test_bad_arguments(wrong, error, message):
 
 
 def test_bad_epochs():
-    with pytest.raises(ValueError, match="epochs must be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"epochs must be an integer in .*, got 0"):
         restarts_noise_multiplier(1.0, 1e-6, 100, 0)
-    with pytest.raises(ValueError, match="steps_per_epoch must be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"steps_per_epoch must be an integer in .*, got 0"):
         restarts_noise_multiplier(1.0, 1e-6, 0, 100)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import run, run_json
+from tree_options import with_tree
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
@@ -73,11 +74,11 @@ def test_patterns(arguments: list[object], participation: acc.Participation) -> 
 )  # fmt: skip
 def test_trees_bound_and_variant(arguments: list[object], options: dict[str, Any]) -> None:
     facts = run_json("epsilon", "--noise-multiplier", 50, *CIFAR, *arguments)
-    plan = PrivacyPlan(1.0, 50.0, acc.FixedEpochs(100, 100), **options)
+    plan = PrivacyPlan(1.0, 50.0, acc.FixedEpochs(100, 100), **with_tree(options))
     assert facts["epsilon"] == plan.epsilon(1e-5)
     assert facts["sensitivity_squared"] == plan.sensitivity_squared
     assert (facts["trees"], facts["variant"], facts["bound"]) == (
-        plan.trees.count, plan.variant, plan.bound
+        plan.layout.count, plan.mechanism.variant, plan.bound
     )  # fmt: skip
 
 

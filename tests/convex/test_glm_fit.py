@@ -19,6 +19,7 @@ from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.sums import Objective, clipped_sum, outputs_of
 from dpftrl_fast.convex.row_batches import Batch, SparseRows, row_norms, take_users
 from dpftrl_fast.ftrl import theory_learning_rate
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 SEED = 5
@@ -37,13 +38,13 @@ def by_hand(objective, plan, batches, *, rate, size, momentum=0.0, l1=0.0, radiu
     shape = objective.shape
     tree = reference.TreeNoise(
         objective.size, plan.clip_norm * plan.noise_multiplier, seed=SEED,
-        variant=plan.variant, dtype="float64",
+        variant=plan.mechanism.variant, dtype="float64",
     )  # fmt: skip
     theta, v, c = np.zeros(shape), np.zeros(shape), 0.0
     total = np.zeros(shape)
     path, number, taken = [], 0, 0
     for t, batch in enumerate(batches, start=1):
-        run = plan.trees.run_of(number)
+        run = plan.layout.run_of(number)
         if taken == run.steps:
             tree.restart(complete=run.completed)
             number, taken = number + 1, 0
@@ -91,7 +92,7 @@ MODELS = [
 @pytest.mark.parametrize(("pattern", "fields"), PLANS.values(), ids=PLANS)
 def test_runs_are_those_of_the_definitions(pattern, fields, objective, kind, update):
     objective = replace(objective, clip_norm=0.6)
-    plan = PrivacyPlan(0.6, 0.8, pattern, bound="released", **fields)
+    plan = PrivacyPlan(0.6, 0.8, pattern, Tree(**fields), bound="released")
     X, y = data(30, 4, objective.outputs)
     places = [slice(i % 15, i % 15 + 5) for i in range(0, 30, 5)]
     starts = np.array([0, 2, 2, 5]) if kind == "users" else None
@@ -237,11 +238,11 @@ def test_a_run_is_not_pickled_and_shows_no_secret():
     [
         ({"loss": "cubic"}, "loss must be one of"),
         ({"loss": "multinomial"}, "got 'multinomial'"),
-        ({"outputs": 3}, "one of multinomial, hinge, got 'squared'"),
+        ({"outputs": 3}, "one of 'multinomial', 'hinge', got 'squared'"),
         ({"clip_norm": 0.0}, "clip_norm must be"),
         ({"row_bound": -1.0}, "row_bound must be"),
         ({"constant": np.nan}, "constant must be"),
-        ({"loss": "quantile"}, "loss_param of quantile"),
+        ({"loss": "quantile"}, "loss_param must be a finite number > 0 and < 1, got 1.0"),
     ],
 )
 def test_a_wrong_objective_is_refused(fields, message):

@@ -174,7 +174,7 @@ def test_a_plan_as_data_and_in_words() -> None:
     ):
         assert text in words
     # Where the floor of replace-one neighbours is above delta, nothing is stated for them.
-    loud = plan_of(noise_multiplier=1.0)
+    loud = plan_of(noise_multiplier=1.0, bound="exact")
     assert "no epsilon at delta" in loud.describe(1.5 * loud.delta_floor)
 
 
@@ -185,9 +185,9 @@ def test_a_plan_as_data_and_in_words() -> None:
         ({"x_norm_bound": float("nan")}, "x_norm_bound must be a finite number > 0, got nan"),
         ({"y_bound": float("inf")}, "y_bound must be a finite number > 0, got inf"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be a finite number > 0"),
-        ({"split": 0.0}, "split must be a number with 0 < x < 1, got 0.0"),
-        ({"split": 1.0}, "split must be a number with 0 < x < 1, got 1.0"),
-        ({"split": float("nan")}, "split must be a number with 0 < x < 1, got nan"),
+        ({"split": 0.0}, "split must be a finite number > 0 and < 1, got 0.0"),
+        ({"split": 1.0}, "split must be a finite number > 0 and < 1, got 1.0"),
+        ({"split": float("nan")}, "split must be a finite number > 0 and < 1, got nan"),
         ({"constant": -1.0}, "constant must be a finite number >= 0"),
         ({"constant": float("nan")}, "constant must be a finite number >= 0"),
         ({"complete": True}, 'complete must be False, "all" or "auto", got True'),
@@ -207,9 +207,9 @@ def test_wrong_types() -> None:
         plan_of(x_norm_bound="1")
     with pytest.raises(TypeError, match="participation must be"):
         plan_of(participation=100)
-    with pytest.raises(ValueError, match="delta must be above the floors"):
+    with pytest.raises(ValueError, match="delta must be above the floor"):
         plan_of().epsilon(1e-16)
-    with pytest.raises(ValueError, match="delta must be a number"):
+    with pytest.raises(ValueError, match="delta must be a finite number > 0 and < 1, got nan"):
         LeastSquaresPlan.calibrate(
             epsilon=1.0, delta=float("nan"), x_norm_bound=1.0, y_bound=1.0, participation=PASS
         )

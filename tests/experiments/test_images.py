@@ -26,6 +26,7 @@ from dpftrl_fast.experiments.images.methods import (  # noqa: E402
     train,
 )
 from dpftrl_fast.experiments.images.network import ImageNetwork, clipped_sums  # noqa: E402
+from dpftrl_fast.mechanisms import Tree  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = 26_010
@@ -236,8 +237,8 @@ def test_fixed_batches_are_dealt_and_samples_have_the_expected_size():
 def test_plans_keep_the_budget_and_restart_at_epochs(method):
     plan = ftrl_plan(method, Budget(8.0, 1e-5, 1000, 20), 60_000)
     assert 7.99 < plan.epsilon(1e-5) <= 8.0 and plan.steps == 1200
-    assert plan.restart_every == (None if method.restart is None else 60 * method.restart)
-    assert (plan.variant, plan.complete) == (method.variant, method.complete)
+    every = None if method.restart is None else 60 * method.restart
+    assert plan.mechanism == Tree(method.variant, every, complete=method.complete)
 
 
 # ---- The grid and the rates ----

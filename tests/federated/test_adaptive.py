@@ -18,9 +18,10 @@ from dpftrl_fast.federated import AdaptiveClipping, PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.adaptive_clipping import ClipNorm
 from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.sums.running_sum import tree_key, tree_noise
+from dpftrl_fast.mechanisms import Tree
 
 KEY = bytes(range(32))
-EPOCHS = PrivacyPlan(1.0, 2.0, FixedEpochs(3, 4), restart_every=3)
+EPOCHS = PrivacyPlan(1.0, 2.0, FixedEpochs(3, 4), mechanism=Tree(restart_every=3))
 
 
 def plan_of(pattern: Any, **trees: Any) -> PrivacyPlan:
@@ -32,9 +33,9 @@ def plan_of(pattern: Any, **trees: Any) -> PrivacyPlan:
 
 def uses_by_tree(plan: PrivacyPlan, steps: Any) -> list[int]:
     """Squares of the uses in each tree, the last one left out."""
-    counts = [0] * plan.trees.count
+    counts = [0] * plan.layout.count
     for step in steps:
-        counts[plan.trees.locate(step)[0]] += 1
+        counts[plan.layout.locate(step)[0]] += 1
     return counts[:-1]
 
 
@@ -67,7 +68,7 @@ def test_zeta_against_every_pattern(trees: dict[str, Any], complete: bool) -> No
         FixedEpochs(2, 6, reshuffle=False),
         *(MinSeparation(12, e, b) for e in (1, 2, 3, 5, 12) for b in (1, 2, 3, 5)),
     ):
-        plan = plan_of(pattern, complete=complete, **trees)
+        plan = plan_of(pattern, mechanism=Tree(complete=complete, **trees))
         zeta, exact = clipping.sensitivity_squared(plan), brute(plan)
         assert zeta >= exact
         if not isinstance(pattern, FixedEpochs) and (
@@ -96,7 +97,7 @@ def test_zeta_against_every_way_to_take_part_that_is_let_in(trees: dict[str, Any
         MinSeparation(7, 7, 1),
         MinSeparation(7, 2, 2),
     ):
-        plan, found = plan_of(pattern, **trees), 0
+        plan, found = plan_of(pattern, mechanism=Tree(**trees)), 0
         for chosen in range(2**7):
             steps = [step for step in range(1, 8) if chosen >> (step - 1) & 1]
             uses = uses_by_tree(plan, steps)
@@ -109,7 +110,7 @@ def test_zeta_of_every_listed_order_against_counting() -> None:
     generator = np.random.default_rng(7)
     for _ in range(50):
         steps = [generator.integers(0, 4, generator.integers(0, 5)).tolist() for _ in range(9)]
-        plan = plan_of(FixedOrder.from_steps(steps), tree_lengths=[3, 1, 4, 1])
+        plan = plan_of(FixedOrder.from_steps(steps), mechanism=Tree(tree_lengths=[3, 1, 4, 1]))
         found = 0
         for user in range(4):
             uses = [number for number, ids in enumerate(steps, 1) for i in ids if i == user]
@@ -120,19 +121,24 @@ def test_zeta_of_every_listed_order_against_counting() -> None:
 def test_zeta_of_reshuffled_epochs_takes_each_tree_at_its_worst() -> None:
     clipping = AdaptiveClipping(noise_multiplier=2.0)
     assert clipping.sensitivity_squared(EPOCHS) == 3
-    plan = plan_of(FixedEpochs(3, 4), restart_every=5)  # two of a place in a tree of 5
+    plan = plan_of(
+        FixedEpochs(3, 4), mechanism=Tree(restart_every=5)
+    )  # two of a place in a tree of 5
     assert clipping.sensitivity_squared(plan) == 4 + 4
-    assert clipping.sensitivity_squared(plan_of(FixedEpochs(3, 4), restart_every=6)) == 4
+    assert (
+        clipping.sensitivity_squared(plan_of(FixedEpochs(3, 4), mechanism=Tree(restart_every=6)))
+        == 4
+    )
 
 
 def test_zeta_of_a_listed_order() -> None:
     clipping = AdaptiveClipping(noise_multiplier=2.0)
     order = FixedOrder.from_steps([[1, 2], [1, 3], [2], [1, 2], [], [4, 4, 4, 4, 4, 4]])
-    plan = plan_of(order, restart_every=2)
+    plan = plan_of(order, mechanism=Tree(restart_every=2))
     assert clipping.sensitivity_squared(plan) == max(2**2 + 1, 1 + 2**2, 1)
     touched = clipping.guarantee(plan).touched
     assert (touched.nodes, touched.total, touched.largest) == (2, 3, 2)
-    nobody = plan_of(FixedOrder.from_steps([[], [], [], [7]]), restart_every=2)
+    nobody = plan_of(FixedOrder.from_steps([[], [], [], [7]]), mechanism=Tree(restart_every=2))
     assert clipping.sensitivity_squared(nobody) == 1
 
 
@@ -175,7 +181,7 @@ def test_wrong_settings(wrong: dict[str, Any], error: type[Exception], words: st
 
 
 def test_clip_norms_whose_noise_a_float32_cannot_hold_are_refused_at_the_beginning() -> None:
-    plan = PrivacyPlan(1e-36, 1.0, SinglePass(4), restart_every=2)
+    plan = PrivacyPlan(1e-36, 1.0, SinglePass(4), mechanism=Tree(restart_every=2))
     clipping = AdaptiveClipping(noise_multiplier=1.0)
     with pytest.raises(ValueError, match="std must be a finite, normal number"):
         PrivateRounds([np.zeros(2)], plan=plan, report_goal=1, clipping=clipping)
@@ -239,7 +245,9 @@ def test_the_norm_after_a_tree_is_that_of_the_formula() -> None:
 def reading(key: bytes, tree: int, noise_multiplier: float) -> float:
     """The noise of one reading, taken from the norm that it leads to."""
     clipping = AdaptiveClipping(noise_multiplier=noise_multiplier, learning_rate=1e-3)
-    clip = ClipNorm(plan_of(SinglePass(2**20), restart_every=2**10), clipping, 1, key)
+    clip = ClipNorm(
+        plan_of(SinglePass(2**20), mechanism=Tree(restart_every=2**10)), clipping, 1, key
+    )
     clip.tree = tree
     clip.next_tree()
     return -math.log(clip.value) / 1e-3 * 2**10
@@ -257,7 +265,7 @@ def test_the_noise_of_the_readings_is_gaussian_of_half_the_multiplier() -> None:
 
 
 def test_the_norm_finds_the_quantile() -> None:
-    plan = PrivacyPlan(0.01, 1e-3, FixedEpochs(2, 60), restart_every=2)
+    plan = PrivacyPlan(0.01, 1e-3, FixedEpochs(2, 60), mechanism=Tree(restart_every=2))
     generator = np.random.default_rng(5)
     for quantile in (0.3, 0.8):
         clipping = AdaptiveClipping(noise_multiplier=4.0, quantile=quantile, learning_rate=0.5)
@@ -273,7 +281,7 @@ def test_the_norm_finds_the_quantile() -> None:
 
 
 def test_the_norm_stays_in_its_range() -> None:
-    plan = plan_of(SinglePass(8), restart_every=2)
+    plan = plan_of(SinglePass(8), mechanism=Tree(restart_every=2))
     clipping = AdaptiveClipping(noise_multiplier=1e-3, quantile=0.0, learning_rate=1e6)
     clip = ClipNorm(plan, clipping, 1, KEY)
     clip.count(2)
@@ -308,7 +316,9 @@ def model_noise(
 def test_each_tree_has_noise_of_its_own_clip_norm_and_the_carry_stays(
     complete: bool, variant: Any
 ) -> None:
-    plan = plan_of(SinglePass(11), restart_every=3, complete=complete, variant=variant)
+    plan = plan_of(
+        SinglePass(11), mechanism=Tree(variant=variant, restart_every=3, complete=complete)
+    )
     clipping = AdaptiveClipping(noise_multiplier=1.0, quantile=0.9, learning_rate=1.0)
     left, norms = model_noise(plan, clipping, 500, "float64")
     assert len({*norms}) == 4
@@ -324,7 +334,7 @@ def test_each_tree_has_noise_of_its_own_clip_norm_and_the_carry_stays(
 
 def test_the_variance_follows_the_clip_norms() -> None:
     size = 40_000
-    plan = plan_of(SinglePass(8), restart_every=4, complete=True, variant="vanilla")
+    plan = plan_of(SinglePass(8), mechanism=Tree(variant="vanilla", restart_every=4, complete=True))
     clipping = AdaptiveClipping(noise_multiplier=1.0, quantile=1.0, learning_rate=4.0)
     left, norms = model_noise(plan, clipping, size)
     assert norms[4] > 2 * norms[0] == 2.0
@@ -343,7 +353,7 @@ def test_trees_and_readings_have_keys_of_their_own() -> None:
 
 
 def test_a_clip_norm_that_moves_changes_what_updates_are_clipped_to() -> None:
-    plan = PrivacyPlan(1.0, 1e-9, FixedEpochs(1, 3), restart_every=1)
+    plan = PrivacyPlan(1.0, 1e-9, FixedEpochs(1, 3), mechanism=Tree(restart_every=1))
     clipping = AdaptiveClipping(noise_multiplier=1e-6, quantile=1.0, learning_rate=math.log(16))
     server = ServerDPFTRL(
         [np.zeros(1)], plan=plan, report_goal=1, clipping=clipping, dtype="float64", key=KEY

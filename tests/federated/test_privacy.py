@@ -22,15 +22,20 @@ from dpftrl_fast.accounting import (
 )
 from dpftrl_fast.federated import PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.sums.running_sum import noise_grid
+from dpftrl_fast.mechanisms import Tree
 
 SIZE = 40
 MODEL = {"w": np.zeros((5, 7), np.float32), "b": np.zeros(5)}
 KEY = bytes(range(32))
 PLANS = {
     "single pass": PrivacyPlan(0.7, 2.0, SinglePass(11)),
-    "one order": PrivacyPlan(0.7, 2.0, FixedEpochs(3, 4, False), restart_every=6, complete=True),
-    "reshuffled": PrivacyPlan(0.7, 2.0, FixedEpochs(3, 4), restart_every=3),
-    "rests": PrivacyPlan(0.7, 2.0, MinSeparation(12, 5, 2), restart_every=8, variant="vanilla"),
+    "one order": PrivacyPlan(
+        0.7, 2.0, FixedEpochs(3, 4, False), mechanism=Tree(restart_every=6, complete=True)
+    ),
+    "reshuffled": PrivacyPlan(0.7, 2.0, FixedEpochs(3, 4), mechanism=Tree(restart_every=3)),
+    "rests": PrivacyPlan(
+        0.7, 2.0, MinSeparation(12, 5, 2), mechanism=Tree(variant="vanilla", restart_every=8)
+    ),
 }
 
 
@@ -84,7 +89,7 @@ def test_a_client_changes_each_node_by_its_uses_of_it_and_all_by_zeta(kind: str)
     limit = int(plan.clip_norm / unit)  # in exact integers
     shifts = 0
     before = 0
-    for run in plan.trees.runs:
+    for run in plan.layout.runs:
         for _ in range(run.count):
             for level in range(run.end.bit_length()):
                 for k in range(run.end >> level):
@@ -105,7 +110,7 @@ def test_a_client_changes_each_node_by_its_uses_of_it_and_all_by_zeta(kind: str)
 
 
 def _nodes(plan: PrivacyPlan) -> int:
-    return sum(run.end.bit_length() * run.count for run in plan.trees.runs)
+    return sum(run.end.bit_length() * run.count for run in plan.layout.runs)
 
 
 @pytest.mark.parametrize("kind", list(PLANS))
@@ -119,15 +124,10 @@ def test_epsilon_is_that_of_the_participation_that_was_recorded(kind: str) -> No
         steps.append([names.setdefault(client, len(names)) for client in now.cohort])
         rounds.end_round()
     recorded = FixedOrder.from_steps(steps)
-    zeta = sensitivity_squared(
-        recorded, restart_every=plan.restart_every, complete=plan.complete, bound=plan.bound
-    )
-    ledger = rounds._cohorts._ledger
-    assert ledger.sensitivity_squared() == zeta <= plan.sensitivity_squared
+    zeta = sensitivity_squared(recorded, plan.mechanism, bound=plan.bound)
+    assert zeta <= plan.sensitivity_squared
     assert (zeta == plan.sensitivity_squared) == (kind != "rests") or zeta > 0
-    listed = PrivacyPlan(
-        0.7, 2.0, recorded, restart_every=plan.restart_every, complete=plan.complete
-    )
+    listed = PrivacyPlan(0.7, 2.0, recorded, mechanism=plan.mechanism)
     assert listed.epsilon(1e-6) <= rounds.epsilon(1e-6) == plan.epsilon(1e-6)
     if zeta == plan.sensitivity_squared:
         assert listed.epsilon(1e-6) == pytest.approx(plan.epsilon(1e-6), rel=1e-9)
@@ -138,9 +138,12 @@ def test_epsilon_is_that_of_the_participation_that_was_recorded(kind: str) -> No
 WIDE = 40_000
 CASES: dict[str, tuple[PrivacyPlan, float]] = {
     "one tree": (PrivacyPlan(0.5, 3.0, SinglePass(13)), 0.0),
-    "momentum": (PrivacyPlan(0.5, 3.0, SinglePass(13), variant="vanilla"), 0.9),
-    "restarts": (PrivacyPlan(0.5, 3.0, SinglePass(13), restart_every=5), 0.9),
-    "completed": (PrivacyPlan(0.5, 3.0, SinglePass(13), restart_every=5, complete=True), 0.5),
+    "momentum": (PrivacyPlan(0.5, 3.0, SinglePass(13), mechanism=Tree(variant="vanilla")), 0.9),
+    "restarts": (PrivacyPlan(0.5, 3.0, SinglePass(13), mechanism=Tree(restart_every=5)), 0.9),
+    "completed": (
+        PrivacyPlan(0.5, 3.0, SinglePass(13), mechanism=Tree(restart_every=5, complete=True)),
+        0.5,
+    ),
 }
 
 
@@ -160,9 +163,7 @@ def test_the_models_variance_is_that_of_the_closed_form(kind: str, dtype: Any) -
     )
     one = noise_std(
         plan.participation,
-        restart_every=plan.restart_every,
-        complete=plan.complete,
-        variant=plan.variant,
+        plan.mechanism,
         momentum=momentum,
     )
     # noise_std has (1 - momentum) v_t for a node of standard deviation 1.
@@ -178,7 +179,7 @@ def test_the_models_variance_is_that_of_the_closed_form(kind: str, dtype: Any) -
 
 
 def test_the_noise_of_two_rounds_shares_the_nodes_that_it_should() -> None:
-    plan = PrivacyPlan(0.5, 3.0, SinglePass(8), variant="vanilla")
+    plan = PrivacyPlan(0.5, 3.0, SinglePass(8), mechanism=Tree(variant="vanilla"))
     server = ServerDPFTRL([np.zeros(WIDE)], plan=plan, report_goal=1, key=KEY)
     left = []
     for _ in range(8):
@@ -215,7 +216,7 @@ def test_no_bit_of_the_sum_lies_below_the_noises_own(dtype: Any) -> None:
 
 def test_every_value_of_noise_goes_on_one_sum_only() -> None:
     """Two runs have no noise in common, nor do the rounds of one."""
-    plan = PrivacyPlan(0.5, 3.0, SinglePass(4), restart_every=1)
+    plan = PrivacyPlan(0.5, 3.0, SinglePass(4), mechanism=Tree(restart_every=1))
     seen: list[NDArray[Any]] = []
     for _ in range(2):
         rounds = PrivateRounds([np.zeros(2000)], plan=plan, report_goal=1)

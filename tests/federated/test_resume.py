@@ -17,6 +17,7 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.federated import AdaptiveClipping, PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.optimizers import FTRLUpdate
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
 
@@ -342,7 +343,7 @@ def test_the_noise_before_a_restart_stays_and_that_after_it_is_new(tmp_path: Pat
             server.end_round()
         return server.parameters["b"] * GOAL
 
-    plan = PrivacyPlan(0.5, 3.0, SinglePass(6), variant="vanilla")
+    plan = PrivacyPlan(0.5, 3.0, SinglePass(6), mechanism=Tree(variant="vanilla"))
     with server(tmp_path / "run", plan=plan, spare_restarts=1, dtype="float64") as one:
         noise = plan.noise(9, key=KEY, dtype="float64")
         at_2 = [noise.step() for _ in range(2)][-1][6:]

@@ -17,6 +17,7 @@ from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, Singl
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.federated import PrivateRounds, Round, ServerDPFTRL, client_id
 from dpftrl_fast.federated import cohorts as cohorts_module
+from dpftrl_fast.mechanisms import Tree
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "b": np.zeros(3)}
 SINGLE = PrivacyPlan(1.0, 2.0, SinglePass(4))
@@ -94,7 +95,7 @@ def test_a_single_pass_has_each_client_once() -> None:
 
 
 def test_a_separation_is_counted_in_rounds_across_restarts() -> None:
-    plan = PrivacyPlan(1.0, 2.0, MinSeparation(9, 3, 3), restart_every=2)
+    plan = PrivacyPlan(1.0, 2.0, MinSeparation(9, 3, 3), mechanism=Tree(restart_every=2))
     rounds = rounds_of(plan)
     seen = []
     for _ in range(9):
@@ -131,7 +132,7 @@ def test_an_order_that_lists_a_client_twice_in_a_round_takes_one_update() -> Non
 
 @pytest.mark.parametrize("reshuffle", [True, False])
 def test_later_epochs_have_the_clients_of_the_first(reshuffle: bool) -> None:
-    plan = PrivacyPlan(1.0, 2.0, FixedEpochs(2, 4, reshuffle), restart_every=4)
+    plan = PrivacyPlan(1.0, 2.0, FixedEpochs(2, 4, reshuffle), mechanism=Tree(restart_every=4))
     rounds = rounds_of(plan)
     end_with(rounds, ["a", "b"])
     assert end_with(rounds, ["b", "c"]).cohort == ("c",)
@@ -151,7 +152,7 @@ def test_what_a_guard_expects() -> None:
         assert expected is not None and expected.tolist() == wanted
         order.admit(expected)
     assert order.expected() is None  # all steps are taken
-    epochs = Guard(FixedEpochs(2, 3, reshuffle=True), restart_every=3)
+    epochs = Guard(FixedEpochs(2, 3, reshuffle=True), Tree(restart_every=3))
     for free, ids in [(True, [9, 4]), (True, []), (False, [4, 9]), (True, [1]), (True, [4])]:
         expected = epochs.expected()
         assert (expected is None) == free

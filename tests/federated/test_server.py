@@ -13,6 +13,7 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import MinSeparation, SinglePass
 from dpftrl_fast.federated import PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate
+from dpftrl_fast.mechanisms import Tree
 
 KEY = bytes(range(32))
 START = {
@@ -77,7 +78,7 @@ def test_a_round_without_noise_is_federated_averaging() -> None:
 def test_the_steps_are_those_of_the_recurrence_with_the_noise_of_the_plan(
     momentum: float, nesterov: bool
 ) -> None:
-    plan = PrivacyPlan(0.5, 2.0, SinglePass(7), restart_every=3, complete=True)
+    plan = PrivacyPlan(0.5, 2.0, SinglePass(7), mechanism=Tree(restart_every=3, complete=True))
     options = {"learning_rate": 0.7, "momentum": momentum, "nesterov": nesterov}
     server = server_of(plan, 4, dtype="float64", **options)
     updates = random_updates(7, 3, 1.2)  # all of them clipped
@@ -95,7 +96,7 @@ def test_the_steps_are_those_of_the_recurrence_with_the_noise_of_the_plan(
 
 
 def test_adam_on_the_noised_mean_updates() -> None:
-    plan = PrivacyPlan(0.5, 2.0, MinSeparation(5, 2, 2), variant="vanilla")
+    plan = PrivacyPlan(0.5, 2.0, MinSeparation(5, 2, 2), mechanism=Tree(variant="vanilla"))
     options: dict[str, Any] = {"learning_rate": 0.3, "betas": (0.8, 0.95), "eps": 0.01}
     server = server_of(plan, 4, optimizer="adam", dtype="float64", **options)
     updates = random_updates(5, 2, 0.4)  # none of them clipped
@@ -112,7 +113,7 @@ def test_adam_on_the_noised_mean_updates() -> None:
 
 
 def test_momentum_zero_is_sgd_on_residuals() -> None:
-    plan = PrivacyPlan(0.5, 2.0, SinglePass(6), restart_every=4)
+    plan = PrivacyPlan(0.5, 2.0, SinglePass(6), mechanism=Tree(restart_every=4))
     server = server_of(plan, 4)
     rounds = PrivateRounds(START, plan=plan, report_goal=4, key=KEY, threads=1)
     theta = flat(START)
@@ -137,7 +138,9 @@ def test_lists_and_tuples_come_back_as_they_were_given(kind: Any) -> None:
 
 
 def test_memory_and_threads_change_no_bit() -> None:
-    plan = PrivacyPlan(0.5, 2.0, MinSeparation(6, 6, 1), restart_every=4, complete="all")
+    plan = PrivacyPlan(
+        0.5, 2.0, MinSeparation(6, 6, 1), mechanism=Tree(restart_every=4, complete="all")
+    )
     updates = random_updates(6, 2, 1.0)
     found = {
         flat(like(play(server_of(plan, 2, memory=memory, threads=threads), updates)[-1])).tobytes()

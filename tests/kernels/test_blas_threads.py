@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dpftrl_fast.kernels.blas_threads as kernels_blas
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.kernels import _blas
-from dpftrl_fast.kernels._blas import one_blas_thread
+from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
 
@@ -79,6 +79,6 @@ def test_blas_is_held_in_any_thread_and_then_as_before() -> None:
 
 
 def test_without_threadpoolctl_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_blas, "_controller", lambda: None)
+    monkeypatch.setattr(kernels_blas, "_controller", lambda: None)
     with threadpoolctl.threadpool_limits(2, user_api="blas"), one_blas_thread():
         assert blas_threads() == {2}

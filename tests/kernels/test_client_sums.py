@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from numba import types
 
-from dpftrl_fast.kernels._jit import _OPTIONS, read_only, writable
 from dpftrl_fast.kernels.client_sums import IntegerSum, Part, add_clipped, blocks_of, measure
+from dpftrl_fast.kernels.jit import _OPTIONS, read_only, writable
 from dpftrl_fast.kernels.loops import client as client_loops
 from dpftrl_fast.rounding import clip_limit
 
@@ -358,7 +358,7 @@ class TestWrongCalls:
             ({"limit": np.nan}, ValueError, "limit must be"),
             ({"limit": np.inf}, ValueError, "limit must be"),
             ({"unit": 0.3 * 2.0**-20}, ValueError, "power of two"),
-            ({"unit": np.nan}, ValueError, "power of two"),
+            ({"unit": np.nan}, ValueError, "unit must be a finite number, got nan"),
             ({"unit": 2.0}, ValueError, "power of two"),
             ({"unit": 2.0**-51}, ValueError, "power of two"),
             ({"unit": -(2.0**-31)}, ValueError, "power of two"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpftrl_fast.kernels import clipped_gradient_sum, clipped_gradient_sum_csr
+from dpftrl_fast.kernels import SparseRows, clipped_sum
 
 MARGIN = 1 - Fraction(1, 2**20)
 
@@ -24,9 +24,8 @@ def exact_square(vector):
 
 
 def dense(X, y, theta, clip_norm, loss="squared", **options):
-    return clipped_gradient_sum(
-        X, y, theta, clip_norm, loss, np.full(X.shape[1], np.nan), **options
-    )
+    out = np.full(X.shape[1], np.nan)
+    return clipped_sum(X, y, theta, clip_norm=clip_norm, loss=loss, out=out, **options)
 
 
 def csr(X, y, theta, clip_norm, loss="squared", **options):
@@ -34,10 +33,7 @@ def csr(X, y, theta, clip_norm, loss="squared", **options):
     n, p = X.shape
     indices = np.tile(np.arange(p, dtype=np.int32), n)
     indptr = np.arange(n + 1, dtype=np.int32) * p
-    out = np.full(p, np.nan)
-    return clipped_gradient_sum_csr(
-        X.ravel(), indices, indptr.astype(np.int32), y, theta, clip_norm, loss, out, **options
-    )
+    return dense(SparseRows(X.ravel(), indices, indptr, p), y, theta, clip_norm, loss, **options)
 
 
 ROWS32 = {

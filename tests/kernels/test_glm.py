@@ -12,14 +12,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from dpftrl_fast.kernels import (
-    _jit,
-    clipped_gradient_sum,
-    clipped_gradient_sum_csr,
-    glm,
-    predict,
-    predict_csr,
-)
+from dpftrl_fast.kernels import SparseRows, clipped_sum, gradients, jit, predict
 from dpftrl_fast.kernels.loops import dense as dense_loops
 from dpftrl_fast.kernels.loops.dense import CHUNK
 
@@ -51,17 +44,13 @@ def oracle(X, y, theta, clip_norm, loss, k=1.0):
 
 
 def dense(X, y, theta, clip_norm, loss, **options):
-    return clipped_gradient_sum(
-        X, y, theta, clip_norm, loss, np.full(X.shape[1], np.nan), **options
-    )
+    out = np.full(X.shape[1], np.nan)
+    return clipped_sum(X, y, theta, clip_norm=clip_norm, loss=loss, out=out, **options)
 
 
 def csr(X, y, theta, clip_norm, loss, **options):
-    S = scipy.sparse.csr_array(X)
-    out = np.full(X.shape[1], np.nan)
-    return clipped_gradient_sum_csr(
-        S.data, S.indices, S.indptr, y, theta, clip_norm, loss, out, **options
-    )
+    rows = SparseRows.of(scipy.sparse.csr_array(X))
+    return dense(rows, y, theta, clip_norm, loss, **options)
 
 
 def batch(n, p, dtype, seed=0, zeros=0.0):
@@ -146,8 +135,7 @@ def test_predictions(dtype):
     X, _, theta = batch(11, 33, dtype, zeros=0.5)
     expected = (X.astype(np.longdouble) @ theta).astype(np.float64)
     np.testing.assert_allclose(predict(X, theta, np.empty(11)), expected, rtol=1e-12, atol=1e-14)
-    S = scipy.sparse.csr_array(X)
-    got = predict_csr(S.data, S.indices, S.indptr, theta, np.empty(11))
+    got = predict(SparseRows.of(scipy.sparse.csr_array(X)), theta)
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
     assert predict(X[:0], theta, np.empty(0)).shape == (0,)
 
@@ -163,24 +151,23 @@ def test_csr_columns_twice_or_out_of_order_are_merged_before_clipping(index):
     merged = np.zeros((n, p))
     np.add.at(merged, (np.repeat(np.arange(n), lengths), indices), data)
     y, theta = rng.standard_normal(n), rng.standard_normal(p)
+    rows = SparseRows(data, indices, indptr, p)
     for clip_norm in (0.2, 1e3):
         expected = oracle(merged, y, theta, clip_norm, "squared")
-        out = np.empty(p)
-        clipped_gradient_sum_csr(data, indices, indptr, y, theta, clip_norm, "squared", out)
-        np.testing.assert_allclose(out, expected, rtol=1e-11, atol=1e-11)
+        got = dense(rows, y, theta, clip_norm, "squared")
+        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_csr_duplicates_cannot_exceed_the_clip_norm():
-    data = np.full(100, 1.0)
-    indices, indptr = np.zeros(100, dtype=np.int32), np.array([0, 100], dtype=np.int32)
-    out = np.empty(2)
-    y = np.array([-5.0])
-    clipped_gradient_sum_csr(data, indices, indptr, y, np.zeros(2), 1.0, "squared", out)
+    def call(data, indices):
+        indptr = np.array([0, len(data)], dtype=np.int32)
+        rows = SparseRows(np.array(data), np.array(indices, dtype=np.int32), indptr, 2)
+        return dense(rows, np.array([-5.0]), np.zeros(2), 1.0, "squared")
+
+    out = call([1.0] * 100, [0] * 100)
     assert 0.999 < out[0] <= 1.0 and out[1] == 0.0
     # Large entries that cancel, all but one.
-    data = np.array([1e300, -1e300, 3.0])
-    indices, indptr = np.array([1, 1, 1], dtype=np.int32), np.array([0, 3], dtype=np.int32)
-    clipped_gradient_sum_csr(data, indices, indptr, y, np.zeros(2), 1.0, "squared", out)
+    out = call([1e300, -1e300, 3.0], [1, 1, 1])
     assert out[0] == 0.0 and 0.999 < out[1] <= 1.0
 
 
@@ -189,10 +176,9 @@ def test_csr_rows_with_impossible_indices_or_bounds_count_as_zero():
     y, theta = np.array([1.0, 1.0, 1.0]), np.zeros(3)
 
     def call(indices, indptr):
-        out, z = np.full(3, np.nan), np.full(3, np.nan)
-        columns, bounds = np.array(indices), np.array(indptr)
-        clipped_gradient_sum_csr(data, columns, bounds, y, theta, 1e3, "squared", out)
-        return out.tolist(), np.isnan(predict_csr(data, columns, bounds, theta, z)).tolist()
+        rows = SparseRows(data, np.array(indices), np.array(indptr), 3)
+        out = dense(rows, y, theta, 1e3, "squared")
+        return out.tolist(), np.isnan(predict(rows, theta)).tolist()
 
     good, bad = call([0, 1, 2, 0, 1], [0, 2, 3, 5])
     assert good == [-5.0, -7.0, -3.0] and bad == [False] * 3
@@ -227,7 +213,7 @@ def test_read_only_inputs_need_no_second_compilation():
     expected = dense(X, y, theta, 0.5, "squared")
     for array in (X, y, theta):
         array.flags.writeable = False
-    kernel = glm._dense_sum(X.dtype.char, y.dtype.char)
+    kernel = gradients.sum_loop("row", X.dtype.char, "", y.dtype.char)
     np.testing.assert_array_equal(dense(X, y, theta, 0.5, "squared"), expected)
     assert len(kernel.signatures) == 1
 
@@ -242,15 +228,15 @@ def test_inputs_are_not_written():
 
 def test_a_cached_loop_is_used_only_while_all_sources_are_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    types = (_jit.read_only("f", 2), _jit.read_only("d", 1), _jit.writable("d", 1))
+    types = (jit.read_only("f", 2), jit.read_only("d", 1), jit.writable("d", 1))
 
     def cache_hits():
-        loop = _jit.compiled(dense_loops.predictions, *types)
+        loop = jit.compiled(dense_loops.predictions, *types)
         assert len(loop.signatures) == 1
         return sum(loop.stats.cache_hits.values())
 
     assert [cache_hits(), cache_hits()] == [0, 1]
-    monkeypatch.setattr(_jit, "source_stamp", lambda: "a helper in another file has changed")
+    monkeypatch.setattr(jit, "source_stamp", lambda: "a helper in another file has changed")
     assert [cache_hits(), cache_hits()] == [0, 1]
 
 
@@ -259,14 +245,14 @@ def test_a_loop_compiles_without_a_folder_for_the_cache():
     exec(
         "def double(x, out):\n    out[0] = 2 * x[0]\n", namespace
     )  # no file: Numba cannot cache it
-    double = _jit.compiled(namespace["double"], _jit.read_only("d", 1), _jit.writable("d", 1))
+    double = jit.compiled(namespace["double"], jit.read_only("d", 1), jit.writable("d", 1))
     out = np.empty(1)
     double(np.array([21.0]), out)
     assert out[0] == 42.0
 
 
 GOOD = {
-    "X": np.ones((3, 2), dtype=np.float32),
+    "rows": np.ones((3, 2), dtype=np.float32),
     "y": np.zeros(3),
     "theta": np.zeros(2),
     "clip_norm": 1.0,
@@ -285,19 +271,19 @@ def read_only_out():
 SHARED = np.zeros(8)
 
 BAD_CALLS = [
-    ({"X": [[1.0, 2.0]]}, TypeError, "X must be a C-contiguous 2-d array .* got list"),
-    ({"X": np.ones((3, 2), dtype=np.int64)}, TypeError, "float32 or float64, got dtype int64"),
-    ({"X": np.ones((3, 2), dtype=np.float16)}, TypeError, "got dtype float16"),
-    ({"X": np.ones((3, 2), dtype=">f8")}, TypeError, "got dtype >f8"),
-    ({"X": np.ones(3)}, ValueError, r"2-d array .* got shape \(3,\)"),
-    ({"X": np.ones((2, 3)).T}, ValueError, "C-contiguous .* got strides"),
-    ({"X": np.ones((3, 4))[:, ::2]}, ValueError, "got strides"),
-    ({"X": np.broadcast_to(np.ones(2), (3, 2))}, ValueError, "got strides"),
-    ({"X": np.ones((3, 5))}, ValueError, "theta must have 5 entries .* got 2"),
-    ({"y": np.zeros(4)}, ValueError, r"y must have 3 entries \(the rows of X\), got 4"),
+    ({"rows": [[1.0, 2.0]]}, TypeError, "rows must be a C-contiguous 2-d array .* got list"),
+    ({"rows": np.ones((3, 2), dtype=np.int64)}, TypeError, "float32 or float64, got dtype int64"),
+    ({"rows": np.ones((3, 2), dtype=np.float16)}, TypeError, "got dtype float16"),
+    ({"rows": np.ones((3, 2), dtype=">f8")}, TypeError, "got dtype >f8"),
+    ({"rows": np.ones(3)}, ValueError, r"2-d array .* got shape \(3,\)"),
+    ({"rows": np.ones((2, 3)).T}, ValueError, "C-contiguous .* got strides"),
+    ({"rows": np.ones((3, 4))[:, ::2]}, ValueError, "got strides"),
+    ({"rows": np.broadcast_to(np.ones(2), (3, 2))}, ValueError, "got strides"),
+    ({"rows": np.ones((3, 5))}, ValueError, r"theta must have shape \(5,\) .* got \(2,\)"),
+    ({"y": np.zeros(4)}, ValueError, r"y must have 3 entries \(the number of rows\), got 4"),
     ({"y": np.zeros(3, dtype=int)}, TypeError, "y must be .* got dtype int64"),
     ({"theta": np.zeros(2, dtype=np.float32)}, TypeError, "theta must be .* float64, got dtype"),
-    ({"out": np.zeros(3)}, ValueError, "out must have 2 entries .* got 3"),
+    ({"out": np.zeros(3)}, ValueError, r"out must have shape \(2,\) .* got \(3,\)"),
     (
         {"out": np.zeros(2, dtype=np.float32)},
         TypeError,
@@ -306,15 +292,15 @@ BAD_CALLS = [
     ({"out": np.zeros(4)[::2]}, ValueError, "out must be .* got strides"),
     ({"out": read_only_out()}, ValueError, "out must be writable, got a read-only array"),
     ({"out": [0.0, 0.0]}, TypeError, "got list"),
-    ({"theta": SHARED[:2], "out": SHARED[1:3]}, ValueError, "overlap .* shared with theta"),
+    ({"theta": SHARED[:2], "out": SHARED[1:3]}, ValueError, "out must not overlap theta"),
     ({"clip_norm": np.nan}, ValueError, "clip_norm must be a finite number .* got nan"),
     ({"clip_norm": 0.0}, ValueError, "clip_norm must be .* got 0.0"),
     ({"clip_norm": -1.0}, ValueError, "got -1.0"),
     ({"clip_norm": np.inf}, ValueError, "got inf"),
     ({"clip_norm": 1e-320}, ValueError, "clip_norm must be"),
-    ({"clip_norm": "1"}, TypeError, "clip_norm must be a number, got str"),
-    ({"clip_norm": True}, TypeError, "clip_norm must be a number, got bool"),
-    ({"loss": "log"}, ValueError, "loss must be one of squared, .*, linear, got 'log'"),
+    ({"clip_norm": "1"}, TypeError, "clip_norm must be a finite number .* got str"),
+    ({"clip_norm": True}, TypeError, "clip_norm must be a finite number .* got bool"),
+    ({"loss": "log"}, ValueError, "loss must be one of 'squared', .*, 'linear', got 'log'"),
     ({"loss": 0}, ValueError, "got 0"),
     ({"loss_param": 0.0}, ValueError, "loss_param must be a finite number > 0, got 0.0"),
     ({"loss_param": np.nan}, ValueError, "got nan"),
@@ -326,9 +312,8 @@ def test_a_wrong_call_is_refused_and_changes_nothing(change, error, message):
     arguments = {**GOOD, **change}
     out = arguments["out"]
     before = None if out is None else out.copy()
-    loss_param = arguments.pop("loss_param")
     with pytest.raises(error, match=message):
-        clipped_gradient_sum(*arguments.values(), loss_param=loss_param)
+        clipped_sum(**arguments)
     if before is not None:
         np.testing.assert_array_equal(out, before)
 
@@ -336,18 +321,23 @@ def test_a_wrong_call_is_refused_and_changes_nothing(change, error, message):
 def test_out_may_not_overlap_the_rows():
     memory = np.zeros(16)
     X = memory[:12].reshape(6, 2)
-    with pytest.raises(ValueError, match="shared with X"):
-        clipped_gradient_sum(X, np.zeros(6), np.zeros(2), 1.0, "squared", memory[11:13])
-    with pytest.raises(ValueError, match="shared with y"):
-        clipped_gradient_sum(X.copy(), memory[:6], np.zeros(2), 1.0, "squared", memory[5:7])
-    with pytest.raises(ValueError, match="shared with theta"):
+    numbers = {"clip_norm": 1.0, "loss": "squared"}
+    with pytest.raises(ValueError, match="out must not overlap rows"):
+        clipped_sum(X, np.zeros(6), np.zeros(2), out=memory[11:13], **numbers)
+    with pytest.raises(ValueError, match="out must not overlap y"):
+        clipped_sum(X.copy(), memory[:6], np.zeros(2), out=memory[5:7], **numbers)
+    users = np.zeros(4, dtype=np.int64)
+    with pytest.raises(ValueError, match="out must not overlap users"):
+        shared = users.view(np.float64)[:2]
+        clipped_sum(X, np.zeros(6), np.zeros(2), users=users, out=shared, **numbers)
+    with pytest.raises(ValueError, match="out must not overlap theta"):
         predict(np.ones((2, 2)), memory[:2], memory[:2])
 
 
 def test_unaligned_rows_are_refused():
     X = np.zeros(8 * 6 + 1, dtype=np.uint8)[1:].view(np.float64).reshape(3, 2)
-    with pytest.raises(ValueError, match=r"X must be .* got unaligned memory"):
-        clipped_gradient_sum(X, np.zeros(3), np.zeros(2), 1.0, "squared", np.empty(2))
+    with pytest.raises(ValueError, match=r"rows must be .* got unaligned memory"):
+        dense(X, np.zeros(3), np.zeros(2), 1.0, "squared")
 
 
 INDICES, INDPTR = np.array([0, 1, 0], dtype=np.int32), np.array([0, 2, 3], dtype=np.int32)
@@ -369,14 +359,15 @@ INDICES, INDPTR = np.array([0, 1, 0], dtype=np.int32), np.array([0, 2, 3], dtype
         (
             {"theta": np.zeros(3)},
             ValueError,
-            r"out must have 3 entries \(the size of theta\), got 2",
+            r"theta must have shape \(2,\) or \(K, 2\).* got \(3,\)",
         ),
     ],
 )
 def test_a_wrong_csr_call_is_refused(change, error, message):
-    arguments = {"data": np.ones(3), "indices": INDICES, "indptr": INDPTR, "y": np.zeros(2)}
-    arguments |= {"theta": np.zeros(2)} | change
-    out = np.full(2, 9.0)
+    arguments = {"data": np.ones(3), "indices": INDICES, "indptr": INDPTR, "theta": np.zeros(2)}
+    arguments |= change
+    theta, out = arguments.pop("theta"), np.full(2, 9.0)
+    rows = SparseRows(**arguments, n_features=2)
     with pytest.raises(error, match=message):
-        clipped_gradient_sum_csr(*arguments.values(), 1.0, "squared", out)
+        clipped_sum(rows, np.zeros(2), theta, clip_norm=1.0, loss="squared", out=out)
     np.testing.assert_array_equal(out, [9.0, 9.0])

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 from gradient_oracle import kernel, oracle
 
-from dpftrl_fast.kernels import clipped_user_sum, clipped_user_sum_csr
+from dpftrl_fast.kernels import SparseRows, clipped_sum
 from dpftrl_fast.kernels.loops.dense import CHUNK
 
 both = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
@@ -129,14 +129,15 @@ def test_columns_twice_or_out_of_order_are_one_row():
     starts, y = np.array([0, 11, 25, 40]), rng.standard_normal(40)
     theta = rng.standard_normal((1, 6))
     options = {"row_bound": 1.0, "constant": 0.3}
-    got = clipped_user_sum_csr(data, indices, indptr, starts, y, theta, 0.7, "squared", **options)
+    rows, numbers = SparseRows(data, indices, indptr, 5), {"clip_norm": 0.7, "loss": "squared"}
+    got = clipped_sum(rows, y, theta, users=starts, **numbers, **options)
     expected = oracle(merged, y, theta, 0.7, "squared", starts=starts, **options)
     np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 
 
 GOOD = {
-    "X": np.ones((3, 2)),
-    "starts": np.array([0, 1, 3]),
+    "rows": np.ones((3, 2)),
+    "users": np.array([0, 1, 3]),
     "y": np.zeros(3),
     "theta": np.zeros((1, 2)),
     "clip_norm": 1.0,
@@ -147,21 +148,29 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"starts": [0, 3]}, TypeError, "starts must be .* got list"),
-        ({"starts": np.zeros(3)}, TypeError, "starts must be .* int64, got dtype float64"),
-        ({"starts": np.zeros(0, dtype=np.int64)}, ValueError, "at least 1 entry, got 0"),
+        ({"users": [0, 3]}, TypeError, "users must be .* got list"),
+        ({"users": np.zeros(3)}, TypeError, "users must be .* int64, got dtype float64"),
+        ({"users": np.zeros(0, dtype=np.int64)}, ValueError, "at least 1 entry, got 0"),
         ({"y": np.zeros(2)}, ValueError, "y must have 3 entries .* got 2"),
-        ({"theta": np.zeros((0, 2))}, ValueError, r"theta must have at least 1 row .*\(0, 2\)"),
-        ({"theta": np.zeros((1, 3))}, ValueError, r"2 entries, got shape \(1, 3\)"),
-        ({"theta": np.zeros((2, 2))}, ValueError, "one of multinomial, hinge, got 'squared'"),
-        ({"loss": "multinomial"}, ValueError, "loss must be one of squared, .* got 'multinomial'"),
+        ({"theta": np.zeros((0, 2))}, ValueError, r"theta must have shape .* K >= 1, got \(0, 2\)"),
+        (
+            {"theta": np.zeros((1, 3))},
+            ValueError,
+            r"theta must .* \(K, 2\).* got \(1, 3\)",
+        ),
+        ({"theta": np.zeros((2, 2))}, ValueError, "one of 'multinomial', 'hinge', got 'squared'"),
+        (
+            {"loss": "multinomial"},
+            ValueError,
+            "loss must be one of 'squared', .* 'multinomial'",
+        ),
         ({"clip_norm": 0.0}, ValueError, "clip_norm must be .* got 0.0"),
     ],
 )
 def test_a_wrong_call_is_refused(change, error, message):
     arguments = {**GOOD, **change}
     with pytest.raises(error, match=message):
-        clipped_user_sum(*arguments.values())
+        clipped_sum(**arguments)
 
 
 def test_a_sparse_user_costs_its_entries():
@@ -169,7 +178,5 @@ def test_a_sparse_user_costs_its_entries():
     n, p = 10_000, 200_000
     S = scipy.sparse.csr_array((np.ones(n), (np.arange(n), np.arange(n) * 7 % p)), shape=(n, p))
     starts = np.arange(n + 1)
-    got = clipped_user_sum_csr(
-        S.data, S.indices, S.indptr, starts, -np.ones(n), np.zeros((1, p)), 9.0, "squared"
-    )
+    got = kernel(S, -np.ones(n), np.zeros((1, p)), 9.0, "squared", starts=starts, sparse=True)
     assert got.sum() == n

@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler may do to the loops, read off from the code that it makes of them."""
+"""Fast-math flags of the compiled loops, read from their code, and the cache on disk."""
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
+from pathlib import Path
 
 import numba
 import pytest
-from numba import types
 
-from dpftrl_fast.kernels import _jit, ftrl_update
-from dpftrl_fast.kernels._jit import exact_helper, helper, read_only, writable
+from dpftrl_fast.kernels import ftrl_step, ftrl_update, jit
+from dpftrl_fast.kernels.jit import exact_helper, helper, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
 
 
-def flags_of(function, *argument_types):
-    """The fast-math flags of all additions, products and quotients of a loop."""
-    loop = numba.njit(**_jit._OPTIONS)(function)
-    loop.compile(types.void(*argument_types))
+@pytest.fixture(autouse=True)
+def no_cached_loops(tmp_path, monkeypatch):
+    """A loop from the cache has no readable code."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+
+def flags_of(loop):
+    """The fast-math flags of all additions, products and quotients of a compiled loop."""
     (code,) = loop.inspect_llvm().values()
-    found = re.findall(r"= f(?:add|sub|mul|div) ((?:[a-z]+ )*)(?:double|<)", code)
+    found = re.findall(r"= f(?:add|sub|mul|div) ((?:[a-z]+ )*)(?:double|float|<)", code)
     assert found
     return [frozenset(flags.split()) for flags in found]
 
@@ -45,22 +51,54 @@ def test_an_exact_helper_keeps_its_order_in_a_loop_that_may_reorder():
     ):
         inner = wrapper(body)
 
-        assert {frozenset(flags) for flags in flags_of(calling(inner), *arrays)} == {expected}
+        loop = jit.compiled(calling(inner), *arrays)
+        assert {*flags_of(loop)} == {expected}
 
 
 def test_the_rounding_errors_of_sums_are_not_reordered():
     arrays = read_only("d", 1), writable("d", 1), writable("d", 1)
-    flags = flags_of(triangle_loops.add_packed, *arrays)
+    flags = flags_of(jit.compiled(triangle_loops.add_packed, *arrays))
     # Of the seven operations an entry, only the one that adds the error to the others is free.
     assert flags.count(frozenset()) >= 6 * flags.count(frozenset({"reassoc", "contract"}))
 
 
-@pytest.mark.parametrize("noise", ["f", "d"])
-def test_no_operation_of_the_ftrl_update_is_reordered(noise):
-    flags = flags_of(
-        ftrl_update.update,
-        *(read_only("d", 2), read_only("d", 1), read_only("d", 1), read_only(noise, 1)),
-        *(read_only("d", 1), *[types.float64] * 5, types.boolean),
-        *(writable("d", 2), writable("d", 1)),
-    )
-    assert all(not each for each in flags)
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_exact_loop_keeps_its_order(exact):
+    def add(x, out):
+        for i in range(x.size):
+            out[0] += x[i] / 3.0
+
+    loop = jit.compiled(add, read_only("d", 1), writable("d", 1), exact=exact)
+    assert {*flags_of(loop)} == {frozenset() if exact else frozenset({"reassoc", "contract"})}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(functools.partial(ftrl_update.update_loop.__wrapped__, noise) for noise in "fd"),
+        ftrl_update.project_loop.__wrapped__,
+        *(
+            functools.partial(ftrl_step.ftrl_loop.__wrapped__, dtype, momentum)
+            for dtype in ("float32", "float64")
+            for momentum in (False, True)
+        ),
+    ],
+)
+def test_no_operation_of_an_ftrl_update_is_reordered(make):
+    assert all(not each for each in flags_of(make()))
+
+
+def test_the_stamp_of_the_cache_covers_every_source(tmp_path, monkeypatch):
+    folder = Path(jit.__file__).parent
+    copy = tmp_path / "kernels"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(jit, "__file__", str(copy / "jit.py"))
+    stamp = jit.source_stamp.__wrapped__
+    before = stamp()
+    for path in [*copy.rglob("*.py")]:
+        text = path.read_text()
+        path.write_text(text + "# changed\n")
+
+        assert stamp() != before, path
+        path.write_text(text)
+    assert stamp() == before

@@ -96,7 +96,7 @@ def test_the_quantile_loss_finds_the_quantile():
 @pytest.mark.parametrize(
     ("loss", "k", "message"),
     [
-        ("quantile", 1.0, "loss_param of quantile must lie between 0 and 1, got 1.0"),
+        ("quantile", 1.0, "loss_param must be a finite number > 0 and < 1, got 1.0"),
         ("quantile", 0.0, "got 0.0"),
         ("quantile", np.nan, "got nan"),
         ("epsilon_insensitive", -0.1, "loss_param must be a finite number >= 0, got -0.1"),

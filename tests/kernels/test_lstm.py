@@ -99,7 +99,7 @@ def test_the_gradient_is_that_of_differences(lengths):
         ((3, 16), (3, 12), [0, 3], "multiple of 4"),
         ((3, 12), (4, 16), [0, 3], "expected z of shape"),
         ((3, 16), (4, 16), [0, 2], "starts must cut 3 places"),
-        ((3, 16), (4, 16), [0, 1, 3], "do not get longer"),
+        ((3, 16), (4, 16), [0, 1, 3], "do not increase"),
         ((3, 16), (4, 16), [0, 3, 3], "starts must cut"),
         ((0, 16), (4, 16), [0], "starts must cut"),
     ],

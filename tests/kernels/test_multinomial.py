@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from gradient_oracle import kernel, oracle
 
-from dpftrl_fast.kernels import clipped_multi_sum, clipped_multi_sum_csr
+from dpftrl_fast.kernels import SparseRows, clipped_sum
 from dpftrl_fast.kernels.loops.dense import CHUNK
 
 both = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
@@ -124,25 +124,23 @@ def test_columns_twice_or_out_of_order_are_one_row(index):
     merged = np.zeros((40, 5))
     np.add.at(merged, (np.repeat(np.arange(40), lengths), indices), data)
     y, theta = rng.integers(3, size=40).astype(float), rng.standard_normal((3, 5))
-    got = clipped_multi_sum_csr(data, indices, indptr, y, theta, 0.3, "multinomial", row_bound=1.0)
+    rows = SparseRows(data, indices, indptr, 5)
+    got = clipped_sum(rows, y, theta, clip_norm=0.3, loss="multinomial", row_bound=1.0)
     expected = oracle(merged, y, theta, 0.3, "multinomial", row_bound=1.0)
     np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_rows_with_impossible_indices_or_bounds_count_as_zero():
-    data, y, theta = np.array([1.0, 2.0, 3.0]), np.zeros(2), np.zeros((2, 3))
-    indptr = np.array([0, 2, 3])
-    good = clipped_multi_sum_csr(data, np.array([0, 1, 2]), indptr, y, theta, 99.0, "multinomial")
-    assert good[0].tolist() == [-0.5, -1.0, -1.5]
+    def call(columns, bounds):
+        rows = SparseRows(np.array([1.0, 2.0, 3.0]), np.array(columns), np.array(bounds), 3)
+        theta = np.zeros((2, 3))
+        return clipped_sum(rows, np.zeros(2), theta, clip_norm=99.0, loss="multinomial")[0].tolist()
+
+    assert call([0, 1, 2], [0, 2, 3]) == [-0.5, -1.0, -1.5]
     for wrong in (-1, 3, 2**40):
-        columns = np.array([0, wrong, 2])
-        got = clipped_multi_sum_csr(data, columns, indptr, y, theta, 99.0, "multinomial")
-        assert got[0].tolist() == [0.0, 0.0, -1.5]
+        assert call([0, wrong, 2], [0, 2, 3]) == [0.0, 0.0, -1.5]
     for bounds in ([0, 2, 4], [0, 2, 1]):
-        got = clipped_multi_sum_csr(
-            data, np.array([0, 1, 2]), np.array(bounds), y, theta, 99.0, "multinomial"
-        )
-        assert got[0].tolist() == [-0.5, -1.0, 0.0]
+        assert call([0, 1, 2], bounds) == [-0.5, -1.0, 0.0]
 
 
 def test_inputs_are_not_written_and_may_be_read_only():
@@ -151,13 +149,13 @@ def test_inputs_are_not_written_and_may_be_read_only():
     copies = [array.copy() for array in arrays]
     for array in arrays:
         array.flags.writeable = False
-    clipped_multi_sum(*arrays, 0.5, "multinomial")
+    clipped_sum(*arrays, clip_norm=0.5, loss="multinomial")
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(array, copy)
 
 
 GOOD = {
-    "X": np.ones((3, 2)),
+    "rows": np.ones((3, 2)),
     "y": np.zeros(3),
     "theta": np.zeros((2, 2)),
     "clip_norm": 1.0,
@@ -169,41 +167,47 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"X": [[1.0]]}, TypeError, "X must be .* got list"),
+        ({"rows": [[1.0]]}, TypeError, "rows must be .* got list"),
         ({"y": np.zeros(4)}, ValueError, "y must have 3 entries .* got 4"),
         ({"y": np.zeros(3, dtype=int)}, TypeError, "y must be .* got dtype int64"),
-        ({"theta": np.zeros(2)}, ValueError, r"theta must be .* 2-d .* got shape \(2,\)"),
-        ({"theta": np.zeros((1, 2))}, ValueError, r"at least 2 rows, one a class, got .*\(1, 2\)"),
-        ({"theta": np.zeros((2, 3))}, ValueError, r"rows? of 2 entries, got shape \(2, 3\)"),
-        ({"constant": 1.0}, ValueError, r"2 entries and one of the constant, got shape \(2, 2\)"),
-        ({"constant": -1.0}, ValueError, "constant must be 0 or a finite number .* got -1.0"),
+        ({"theta": np.zeros((1, 2, 2))}, ValueError, r"theta must be .* got shape \(1, 2, 2\)"),
+        ({"theta": np.zeros((1, 2))}, ValueError, "loss must be one of .* got 'multinomial'"),
+        ({"theta": np.zeros((2, 3))}, ValueError, r"theta must have .* \(K, 2\).* got \(2, 3\)"),
+        ({"constant": 1.0}, ValueError, r"\(K, 3\), .* with that of the constant, got \(2, 2\)"),
+        ({"constant": -1.0}, ValueError, "constant must be 0 or a number .* got -1.0"),
         ({"constant": np.nan}, ValueError, "constant must be .* got nan"),
         ({"row_bound": 0.0}, ValueError, "row_bound must be a finite number .* got 0.0"),
         ({"row_bound": np.nan}, ValueError, "row_bound must be .* got nan"),
         ({"threads": 0}, ValueError, "threads must be an integer >= 1, got 0"),
-        ({"threads": 1.0}, TypeError, "threads must be an integer, got float"),
+        ({"threads": 1.0}, TypeError, "threads must be an integer >= 1, got float"),
         ({"clip_norm": np.nan}, ValueError, "clip_norm must be .* got nan"),
-        ({"loss": "squared"}, ValueError, "loss must be one of multinomial, hinge, got 'squared'"),
-        ({"out": np.zeros((2, 3))}, ValueError, r"out must have the shape \(2, 2\) of theta"),
+        (
+            {"loss": "squared"},
+            ValueError,
+            "loss must be one of 'multinomial', .* got 'squared'",
+        ),
+        (
+            {"out": np.zeros((2, 3))},
+            ValueError,
+            r"out must have shape \(2, 2\) .* got \(2, 3\)",
+        ),
         ({"out": np.zeros(4)}, ValueError, r"out must be .* 2-d .* got shape \(4,\)"),
     ],
 )
 def test_a_wrong_call_is_refused_and_changes_nothing(change, error, message):
     arguments = {**GOOD, **change}
-    options = {key: arguments.pop(key) for key in [*arguments] if key not in GOOD}
     before = arguments["out"].copy()
     with pytest.raises(error, match=message):
-        clipped_multi_sum(*arguments.values(), **options)
+        clipped_sum(**arguments)
     np.testing.assert_array_equal(arguments["out"], before)
-    if "X" not in change:
-        S = scipy.sparse.csr_array(GOOD["X"])
-        del arguments["X"]
-        if not ({"theta", "constant"} & {*change}) or "at least 2" in message:
-            with pytest.raises(error):
-                clipped_multi_sum_csr(S.data, S.indices, S.indptr, *arguments.values(), **options)
+    if "rows" not in change:
+        arguments["rows"] = SparseRows.of(scipy.sparse.csr_array(GOOD["rows"]))
+        with pytest.raises(error, match=message):
+            clipped_sum(**arguments)
 
 
 def test_out_may_not_overlap_an_input():
     memory = np.zeros((4, 2))
-    with pytest.raises(ValueError, match="shared with theta"):
-        clipped_multi_sum(np.ones((1, 2)), np.zeros(1), memory[:2], 1.0, "hinge", memory[1:3])
+    arguments = {"clip_norm": 1.0, "loss": "hinge", "out": memory[1:3]}
+    with pytest.raises(ValueError, match="out must not overlap theta"):
+        clipped_sum(np.ones((1, 2)), np.zeros(1), memory[:2], **arguments)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpftrl_fast import kernels
+from dpftrl_fast.kernels import SparseRows, clipped_sum
 from dpftrl_fast.kernels.least_squares import RankUpdate
 from dpftrl_fast.kernels.packed import packed_size
 
@@ -31,7 +32,7 @@ def wild(rng: np.random.Generator, shape: Any) -> np.ndarray[Any, Any]:
     return drawn if kind == 2 else np.where(rng.random(shape) < 0.5, plain, drawn)
 
 
-def sparse_rows(rng: np.random.Generator, n: int, p: int, dtype: Any) -> tuple[Any, Any, Any]:
+def sparse_rows(rng: np.random.Generator, n: int, p: int, dtype: Any) -> SparseRows:
     """Rows with columns twice, which may cancel, and now and then one that is not there."""
     lengths = rng.integers(0, 2 * p + 1, n)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
@@ -41,7 +42,7 @@ def sparse_rows(rng: np.random.Generator, n: int, p: int, dtype: Any) -> tuple[A
     for i in np.flatnonzero(lengths >= 3)[::2]:
         first = indptr[i]
         indices[first + 2], data[first + 2] = indices[first], -data[first]
-    return data.astype(dtype), indices, indptr
+    return SparseRows(data.astype(dtype), indices, indptr, p)
 
 
 def square_of_change(one: Any, other: Any, weights: Any = None) -> Fraction:
@@ -72,7 +73,9 @@ def test_gradient_sums(seed: int) -> None:
         clip_norm = float(rng.choice([1e-100, 1e-50, 1e-3, 1.0, 7.0, 1e50, 1e100]))
         constant = float(rng.choice([0.0, 1e-100, 1.0, 1e100]))
         theta = wild(rng, (outputs, p + (constant != 0.0)))
-        options = {"row_bound": rng.choice([None, 1e-100, 1e-3, 1.0, 1e100]), "constant": constant}
+        bound = rng.choice([None, 1e-100, 1e-3, 1.0, 1e100])
+        options: Any = {"row_bound": bound, "constant": constant, "loss_param": 0.5}
+        options |= {"clip_norm": clip_norm, "loss": loss}
         cuts = rng.integers(0, n + 1, 2).tolist()
         starts = np.array(sorted([0, *cuts, n]))
         row, user = int(rng.integers(n)), int(rng.integers(3))
@@ -80,20 +83,11 @@ def test_gradient_sums(seed: int) -> None:
         without_row[row] = np.nan  # its gradient is zero
         without_user[starts[user] : starts[user + 1]] = np.nan
 
-        for rows, calls in (
-            ((X,), ("clipped_gradient_sum", "clipped_multi_sum", "clipped_user_sum")),
-            (csr, ("clipped_gradient_sum_csr", "clipped_multi_sum_csr", "clipped_user_sum_csr")),
+        for rows, (users, without) in product(
+            (X, csr), ((None, without_row), (starts, without_user))
         ):
-            call = getattr(kernels, calls[outputs > 1])
-            at = theta[0] if outputs == 1 else theta
-            more = options if outputs > 1 else {**options, "loss_param": 0.5}
-            sums = [call(*rows, t, at, clip_norm, loss, **more) for t in (y, without_row)]
-            assert square_of_change(*sums) <= Fraction(clip_norm) ** 2, (calls, loss, options)
-            call, more = getattr(kernels, calls[2]), {**options, "loss_param": 0.5}
-            sums = [
-                call(*rows, starts, t, theta, clip_norm, loss, **more) for t in (y, without_user)
-            ]
-            assert square_of_change(*sums) <= Fraction(clip_norm) ** 2, (calls, loss, options)
+            sums = [clipped_sum(rows, t, theta, users=users, **options) for t in (y, without)]
+            assert square_of_change(*sums) <= Fraction(clip_norm) ** 2, (rows, users, options)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -112,11 +106,11 @@ def test_sums_of_outer_products(seed: int) -> None:
         without[rng.integers(n)] = np.nan
         i, j = np.triu_indices(q)
         square = Fraction(bound) ** 2 + Fraction(constant) ** 2
-        for add, rows in ((update.add, (X,)), (update.add_csr, csr)):
+        for rows in (X, csr):
             totals, biases = [], []
             for targets in (y, without):
                 total, low, bias = np.zeros(packed_size(q)), np.zeros(packed_size(q)), np.empty(q)
-                add(*rows, targets, total, low, bias)
+                update.add(rows, targets, total, low, bias)
                 assert not low.any()  # one batch: nothing to lose yet
                 totals.append(total)
                 biases.append(bias)
@@ -134,20 +128,17 @@ def test_entries_of_a_column_that_cancel_leave_the_other_rows_alone(loss: Any, h
     theta, y = np.random.default_rng(0).standard_normal((3, 2)), np.ones(101)
     without = y.copy()
     without[50] = np.nan
-    sums = [
-        kernels.clipped_multi_sum_csr(data, indices, indptr, t, theta, 0.01, loss)
-        for t in (y, without)
-    ]
+    rows = SparseRows(data, indices, indptr, 2)
+    sums = [clipped_sum(rows, t, theta, clip_norm=0.01, loss=loss) for t in (y, without)]
     assert square_of_change(*sums) <= Fraction(0.01) ** 2
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_row_far_beyond_its_bound_is_clipped_with_its_constant(sparse: bool) -> None:
     X, y = np.array([[1e150, 1e-155]]), np.array([1e300])
-    rows: Any = (X[0], np.arange(2), np.array([0, 2])) if sparse else (X,)
-    call: Any = kernels.clipped_gradient_sum_csr if sparse else kernels.clipped_gradient_sum
-    options = {"row_bound": 1e-100, "constant": 1e-100}
-    total = call(*rows, y, np.zeros(3), 1e-50, "squared", **options)
+    rows = SparseRows(X[0], np.arange(2), np.array([0, 2]), 2) if sparse else X
+    options: Any = {"row_bound": 1e-100, "constant": 1e-100, "loss": "squared"}
+    total = clipped_sum(rows, y, np.zeros(3), clip_norm=1e-50, **options)
     assert square_of_change(total, np.zeros(3)) <= Fraction(1e-50) ** 2
     np.testing.assert_allclose(total / 1e-50, [-(0.5**0.5), 0.0, -(0.5**0.5)], rtol=1e-5)
 
@@ -155,7 +146,6 @@ def test_a_row_far_beyond_its_bound_is_clipped_with_its_constant(sparse: bool) -
 @pytest.mark.parametrize("sparse", [False, True])
 def test_slopes_whose_squares_vanish_are_clipped(sparse: bool) -> None:
     X, theta = np.array([[1e150]]), np.array([[4e-148], [0.0]])  # slopes of 2e-174
-    rows: Any = (X[0], np.zeros(1, int), np.array([0, 1])) if sparse else (X,)
-    call: Any = kernels.clipped_multi_sum_csr if sparse else kernels.clipped_multi_sum
-    total = call(*rows, np.zeros(1), theta, 1e-100, "multinomial")
+    rows = SparseRows(X[0], np.zeros(1, int), np.array([0, 1]), 1) if sparse else X
+    total = clipped_sum(rows, np.zeros(1), theta, clip_norm=1e-100, loss="multinomial")
     assert 0 < square_of_change(total, np.zeros((2, 1))) <= Fraction(1e-100) ** 2

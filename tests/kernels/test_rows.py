@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gradient_oracle import kernel, oracle
 
-from dpftrl_fast.kernels import clipped_gradient_sum, clipped_gradient_sum_csr
+from dpftrl_fast.kernels import SparseRows, clipped_sum
 from dpftrl_fast.kernels.loops.dense import CHUNK
 
 both = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
@@ -101,12 +101,11 @@ def test_sparse_rows_with_a_column_twice():
     merged = np.zeros((40, 6))
     np.add.at(merged, (np.repeat(np.arange(40), lengths), indices), data)
     y, theta = rng.standard_normal(40), rng.standard_normal(7)
+    rows = SparseRows(data, indices, indptr, 6)
     for bound in (0.8, 1e3):
         options = {"row_bound": bound, "constant": 0.25}
         for clip_norm in (0.2, 1e3):
-            got = clipped_gradient_sum_csr(
-                data, indices, indptr, y, theta, clip_norm, "squared", **options
-            )
+            got = clipped_sum(rows, y, theta, clip_norm=clip_norm, loss="squared", **options)
             expected = oracle(merged, y, theta, clip_norm, "squared", **options)[0]
             np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
 
@@ -125,14 +124,21 @@ def test_any_number_of_threads_gives_the_same_bits(n, sparse):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"row_bound": -1.0}, ValueError, "row_bound must be a finite number .* got -1.0"),
-        ({"row_bound": "1"}, TypeError, "row_bound must be a number, got str"),
-        ({"constant": np.inf}, ValueError, "constant must be 0 or a finite number .* got inf"),
-        ({"constant": 1.0}, ValueError, "theta must have 3 entries .* and the constant.* got 2"),
-        ({"threads": True}, TypeError, "threads must be an integer, got bool"),
+        ({"row_bound": -1.0}, ValueError, r"row_bound must be a finite number in \[.* got -1.0"),
+        ({"row_bound": "1"}, TypeError, "row_bound must be a finite number .* got str"),
+        ({"constant": np.inf}, ValueError, "constant must be a finite number, got inf"),
+        ({"constant": -1.0}, ValueError, r"constant must be 0 or a number in \[.* got -1.0"),
+        (
+            {"constant": 1.0},
+            ValueError,
+            r"theta must .* \(3,\) .* the constant, got \(2,\)",
+        ),
+        ({"threads": True}, TypeError, "threads must be an integer >= 1, got bool"),
         ({"threads": 0}, ValueError, "threads must be an integer >= 1, got 0"),
     ],
 )
 def test_a_wrong_call_is_refused(options, error, message):
     with pytest.raises(error, match=message):
-        clipped_gradient_sum(np.ones((1, 2)), np.ones(1), np.zeros(2), 1.0, "squared", **options)
+        clipped_sum(
+            np.ones((1, 2)), np.ones(1), np.zeros(2), clip_norm=1.0, loss="squared", **options
+        )

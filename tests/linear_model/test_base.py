@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from dpftrl_fast.accounting import FixedEpochs, SinglePass, plan_schedule, resolve_trees
+from dpftrl_fast.accounting import FixedEpochs, SinglePass, plan_schedule
 from dpftrl_fast.convex.row_batches import SparseRows
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.kernels.finite import first_bad
@@ -26,13 +26,20 @@ from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import stream_batch
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
-from dpftrl_fast.plan.from_budget import participation_of, plan_of
+from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.plan.from_budget import participation_of, plan_of, tree_of
 
 FIRST = {"epsilon": 1.0, "noise_multiplier": None}
 PLAN = FIRST | {
     "delta": 1e-6, "clip_norm": 0.5, "variant": "honaker", "restart_every": "auto",
     "complete": "auto", "momentum": 0.0,
 }  # fmt: skip
+
+
+def wanted(pattern, **changes):
+    fields = PLAN | changes
+    tree = {name: fields.pop(name) for name in ("variant", "restart_every", "complete")}
+    return plan_of(pattern, mechanism=tree_of(tree), **fields)
 
 
 # ---- Parameters ----
@@ -92,33 +99,32 @@ def test_wrong_parameters_are_refused_in_words(name, value, error, message):
 
 
 def test_one_pass_has_one_tree():
-    plan = plan_of(SinglePass(100), **PLAN)
-    assert plan.trees.count == 1 and plan.bound == "released" and plan.clip_norm == 0.5
+    plan = wanted(SinglePass(100))
+    assert plan.layout.count == 1 and plan.bound == "released" and plan.clip_norm == 0.5
     assert 0.999 < plan.epsilon(1e-6) <= 1.0
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_several_epochs_have_the_planners_best(momentum):
     pattern = FixedEpochs(50, 6, reshuffle=False)
-    plan = plan_of(pattern, **(PLAN | {"momentum": momentum}))
+    plan = wanted(pattern, momentum=momentum)
     best = plan_schedule(
         1.0, 1e-6, participation=pattern, momentum=momentum,
         rank_by="smoothed" if momentum else "rms",
     ).best  # fmt: skip
-    assert (plan.restart_every, plan.complete) == (best.restart_every, best.complete)
+    assert plan.mechanism == best.mechanism
     assert plan.noise_multiplier == pytest.approx(best.noise_multiplier, rel=1e-9)
-    changes = {"epsilon": None, "noise_multiplier": 4.0, "momentum": momentum}
-    noisy = plan_of(pattern, **(PLAN | changes))
-    assert noisy.restart_every == plan.restart_every and noisy.noise_multiplier == 4.0
+    noisy = wanted(pattern, epsilon=None, noise_multiplier=4.0, momentum=momentum)
+    assert noisy.mechanism == plan.mechanism and noisy.noise_multiplier == 4.0
 
 
 def test_explicit_schedules_are_taken():
     pattern = FixedEpochs(50, 6)
-    plan = plan_of(pattern, **(PLAN | {"restart_every": 100, "complete": "all"}))
-    assert plan.restart_every == 100 and plan.complete == "all"
-    assert plan_of(pattern, **(PLAN | {"restart_every": None})).trees.count == 1
-    assert plan_of(pattern, **(PLAN | {"complete": False})).complete is False
-    assert plan_of(SinglePass(100), **(PLAN | {"restart_every": 20})).trees.count == 5
+    plan = wanted(pattern, restart_every=100, complete="all")
+    assert plan.mechanism == Tree(restart_every=100, complete="all")
+    assert wanted(pattern, restart_every=None).layout.count == 1
+    assert wanted(pattern, complete=False).mechanism.complete is False
+    assert wanted(SinglePass(100), restart_every=20).layout.count == 5
 
 
 def test_who_takes_part_when():
@@ -135,14 +141,14 @@ def places(order):
 
 
 def test_batches_in_order():
-    order = BatchOrder(7, 3, 2, resolve_trees(6), False, None)
+    order = BatchOrder(7, 3, 2, Tree().layout(6), False, None)
     assert places(order) == [[0, 1, 2], [3, 4, 5], [6]] * 2
     assert all(isinstance(units, slice) for units in order)
 
 
 @pytest.mark.parametrize("every", [None, 3, 6, 2, 4])
 def test_shuffled_batches_are_dealt_anew_at_restarts_that_begin_an_epoch(every):
-    trees = resolve_trees(12, restart_every=every)
+    trees = Tree(restart_every=every).layout(12)
     order = [tuple(place) for place in places(BatchOrder(7, 3, 4, trees, True, 5))]
     epochs = [order[i : i + 3] for i in range(0, 12, 3)]
     for epoch in epochs:

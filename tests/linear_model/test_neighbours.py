@@ -151,7 +151,7 @@ def spent(differences: Array, model: Any) -> float:
     The runs give out the prefix sums with noise, so that mu^2 is the squared length of the
     difference of all prefix sums in units of the noise's covariance.
     """
-    noise = released_map(model.plan_.trees, model.variant) * model.plan_.clip_norm
+    noise = released_map(model.plan_.layout, model.variant) * model.plan_.clip_norm
     change = np.cumsum(differences, axis=0)
     return float(np.sum(change * np.linalg.solve(noise @ noise.T, change)))
 
@@ -250,10 +250,10 @@ def test_the_noise_is_the_plans(
         4, std, seed=b"four", variant=model.variant, dtype="float64", rounds=12
     )
     taken = 0
-    for number in range(model.plan_.trees.count):
-        run = model.plan_.trees.run_of(number)
+    for number in range(model.plan_.layout.count):
+        run = model.plan_.layout.run_of(number)
         if number:
-            tree.restart(complete=model.plan_.trees.run_of(number - 1).completed)
+            tree.restart(complete=model.plan_.layout.run_of(number - 1).completed)
         for _ in range(run.steps):
             np.testing.assert_allclose(sums[taken][1], tree.step(), rtol=1e-12, atol=1e-12)
             taken += 1

@@ -179,7 +179,7 @@ def test_several_epochs_follow_the_planner_and_learn_more():
         scores[epochs] = model.score(X, y)
         assert model.n_steps_ == 20 * epochs and model.n_iter_ == epochs
         assert model.epsilon_ <= 8.0
-    assert model.plan_.trees.count > 1 and scores[8] > scores[1]
+    assert model.plan_.layout.count > 1 and scores[8] > scores[1]
 
 
 def test_shuffled_epochs_are_a_fit_of_the_dealt_rows():

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpftrl_fast.mechanisms.tree_layout import TreeRun, Trees, check_complete, resolve_trees
+from dpftrl_fast.mechanisms import Tree, TreeLayout
+from dpftrl_fast.mechanisms.tree_layout import TreeRun
 
 FAST = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -30,7 +31,7 @@ def one_by_one(steps: int, lengths: list[int], complete: Any) -> list[tuple[int,
     return found
 
 
-def unrolled(trees: Trees) -> list[tuple[int, bool]]:
+def unrolled(trees: TreeLayout) -> list[tuple[int, bool]]:
     return [(run.steps, run.completed) for run in trees.runs for _ in range(run.count)]
 
 
@@ -53,7 +54,7 @@ def test_against_trees_one_by_one(
     flags = st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))
     complete = data.draw(st.one_of(st.sampled_from([False, True, "all"]), flags))
     given_as = {"tree_lengths": lengths} if explicit else {"restart_every": every}
-    trees = resolve_trees(steps, complete=complete, **given_as)  # type: ignore[arg-type]
+    trees = Tree(complete=complete, **given_as).layout(steps)  # type: ignore[arg-type]
     expected = one_by_one(steps, lengths, complete)
     assert unrolled(trees) == expected
     assert (trees.steps, trees.count) == (steps, len(lengths))
@@ -66,7 +67,7 @@ def test_against_trees_one_by_one(
     assert all(a != b for a, b in itertools.pairwise(pairs))
     places = [(i, t) for i, n in enumerate(lengths) for t in range(1, n + 1)]
     assert [trees.locate(step) for step in range(1, steps + 1)] == places
-    assert trees.trees_of(np.arange(steps)).tolist() == [i for i, _ in places]
+    assert trees.blocks_of(np.arange(steps)).tolist() == [i for i, _ in places]
     assert [trees.run_of(i).steps for i in range(len(lengths))] == lengths
     assert [trees.steps_before(i) for i in range(len(lengths) + 1)] == [
         sum(lengths[:i]) for i in range(len(lengths) + 1)
@@ -74,49 +75,59 @@ def test_against_trees_one_by_one(
 
 
 def test_size_does_not_follow_the_number_of_trees() -> None:
-    trees = resolve_trees(2**40, restart_every=1, complete=True)
+    trees = Tree(restart_every=1, complete=True).layout(2**40)
     assert trees.runs == (TreeRun(1, True, 2**40 - 1), TreeRun(1, False, 1))
     assert trees.locate(2**40) == (2**40 - 1, 1)
     assert trees.run_of(2**40 - 1) == trees.runs[1]
     assert trees.steps_before(2**39) == 2**39
-    uneven = resolve_trees(2**40, restart_every=3)
+    uneven = Tree(restart_every=3).layout(2**40)
     assert uneven.runs == (TreeRun(3, False, (2**40 - 1) // 3), TreeRun(1, False, 1))
     assert uneven.locate(2**40 - 1) == ((2**40 - 1) // 3 - 1, 3)
 
 
 def test_values_compare_and_hash() -> None:
-    every = resolve_trees(10, restart_every=5, complete=True)
-    listed = resolve_trees(10, tree_lengths=np.array([5, 5]), complete=[True, False])
+    every = Tree(restart_every=5, complete=True).layout(10)
+    listed = Tree(tree_lengths=np.array([5, 5]), complete=[True, False]).layout(10)
     assert every == listed
     assert hash(every) == hash(listed)
-    assert every != resolve_trees(10, restart_every=5)
+    assert every != Tree(restart_every=5).layout(10)
 
 
 def test_a_period_beyond_the_run_is_one_tree() -> None:
-    assert resolve_trees(10, restart_every=10**30, complete=True) == resolve_trees(10)
-    assert resolve_trees(10, complete="all").tallest == 16
+    assert Tree(restart_every=10**30, complete=True).layout(10) == Tree().layout(10)
+    assert Tree(complete="all").layout(10).tallest == 16
 
 
 def test_completion_as_given() -> None:
-    assert check_complete(np.array([True, False])) == (True, False)
-    assert check_complete(np.True_) is True
-    assert check_complete("all") == "all"
+    assert Tree(complete=np.array([True, False])).complete == (True, False)  # type: ignore[arg-type]
+    assert Tree(complete=np.True_).complete is True  # type: ignore[arg-type]
+    assert Tree(complete="all").complete == "all"
 
 
 @pytest.mark.parametrize(
     ("steps", "options", "error", "message"),
     [
-        (0, {}, ValueError, "steps must be an integer >= 1, got 0"),
-        (2**40 + 1, {}, ValueError, r"steps must be an integer <= 2\^40 = \d+, got 1099511627777"),
-        (1.0, {}, TypeError, "steps must be an integer >= 1, got float"),
-        (True, {}, TypeError, "steps must be an integer >= 1, got bool"),
+        (0, {}, ValueError, r"steps must be an integer in \[1, 1099511627776\], got 0"),
+        (2**40 + 1, {}, ValueError, r"steps must be an integer in .*, got 1099511627777"),
+        (1.0, {}, TypeError, "steps must be an integer in .*, got float"),
+        (True, {}, TypeError, "steps must be an integer in .*, got bool"),
         (5, {"restart_every": 0}, ValueError, "restart_every must be an integer >= 1, got 0"),
         (5, {"restart_every": -3}, ValueError, "restart_every must be an integer >= 1, got -3"),
         (5, {"restart_every": math.nan}, TypeError, "restart_every must be .*, got float"),
         (5, {"tree_lengths": [2, 2]}, ValueError, "add up to the 5 steps of the run, got 4"),
         (5, {"tree_lengths": []}, ValueError, "tree_lengths must hold at least one tree, got none"),
-        (5, {"tree_lengths": [5, 0]}, ValueError, "tree_lengths must be an integer >= 1, got 0"),
-        (5, {"tree_lengths": [5.0]}, TypeError, "tree_lengths must be an integer >= 1, got float"),
+        (
+            5,
+            {"tree_lengths": [5, 0]},
+            ValueError,
+            "each of tree_lengths must be an integer in .*, got 0",
+        ),
+        (
+            5,
+            {"tree_lengths": [5.0]},
+            TypeError,
+            "each of tree_lengths must be an integer in .*, got float",
+        ),
         (5, {"tree_lengths": 5}, TypeError, "tree_lengths must be a sequence .*, got int"),
         (5, {"tree_lengths": "5"}, TypeError, "tree_lengths must be a sequence .*, got str"),
         (5, {"tree_lengths": {5: 1}}, TypeError, "tree_lengths must be a sequence .*, got dict"),
@@ -130,7 +141,7 @@ def test_completion_as_given() -> None:
         (5, {"complete": "some"}, ValueError, 'complete must be False, True, "all" or .*, got'),
         (5, {"complete": 1}, TypeError, 'complete must be False, True, "all" or .*, got int'),
         (5, {"complete": None}, TypeError, "complete must be False, .*, got NoneType"),
-        (5, {"complete": [1]}, TypeError, "complete must be False, .*, got one with a int"),
+        (5, {"complete": [1]}, TypeError, "each of complete must be a bool, got int"),
         (5, {"complete": []}, ValueError, "one bool for each of 1 trees, got 0"),
         (
             5,
@@ -144,11 +155,11 @@ def test_wrong_arguments(
     steps: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        resolve_trees(steps, **options)
+        Tree(**options).layout(steps)
 
 
 def test_places_that_there_are_not() -> None:
-    trees = resolve_trees(10, restart_every=4)
+    trees = Tree(restart_every=4).layout(10)
     for step in (0, -1, 11):
         with pytest.raises(IndexError, match=rf"step must be an integer in \[1, 10\], got {step}"):
             trees.locate(step)
@@ -160,4 +171,4 @@ def test_places_that_there_are_not() -> None:
             trees.steps_before(tree)
     for steps in ([-1], [3, 10]):
         with pytest.raises(IndexError, match=r"steps must be integers in \[0, 10\), got"):
-            trees.trees_of(np.array(steps))
+            trees.blocks_of(np.array(steps))

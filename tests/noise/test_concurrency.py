@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import child
 
 import dpftrl_fast as dpf
 
@@ -201,7 +202,7 @@ INTERRUPTED = """
 )
 def test_ctrl_c_ends_a_long_call_and_the_object_goes_on(size: int, threads: int, call: str) -> None:
     script = textwrap.dedent(INTERRUPTED)
-    with subprocess.Popen(
+    with child(
         [sys.executable, "-c", script, str(size), str(threads), call],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -212,11 +213,7 @@ def test_ctrl_c_ends_a_long_call_and_the_object_goes_on(size: int, threads: int,
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+        process.wait(timeout=30)
         assert process.stdout.read() == "interrupted\n", process.stderr.read()
         assert process.returncode == 0
 

@@ -11,8 +11,9 @@ import pytest
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan import from_budget as planning
-from dpftrl_fast.plan.from_budget import plan_of
+from dpftrl_fast.plan.from_budget import plan_of, tree_of
 
 DELTA = 1e-5
 MANY = FixedEpochs(20, 10)
@@ -20,7 +21,14 @@ MANY = FixedEpochs(20, 10)
 
 def plan(pattern: Any = MANY, **options: Any) -> PrivacyPlan:
     fields = {"epsilon": None, "noise_multiplier": None, "delta": DELTA, "clip_norm": 1.0}
-    return plan_of(pattern, **{**fields, **options})
+    asked = {"restart_every": "auto", "complete": "auto", "variant": "honaker"}
+    asked.update({name: options.pop(name) for name in asked if name in options})
+    return plan_of(pattern, mechanism=tree_of(asked), **{**fields, **options})
+
+
+def tree(found: PrivacyPlan) -> Tree:
+    assert isinstance(found.mechanism, Tree)
+    return found.mechanism
 
 
 def error(found: PrivacyPlan, momentum: float, by: str) -> float:
@@ -29,8 +37,8 @@ def error(found: PrivacyPlan, momentum: float, by: str) -> float:
         found.epsilon(DELTA),
         DELTA,
         participation=found.participation,
-        restart_every=[found.restart_every],
-        complete=found.complete,
+        restart_every=[tree(found).restart_every],
+        complete=tree(found).complete,  # type: ignore[arg-type]
         momentum=momentum,
         bound=found.bound,
     )
@@ -53,18 +61,17 @@ def test_a_noise_multiplier_is_kept_with_the_schedule_of_the_ranking() -> None:
     found = plan(noise_multiplier=3.0, momentum=0.9)
     best = plan_schedule(1.0, DELTA, participation=MANY, momentum=0.9, rank_by="smoothed").best
     assert found.noise_multiplier == 3.0
-    assert (found.restart_every, found.complete) == (best.restart_every, best.complete)
+    assert tree(found) == best.mechanism
 
 
 def test_what_is_given_is_kept() -> None:
     found = plan(epsilon=4.0, restart_every=60, variant="vanilla", bound="exact", clip_norm=0.5)
-    assert (found.restart_every, found.complete) == (60, False)
-    assert (found.variant, found.bound, found.clip_norm) == ("vanilla", "exact", 0.5)
-    assert plan(epsilon=4.0, complete=False).complete is False
-    assert plan(epsilon=4.0, complete="all").complete == "all"
-    found = plan(SinglePass(50), epsilon=4.0)
-    assert (found.restart_every, found.complete) == (None, False)
-    assert plan(SinglePass(50), epsilon=4.0, complete="all").complete == "all"
+    assert (found.mechanism, found.bound) == (Tree("vanilla", 60), "exact")
+    assert found.clip_norm == 0.5
+    assert tree(plan(epsilon=4.0, complete=False)).complete is False
+    assert tree(plan(epsilon=4.0, complete="all")).complete == "all"
+    assert plan(SinglePass(50), epsilon=4.0).mechanism == Tree()
+    assert plan(SinglePass(50), epsilon=4.0, complete="all").mechanism == Tree(complete="all")
 
 
 @pytest.mark.parametrize(

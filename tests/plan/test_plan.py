@@ -13,14 +13,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_options import with_tree
 
+import dpftrl_fast.plan
+import dpftrl_fast.run
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.accounting.planner.schedules import plan_schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, support_floor, touched
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.mechanisms.tree_layout import resolve_trees
+from dpftrl_fast.accounting.sensitivity.squared import squared_of
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.run import RunAccount
 
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 PLAN = PrivacyPlan(clip_norm=0.3, noise_multiplier=2.33, participation=acc.SinglePass(1600))
@@ -37,35 +42,38 @@ PLANS = st.builds(
     clip_norm=st.floats(1e-100, 1e100),
     noise_multiplier=st.floats(-1, 4).map(lambda x: 10.0**x),
     participation=st.builds(acc.SinglePass, st.integers(1, 10**9)),
-    restart_every=st.one_of(st.none(), st.integers(1, 10**9)),
-    complete=st.sampled_from([False, True, "all"]),
-    variant=st.sampled_from(["vanilla", "honaker"]),
+    mechanism=st.builds(
+        Tree,
+        st.sampled_from(["vanilla", "honaker"]),
+        st.one_of(st.none(), st.integers(1, 10**9)),
+        complete=st.sampled_from([False, True, "all"]),
+    ),
 )
 DELTAS = st.floats(-11, -0.1).map(lambda x: 10.0**x)
 
 
 MODULES = [
-    "plan",
-    "plan_file",
-    "plan_text",
-    *(f"accounting.{module.name}" for module in pkgutil.iter_modules(acc.__path__)),
+    module.name
+    for package in (dpftrl_fast.accounting, dpftrl_fast.plan, dpftrl_fast.run)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not module.ispkg
 ]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_docstring_examples(module):
-    assert doctest.testmod(importlib.import_module(f"dpftrl_fast.{module}")).failed == 0
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 def test_defaults_and_derived_values():
-    assert (PLAN.restart_every, PLAN.complete, PLAN.variant) == (None, False, "honaker")
+    assert PLAN.mechanism == Tree("honaker", restart_every=None, tree_lengths=None, complete=False)
     assert PLAN.steps == 1600
     assert PLAN.sensitivity_squared == 11
     assert PLAN.mu == pytest.approx(math.sqrt(11) / 2.33, rel=1e-15)
     assert PLAN.delta_floor == floor_of(PLAN)
     assert PLAN.guarantee.touched == Touched(11, 11, 1)
-    assert (PLAN.tree_lengths, PLAN.bound) == (None, "exact")
-    assert PLAN.trees == resolve_trees(1600)
+    assert PLAN.bound == "exact"
+    assert PLAN.layout == Tree().layout(1600)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +87,7 @@ def test_stackoverflow_table(sigma, eps):
 
 def test_restarts_and_completion_reach_the_accountant():
     def zeta(**options):
-        return PrivacyPlan(1.0, 1.0, acc.SinglePass(100), **options).sensitivity_squared
+        return PrivacyPlan(1.0, 1.0, acc.SinglePass(100), Tree(**options)).sensitivity_squared
 
     assert zeta() == 7
     assert zeta(complete="all") == 8
@@ -107,9 +115,9 @@ def test_replace_one_doubles_mu():
     assert PLAN.epsilon(1e-6, neighbours="replace-one") == half.epsilon(1e-6)
     assert PLAN.delta(5.0, neighbours="replace-one") == half.delta(5.0)
     for wrong in ["add-remove", None, 2]:
-        with pytest.raises(ValueError, match='neighbours must be "zero-out" or "replace-one", got'):
+        with pytest.raises(ValueError, match=r"neighbours must be one of 'zero-out', 'rep"):
             PLAN.epsilon(1e-6, neighbours=wrong)
-        with pytest.raises(ValueError, match='neighbours must be "zero-out" or "replace-one", got'):
+        with pytest.raises(ValueError, match=r"neighbours must be one of 'zero-out', 'rep"):
             PLAN.delta(1.0, neighbours=wrong)
 
 
@@ -149,15 +157,12 @@ def test_calibrate_keeps_the_budget(eps, delta, steps, restart_every, complete):
         delta=delta,
         clip_norm=0.3,
         participation=acc.SinglePass(steps),
-        restart_every=restart_every,
-        complete=complete,
-        variant="vanilla",
+        mechanism=Tree(variant="vanilla", restart_every=restart_every, complete=complete),
     )
     assert plan.epsilon(delta) <= eps
     assert plan.delta_floor < delta
     assert (plan.clip_norm, plan.participation) == (0.3, acc.SinglePass(steps))
-    assert (plan.restart_every, plan.complete) == (restart_every, complete)
-    assert plan.variant == "vanilla"
+    assert plan.mechanism == Tree("vanilla", restart_every, complete=complete)
     # The least noise: one double less does not keep it.
     less = dataclasses.replace(plan, noise_multiplier=math.nextafter(plan.noise_multiplier, 0.0))
     try:
@@ -172,13 +177,17 @@ def test_calibrate_keeps_the_budget(eps, delta, steps, restart_every, complete):
         ({"epsilon": math.nan}, ValueError, "epsilon must be a finite number >= 0, got nan"),
         ({"epsilon": math.inf}, ValueError, "epsilon must be a finite number >= 0, got inf"),
         ({"epsilon": "1"}, TypeError, "epsilon must be a finite number >= 0, got str"),
-        ({"delta": 0.0}, ValueError, "delta must be a number with 0 < x < 1, got 0.0"),
-        ({"delta": math.nan}, ValueError, "delta must be a number with 0 < x < 1, got nan"),
-        ({"clip_norm": 0}, ValueError, "clip_norm must be a finite number > 0, got 0.0"),
+        ({"delta": 0.0}, ValueError, "delta must be a finite number > 0 and < 1, got 0.0"),
+        ({"delta": math.nan}, ValueError, "delta must be a finite number > 0 and < 1, got nan"),
+        ({"clip_norm": 0}, ValueError, r"clip_norm must be a finite number in \[.*, got 0.0"),
         ({"participation": 1600}, TypeError, "participation must be one of .*, got int"),
         ({"restart_every": 0}, ValueError, "restart_every must be an integer >= 1, got 0"),
         ({"complete": "some"}, ValueError, "complete must be False, True, .*, got 'some'"),
-        ({"variant": "other"}, ValueError, 'variant must be "vanilla" or "honaker", got \'other\''),
+        (
+            {"variant": "other"},
+            ValueError,
+            "variant must be one of .*, got 'other'",
+        ),
     ],
 )
 def test_calibrate_refuses(wrong, error, message):
@@ -189,16 +198,18 @@ def test_calibrate_refuses(wrong, error, message):
         "participation": acc.SinglePass(10),
     }
     with pytest.raises(error, match=message):
-        PrivacyPlan.calibrate(**{**good, **wrong})
+        PrivacyPlan.calibrate(**with_tree({**good, **wrong}))
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier"])
 def test_positive_numbers(name):
+    bounds = {"clip_norm": r"in \[1e-100, 1e\+100\]", "noise_multiplier": "> 0"}
+    words = rf"^{name} must be a finite number {bounds[name]}, got "
     for wrong in [math.nan, math.inf, 0, 0.0, -1.0, -math.inf]:
-        with pytest.raises(ValueError, match=rf"^{name} must be a finite number > 0, got "):
+        with pytest.raises(ValueError, match=words):
             dataclasses.replace(PLAN, **{name: wrong})
     for wrong in ["1", None, True, [1.0], 1j]:
-        with pytest.raises(TypeError, match=rf"^{name} must be a finite number > 0, got "):
+        with pytest.raises(TypeError, match=words):
             dataclasses.replace(PLAN, **{name: wrong})
 
 
@@ -206,16 +217,26 @@ def test_positive_numbers(name):
     ("wrong", "error", "message"),
     [
         ({"participation": 1600}, TypeError, "participation must be one of .*, got int"),
+        ({"mechanism": "tree"}, TypeError, "mechanism must be a mechanism .*, got str"),
+        ({"mechanism": Tree}, TypeError, "mechanism must be a mechanism .*, got type"),
         ({"restart_every": 0}, ValueError, "restart_every must be an integer >= 1, got 0"),
         ({"restart_every": True}, TypeError, "restart_every must be an integer >= 1, got bool"),
         ({"complete": "some"}, ValueError, "complete must be False, True, .*, got 'some'"),
         ({"complete": 0}, TypeError, "complete must be False, True, .*, got int"),
-        ({"variant": "other"}, ValueError, 'variant must be "vanilla" or "honaker", got \'other\''),
-        ({"variant": None}, ValueError, 'variant must be "vanilla" or "honaker", got None'),
+        (
+            {"variant": "other"},
+            ValueError,
+            "variant must be one of .*, got 'other'",
+        ),
+        ({"variant": None}, ValueError, "variant must be one of 'honaker', 'vanilla', got None"),
         ({"complete": [True, False]}, ValueError, "one bool for each of 1 trees, got 2"),
-        ({"bound": "level"}, ValueError, 'bound must be "exact" or "released", got \'level\''),
+        ({"bound": "level"}, ValueError, "bound must be one of 'exact', 'released', got 'level'"),
         ({"tree_lengths": [800, 799]}, ValueError, "add up to the 1600 steps of the run, got 1599"),
-        ({"tree_lengths": [1600.0]}, TypeError, "tree_lengths must be an integer >= 1, got float"),
+        (
+            {"tree_lengths": [1600.0]},
+            TypeError,
+            "each of tree_lengths must be an integer in .*, got float",
+        ),
         ({"tree_lengths": [1600], "restart_every": 3}, ValueError, "tree_lengths, got both"),
         ({"clip_norm": 1e-100, "noise_multiplier": 1e-250}, ValueError, "clip_norm . noise_mul"),
         ({"clip_norm": 1e100, "noise_multiplier": 1e250}, ValueError, "clip_norm . noise_mul"),
@@ -228,14 +249,14 @@ def test_positive_numbers(name):
 )
 def test_other_fields(wrong, error, message):
     with pytest.raises(error, match=message):
-        dataclasses.replace(PLAN, **wrong)
+        dataclasses.replace(PLAN, **with_tree(wrong))
 
 
 def test_wrong_epsilon_and_delta():
     for wrong in [0.0, 1.0, -1e-6, math.nan]:
-        with pytest.raises(ValueError, match="delta must be a number with 0 < x < 1, got"):
+        with pytest.raises(ValueError, match="delta must be a finite number > 0 and < 1, got"):
             PLAN.epsilon(wrong)
-        with pytest.raises(ValueError, match="delta must be a number with 0 < x < 1, got"):
+        with pytest.raises(ValueError, match="delta must be a finite number > 0 and < 1, got"):
             PLAN.describe(wrong)
     for wrong in [-1.0, math.nan, math.inf]:
         with pytest.raises(ValueError, match="epsilon must be a finite number >= 0, got"):
@@ -250,9 +271,14 @@ def test_frozen_and_hashable():
 
 def test_numpy_scalars_become_plain_numbers():
     plan = PrivacyPlan(
-        np.float32(0.5), np.float64(4), acc.SinglePass(np.int64(10)), restart_every=np.int32(5)
+        np.float32(0.5),
+        np.float64(4),
+        acc.SinglePass(np.int64(10)),
+        mechanism=Tree(restart_every=np.int32(5)),
     )
-    assert [type(x) for x in (plan.clip_norm, plan.noise_multiplier, plan.restart_every)] == [
+    assert [
+        type(x) for x in (plan.clip_norm, plan.noise_multiplier, plan.mechanism.restart_every)
+    ] == [
         float,
         float,
         int,
@@ -279,27 +305,26 @@ def test_the_standard_deviation_is_the_plans_rounded_up(L, sigma, dtype):
     assert Fraction(float(below)) < exact <= Fraction(std)
 
 
-def test_noise_passes_its_options_on(monkeypatch):
+def test_noise_passes_its_options_on():
     calls = []
-    monkeypatch.setattr(
-        "dpftrl_fast.plan.privacy_plan.PlannedNoise",
-        lambda *args, **options: calls.append((args, options)),
-    )
-    dataclasses.replace(PLAN, variant="vanilla").noise(
-        5, seed=b"s", memory=3, dtype="float64", rounds=20, threads=2, offset=9
-    )
-    options = {
-        "seed": b"s",
-        "variant": "vanilla",
-        "memory": 3,
-        "dtype": "float64",
-        "rounds": 20,
-        "threads": 2,
-        "offset": 9,
+    plan = dataclasses.replace(PLAN, mechanism=Tree("vanilla"))
+    spec = dataclasses.replace(plan.noise_spec, purpose="covariance")
+
+    def make(*args, **options):
+        calls.append((args, options))
+
+    given = {"seed": b"s", "memory": 3, "dtype": "float64", "rounds": 20, "threads": 2, "offset": 9}
+    spec.source(5, **given, make=make)
+    options = given | {
+        "purpose": "covariance",
         "key": None,
-        "trees": PLAN.trees,
+        "layout": Tree("vanilla").layout(1600),
     }
     assert calls == [((5, math.nextafter(0.3 * 2.33, 1)), options)]  # the nearest is too small
+    made, same = plan.noise(5, **given), plan.noise_spec.source(5, **given)
+    assert made.state_dict() == same.state_dict()
+    assert (made.threads, made.offset, made.rounds, made.dtype) == (2, 9, 20, np.float64)
+    assert made.step().tolist() == same.step().tolist()
 
 
 def test_noise_without_a_seed_is_not_reproducible():
@@ -325,7 +350,11 @@ CIFAR = acc.FixedEpochs(100, 100)
 )
 def test_published_noise_multipliers_of_fixed_epochs(every, sigma):
     plan = PrivacyPlan.calibrate(
-        epsilon=23.0, delta=1e-5, clip_norm=1.0, participation=CIFAR, restart_every=every
+        epsilon=23.0,
+        delta=1e-5,
+        clip_norm=1.0,
+        participation=CIFAR,
+        mechanism=Tree(restart_every=every),
     )
     assert plan.noise_multiplier == pytest.approx(sigma, abs=5e-3)
     assert plan.epsilon(1e-5) <= 23.0
@@ -334,14 +363,17 @@ def test_published_noise_multipliers_of_fixed_epochs(every, sigma):
 
 
 def test_a_published_epsilon_with_restarts_and_completion():
-    plan = PrivacyPlan(1.0, 46.3, CIFAR, restart_every=2000, complete=True)
+    plan = PrivacyPlan(1.0, 46.3, CIFAR, mechanism=Tree(restart_every=2000, complete=True))
     assert plan.sensitivity_squared == 4129
     assert plan.epsilon(1e-5) == pytest.approx(6.4275, abs=5e-5)
     listed = PrivacyPlan(
-        1.0, 46.3, CIFAR, tree_lengths=[2000] * 5, complete=[True, True, True, True, False]
+        1.0,
+        46.3,
+        CIFAR,
+        mechanism=Tree(tree_lengths=[2000] * 5, complete=[True, True, True, True, False]),
     )
     assert listed.epsilon(1e-5) == plan.epsilon(1e-5)
-    assert listed.trees == plan.trees
+    assert listed.layout == plan.layout
     assert listed != plan  # values as declared
 
 
@@ -363,16 +395,14 @@ def test_the_fields_reach_the_accountant(pattern, bound, variant, complete):
         delta=1e-6,
         clip_norm=0.5,
         participation=pattern,
-        restart_every=4,
-        complete=complete,
-        variant=variant,
+        mechanism=Tree(variant=variant, restart_every=4, complete=complete),
         bound=bound,
     )
     zeta = acc.sensitivity_squared(
-        pattern, restart_every=4, complete=complete, bound=bound, variant=variant
+        pattern, Tree(variant=variant, restart_every=4, complete=complete), bound=bound
     )
     assert plan.sensitivity_squared == zeta
-    nodes = touched(pattern, plan.trees, bound, variant)
+    nodes = touched(plan.layout, pattern, bound)
     assert plan.guarantee.touched == nodes
     assert plan.delta_floor == support_floor(plan.noise_multiplier, zeta, nodes)
     assert plan.epsilon(1e-6) <= 2.0 < plan.epsilon(1e-6, neighbours="replace-one")
@@ -382,16 +412,14 @@ def test_the_fields_reach_the_accountant(pattern, bound, variant, complete):
         delta=1e-6,
         clip_norm=0.5,
         participation=pattern,
-        restart_every=4,
-        complete=complete,
-        variant=variant,
+        mechanism=Tree(variant=variant, restart_every=4, complete=complete),
     )
     assert plan.noise_multiplier <= exact.noise_multiplier
 
 
 def test_epsilon_grows_with_participation():
     def epsilon(pattern, **options):
-        return PrivacyPlan(1.0, 5.0, pattern, **options).epsilon(1e-6)
+        return PrivacyPlan(1.0, 5.0, pattern, Tree(**options)).epsilon(1e-6)
 
     one, two = acc.MinSeparation(12, 1, 3), acc.MinSeparation(12, 2, 3)
     assert epsilon(acc.SinglePass(12)) == epsilon(one) < epsilon(two)
@@ -403,22 +431,67 @@ def test_the_sensitivity_is_computed_once(monkeypatch):
 
     def counted(*args, **options):
         calls.append(args)
-        return sensitivity_squared_of(*args, **options)
+        return squared_of(*args, **options)
 
-    monkeypatch.setattr("dpftrl_fast.plan.privacy_plan.sensitivity_squared_of", counted)
+    monkeypatch.setattr("dpftrl_fast.accounting.statement.statement.squared_of", counted)
     plan = PrivacyPlan.calibrate(
-        epsilon=2.0, delta=1e-6, clip_norm=1.0, participation=acc.MinSeparation(9, 3, 2)
+        epsilon=2.0,
+        delta=1e-6,
+        clip_norm=1.0,
+        participation=acc.MinSeparation(9, 3, 2),
+        bound="released",
     )
     plan.epsilon(1e-6), plan.delta(1.0), plan.describe(1e-6)
     assert len(calls) == 1
-    other = dataclasses.replace(plan, restart_every=3)
+    guard, ledger, counting = plan.guard(), plan.ledger(), plan.ledger(realised=True)
+    for each in (guard, ledger, counting):
+        each.admit([1, 2])
+    assert ledger.epsilon_spent(1e-6) == plan.epsilon(1e-6)
+    assert counting.epsilon_spent(1e-6, realised=True) <= plan.epsilon(1e-6)
+    louder = plan.with_noise(plan.noise_multiplier / 2, clip_norm=3.0)
+    assert louder.with_noise(plan.noise_multiplier, clip_norm=1.0).mu == plan.mu < louder.mu
+    assert louder == dataclasses.replace(
+        plan, noise_multiplier=plan.noise_multiplier / 2, clip_norm=3.0
+    )
+    assert RunAccount(plan).epsilon(1e-6) == acc.compose([plan]).epsilon(1e-6)
+    assert len(calls) == 1
+    other = dataclasses.replace(plan, mechanism=Tree(restart_every=3))
     assert other.sensitivity_squared < plan.sensitivity_squared
     assert len(calls) == 2
+    assert not {"_origin", "guarantee"} & {*plan.to_dict()}
+    assert "_origin" not in repr(plan)
+
+
+def test_a_ledgers_figure_is_computed_once_whoever_asks_first(monkeypatch):
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(args)
+        return squared_of(*args, **options)
+
+    monkeypatch.setattr("dpftrl_fast.accounting.statement.statement.squared_of", counted)
+    plan = PrivacyPlan(1.0, 2.0, acc.MinSeparation(9, 3, 2))
+    ledger = plan.ledger()
+    assert not calls
+    assert ledger.epsilon(1e-6) == plan.epsilon(1e-6)
+    two = LeastSquaresPlan.calibrate(
+        epsilon=2.0,
+        delta=1e-6,
+        x_norm_bound=1.0,
+        y_bound=1.0,
+        participation=acc.SinglePass(9),
+        complete=False,
+    )
+    before = len(calls)
+    two.epsilon(1e-6), two.covariance.epsilon(1e-6), two.bias.ledger().epsilon(1e-6)
+    assert len(calls) == before == 2
 
 
 def test_plans_compare_by_value():
     def plan(**options):
-        return PrivacyPlan(1.0, 2.0, acc.FixedOrder([1, 2, 1]), tree_lengths=[2, 1], **options)
+        return PrivacyPlan(
+            1.0, 2.0, acc.FixedOrder([1, 2, 1]), **with_tree({"tree_lengths": [2, 1], **options})
+        )
 
     assert plan(complete=[True, False]) == plan(complete=(True, False))
     assert hash(plan(complete=np.array([True, False]))) == hash(plan(complete=(True, False)))
@@ -435,9 +508,9 @@ def test_a_plan_of_a_schedule():
     for row in table:
         plan = PrivacyPlan.from_schedule(row, clip_norm=0.5)
         assert plan.epsilon(row.delta) <= row.epsilon
-        assert (plan.clip_norm, plan.bound, plan.variant) == (0.5, "released", row.variant)
-        assert plan.trees == resolve_trees(
-            12, restart_every=row.restart_every, complete=row.complete
+        assert (plan.clip_norm, plan.bound, plan.mechanism) == (0.5, "released", row.mechanism)
+        assert plan.layout == Tree(restart_every=row.restart_every, complete=row.complete).layout(
+            12
         )
         assert plan.sensitivity_squared == row.sensitivity_squared
     for wrong in (None, {"noise_multiplier": 1.0}, table):
@@ -446,7 +519,9 @@ def test_a_plan_of_a_schedule():
 
 
 def test_very_many_trees():
-    plan = PrivacyPlan(1.0, 2.0, acc.SinglePass(2**40), restart_every=1, complete=True)
+    plan = PrivacyPlan(
+        1.0, 2.0, acc.SinglePass(2**40), mechanism=Tree(restart_every=1, complete=True)
+    )
     assert plan.sensitivity_squared == 1
-    assert plan.trees.count == 2**40
+    assert plan.layout.count == 2**40
     assert plan.noise(2, seed=1).steps == 2**40

@@ -14,6 +14,7 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     SinglePass,
 )
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 FAST = settings(max_examples=100, deadline=None, derandomize=True)
@@ -46,10 +47,10 @@ def plans(draw):
         draw(st.floats(1e-100, 1e100)),
         draw(st.floats(-1, 4).map(lambda x: 10.0**x)),
         pattern,
-        complete=draw(complete),
-        variant=draw(st.sampled_from(["vanilla", "honaker"])),
+        mechanism=Tree(
+            draw(st.sampled_from(["vanilla", "honaker"])), complete=draw(complete), **options
+        ),
         bound=draw(st.sampled_from(["exact", "released"])),
-        **options,
     )
 
 
@@ -59,7 +60,7 @@ def test_json_round_trip_is_exact(plan):
     text = json.dumps(plan.to_dict(), allow_nan=False)
     again = PrivacyPlan.from_dict(json.loads(text))
     assert again == plan
-    assert type(again.complete) is type(plan.complete)
+    assert type(again.mechanism.complete) is type(plan.mechanism.complete)
     assert hash(again) == hash(plan)
     assert json.dumps(again.to_dict()) == text
 
@@ -83,10 +84,11 @@ def test_the_written_form():
     ("change", "error", "message"),
     [
         ({"format": "other"}, ValueError, "format must be 'dpftrl_fast.PrivacyPlan', got 'other'"),
-        ({"version": 1}, ValueError, "version must be 2, got 1"),
-        ({"version": 3}, ValueError, "version must be 2, got 3"),
-        ({"version": "2"}, ValueError, "version must be 2, got '2'"),
-        ({"version": True}, ValueError, "version must be 2, got True"),
+        ({"version": 1}, ValueError, "version must be 2 or 3, got 1"),
+        ({"version": 3}, ValueError, r"got also .*'restart_every'"),
+        ({"version": 4}, ValueError, "version must be 2 or 3, got 4"),
+        ({"version": "2"}, ValueError, "version must be 2 or 3, got '2'"),
+        ({"version": True}, ValueError, "version must be 2 or 3, got True"),
         ({"epsilon": 1.0}, ValueError, r"got also \['epsilon'\]"),
         ({"noise_multiplier": math.nan}, ValueError, "noise_multiplier must be a finite number"),
         ({"noise_multiplier": "2"}, TypeError, "noise_multiplier must be a finite number"),
@@ -114,7 +116,10 @@ def test_from_dict_refuses_what_is_incomplete_or_no_mapping():
 
 def test_saved_and_loaded(tmp_path):
     plan = PrivacyPlan(
-        0.1, 3.7, FixedOrder([4, 4, -1, 2]), tree_lengths=[3, 1], complete=[True, False]
+        0.1,
+        3.7,
+        FixedOrder([4, 4, -1, 2]),
+        mechanism=Tree(tree_lengths=[3, 1], complete=[True, False]),
     )
     path = tmp_path / "runs" / "plan.json"
     plan.save(path)
@@ -146,7 +151,7 @@ def test_files_that_hold_no_plan(tmp_path, content, error, message):
 def test_a_file_of_another_version(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**PLAN.to_dict(), "version": 1}))
-    with pytest.raises(ValueError, match="version must be 2, got 1"):
+    with pytest.raises(ValueError, match="version must be 2 or 3, got 1"):
         PrivacyPlan.load(path)
 
 

@@ -15,6 +15,7 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     SinglePass,
 )
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
@@ -77,13 +78,13 @@ def test_described_epsilon_is_rounded_up(sigma, steps, delta):
     ],
 )
 def test_described_trees(options, text):
-    described = dataclasses.replace(PLAN, **options).describe(1e-6).splitlines()[3]
+    described = dataclasses.replace(PLAN, mechanism=Tree(**options)).describe(1e-6).splitlines()[3]
     assert described.endswith(text)
 
 
 def test_describe_without_a_replace_one_guarantee():
     plan = PrivacyPlan(1.0, 0.3, SinglePass(16))
-    delta = math.sqrt(plan.delta_floor * plan.guarantee.floor("replace-one"))
+    delta = math.sqrt(plan.delta_floor * plan.guarantee.floor(neighbours="replace-one"))
     lines = plan.describe(delta).splitlines()
     assert lines[0].startswith("epsilon ")
     assert lines[1].startswith("no epsilon at delta")
@@ -117,7 +118,7 @@ def test_described_patterns(pattern, text):
 def test_described_bound():
     pattern = FixedEpochs(4, 2)
     for variant in ("vanilla", "honaker"):
-        plan = PrivacyPlan(1.0, 20.0, pattern, variant=variant, bound="released")
+        plan = PrivacyPlan(1.0, 20.0, pattern, mechanism=Tree(variant=variant), bound="released")
         found = re.search(r"zeta (\S+) of the released prefixes,", plan.describe(1e-6))
         zeta = plan.sensitivity_squared
         assert zeta <= float(found.group(1)) <= zeta * 1.0011

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import dpftrl_fast as dpf
+from dpftrl_fast.mechanisms import Tree
 
 
 def plan(steps: int, every: int | None = None, complete: Any = False) -> dpf.PrivacyPlan:
@@ -21,8 +22,7 @@ def plan(steps: int, every: int | None = None, complete: Any = False) -> dpf.Pri
         clip_norm=1.0,
         noise_multiplier=2.0,
         participation=dpf.SinglePass(steps),
-        restart_every=every,
-        complete=complete,
+        mechanism=Tree(restart_every=every, complete=complete),
     )
 
 
@@ -123,7 +123,7 @@ def test_a_state_whose_nodes_were_looked_at_is_refused() -> None:
 @pytest.mark.parametrize("complete", [False, True, "all", [True, False, True, False]])
 def test_listed_trees_with_their_own_completion(complete: Any, method: str) -> None:
     lengths = [3, 5, 1, 4]
-    listed = dataclasses.replace(plan(13), tree_lengths=lengths, complete=complete)
+    listed = dataclasses.replace(plan(13), mechanism=Tree(tree_lengths=lengths, complete=complete))
     noise, by_hand = listed.noise(5, seed=1), dpf.TreeNoise(5, 2.0, seed=1)
     taken = 0
     for tree, n in enumerate(lengths):
@@ -140,9 +140,12 @@ def test_listed_trees_with_their_own_completion(complete: Any, method: str) -> N
 
 def test_states_of_listed_trees_at_every_step() -> None:
     listed = dataclasses.replace(
-        plan(13), tree_lengths=[3, 5, 1, 4], complete=[True, False, True, False]
+        plan(13), mechanism=Tree(tree_lengths=[3, 5, 1, 4], complete=[True, False, True, False])
     )
-    other = dataclasses.replace(listed, complete=[False, False, True, False])
+    other = dataclasses.replace(
+        listed,
+        mechanism=Tree(tree_lengths=[3, 5, 1, 4], complete=[False, False, True, False]),
+    )
     noise = listed.noise(5, seed=1)
     for taken in range(14):
         state = noise.state_dict()

@@ -7,46 +7,33 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from package_source import ROOT, modules
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "dpftrl_fast"
 
-# From the bottom up. A component (a module or a subpackage) may import components of lower rows
-# only, and of its own row none but itself: so noise, accounting and kernels know nothing of each
-# other.
+# The drawing of docs/architecture.md, from the bottom up. A component (a folder, or a module beside
+# the folders) imports components of lower rows only: so noise, accounting and kernels know nothing
+# of each other.
 LAYERS = [
-    {
-        "_core",
-        "clip_norms",
-        "files",
-        "folder_lock",
-        "keys",
-        "noise_arguments",
-        "outputs",
-        "plots",
-        "reference",
-        "schema",
-        "sealed_files",
-        "step_log",
-        "summation",
-    },
-    {"_chacha", "ftrl_arguments", "journal_files", "noise_state", "run_file"},
-    {"accounting", "datasets", "journal", "kernels", "noise", "tables"},
-    {"evaluation", "ftrl", "noise_so_far", "plan_file", "plan_text", "planned_noise"},
-    {"plan"},
-    {"convex", "planning", "prefix_sum", "restarts"},
-    {"fitting"},
-    {"model_file"},
+    {"_core", "_validate", "files", "plots", "reference", "rounding"},
+    {"mechanisms", "tables"},
+    {"accounting", "datasets", "kernels", "noise"},
+    {"_chacha", "ftrl", "plan"},
+    {"convex", "run"},
     {"federated", "linear_model", "torch"},
+    {"fitting"},
     {"experiments"},
     {"__init__"},
     {"cli"},
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
+MOST_MODULES_IN_ROOT, MOST_MODULES_IN_FOLDER = 6, 20
 
 # The components that may import a package: those beyond the bare install, and Numba.
 PLACES = {
@@ -65,7 +52,7 @@ PLACES = {
     "torch": {"cli", "experiments", "torch"},
     "triton": {"torch"},
     "typer": {"cli"},
-    "yaml": {"schema"},
+    "yaml": {"tables"},
 }
 OPTIONAL = sorted(set(PLACES) - {"numba"})
 
@@ -126,13 +113,6 @@ def violations(source: str, module: tuple[str, ...], *, is_package: bool = False
     return found
 
 
-def package_modules() -> Iterator[tuple[Path, tuple[str, ...], bool]]:
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        relative = path.relative_to(ROOT / PACKAGE).with_suffix("")
-        is_package = relative.name == "__init__"
-        yield path, relative.parts[:-1] if is_package else relative.parts, is_package
-
-
 def cython_imports(source: str) -> str:
     """Import lines of a Cython file as Python; of several names, the first."""
     lines = re.findall(
@@ -143,22 +123,92 @@ def cython_imports(source: str) -> str:
 
 def test_imports_run_downward_and_optional_packages_stay_in_their_place() -> None:
     found = [
-        f"{path.relative_to(ROOT)}: {text}"
-        for path, module, is_package in package_modules()
-        for text in violations(path.read_text(encoding="utf-8"), module, is_package=is_package)
+        f"{module.path.relative_to(ROOT)}: {text}"
+        for module in modules().values()
+        for text in violations(
+            module.path.read_text("utf-8"), module.name, is_package=module.is_package
+        )
     ]
     for path in [*(ROOT / PACKAGE).rglob("*.pyx"), *(ROOT / PACKAGE).rglob("*.pxd")]:
-        module = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        name = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
         source = cython_imports(path.read_text(encoding="utf-8"))
         assert source
-        found += [f"{path.relative_to(ROOT)}: {text}" for text in violations(source, module)]
+        found += [f"{path.relative_to(ROOT)}: {text}" for text in violations(source, name)]
     assert found == []
 
 
 def test_every_component_of_the_package_is_seen() -> None:
-    seen = {component(module) for _, module, _ in package_modules()}
+    seen = {component(module.name) for module in modules().values()}
     extensions = {"_core", "_chacha"}
     assert seen == set(RANK) - extensions
+
+
+# ---- Modules ----
+
+
+def module_imports() -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+    """For each module the modules of the package that it imports anywhere in its body."""
+    known = modules()
+    graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for module in known.values():
+        graph[module.name] = set()
+        for name in imports(module.tree, module.name, is_package=module.is_package):
+            if name[0] == PACKAGE:
+                inside = name[1:]
+                while inside not in known:  # the name of a function, class or extension
+                    inside = inside[:-1]
+                graph[module.name].add(inside)
+        graph[module.name].discard(module.name)
+    return graph
+
+
+def cycle(graph: Mapping[tuple[str, ...], set[tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """Return modules that import each other in a circle; none if there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[tuple[str, ...]] = error.args[1]
+        return circle
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = module_imports()
+    graph[()] = set()  # an extension module is imported by the name of the package
+    assert cycle(graph) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert cycle({("a",): {("b",)}, ("b",): {("c",)}, ("c",): {("a",)}})
+    assert not cycle({("a",): {("b",), ("c",)}, ("b",): {("c",)}})
+
+
+def private_imports(
+    graph: Mapping[tuple[str, ...], set[tuple[str, ...]]],
+) -> list[str]:
+    """Imports of a module with an underscore from outside the folder that it lies in."""
+    return [
+        f"{'.'.join(importer)} imports {'.'.join(module)}"
+        for importer, imported in graph.items()
+        for module in imported
+        for depth, part in enumerate(module)
+        if part.startswith("_") and importer[:depth] != module[:depth]
+    ]
+
+
+def test_private_modules_are_imported_in_their_own_folder_only() -> None:
+    assert private_imports(module_imports()) == []
+
+
+def test_a_private_import_is_found() -> None:
+    assert private_imports({("torch", "a"): {("kernels", "_jit")}})
+    assert not private_imports({("kernels", "loops", "a"): {("kernels", "_jit"), ("_validate",)}})
+
+
+def test_folders_stay_small() -> None:
+    sizes = Counter(module.folder for module in modules().values())
+    assert sizes[()] <= MOST_MODULES_IN_ROOT
+    assert {folder: n for folder, n in sizes.items() if n > MOST_MODULES_IN_FOLDER} == {}
 
 
 @pytest.mark.parametrize(
@@ -191,9 +241,9 @@ def test_the_checker_finds_a_violation(module: tuple[str, ...], source: str, wor
 
 
 def test_the_checker_reads_cython() -> None:
-    source = "cimport cython\nfrom dpftrl_fast cimport (\n    noise)\nfrom libc cimport math\n"
+    source = "cimport cython\nfrom dpftrl_fast cimport (\n    plan)\nfrom libc cimport math\n"
     assert violations(cython_imports(source), ("_chacha",)) == [
-        "_chacha imports noise, which is not below it"
+        "_chacha imports plan, which is not below it"
     ]
 
 
@@ -311,7 +361,7 @@ def test_cmake_lists_every_cpp_file() -> None:
     listed = (ROOT / "CMakeLists.txt").read_text("utf-8")
     tests = (ROOT / "csrc" / "tests" / "CMakeLists.txt").read_text("utf-8").split()
     for folder in ("src", "bindings"):
-        for path in (ROOT / "csrc" / folder).glob("*.cpp"):
+        for path in (ROOT / "csrc" / folder).rglob("*.cpp"):
             assert path.relative_to(ROOT).as_posix() in listed
     for path in (ROOT / "csrc" / "tests").glob("test_*.cpp"):
         assert path.stem.removeprefix("test_") in {word.rstrip(")") for word in tests}

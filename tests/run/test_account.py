@@ -15,13 +15,12 @@ from dpftrl_fast.accounting import (
     FixedOrder,
     MinSeparation,
     SinglePass,
-    resolve_trees,
     sensitivity_squared,
     sensitivity_squared_by_id,
 )
-from dpftrl_fast.noise.so_far import noise_so_far
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.noise.tree import TreeNoise
-from dpftrl_fast.run.account import RunAccount, trees_between
+from dpftrl_fast.run.account import RunAccount
 
 
 def listed_trees(
@@ -49,16 +48,16 @@ def test_trees_between_are_the_plans_cut_at_both_ends() -> None:
         lengths = [chance.randint(1, 4) for _ in range(chance.randint(1, 6))]
         completed = [chance.random() < 0.5 for _ in lengths]
         steps = sum(lengths)
-        trees = resolve_trees(steps, tree_lengths=lengths, complete=completed)
+        trees = Tree(tree_lengths=lengths, complete=completed).layout(steps)
         first = chance.randint(1, steps)
         last = chance.randint(first, steps)
         cut, whole = listed_trees(lengths, completed, [(first, last)])
-        assert trees_between(trees, first, last) == resolve_trees(
-            last - first + 1, tree_lengths=cut, complete=whole
+        assert trees.between(first, last) == Tree(tree_lengths=cut, complete=whole).layout(
+            last - first + 1
         )
     for first, last in ((0, 1), (2, 1), (1, steps + 1)):
         with pytest.raises(IndexError):
-            trees_between(trees, first, last)
+            trees.between(first, last)
 
 
 @pytest.mark.parametrize("complete", [False, True, "all"])
@@ -72,19 +71,21 @@ def test_what_happened_is_at_least_what_each_id_did(epochs: bool, complete: bool
         steps = n * passes
         ids = [(t % n) if epochs else chance.randrange(4) for t in range(steps)]
         pattern = FixedEpochs(n, passes) if epochs else FixedOrder(ids)
-        plan = PrivacyPlan(1.0, 2.0, pattern, restart_every=every, complete=complete)
+        plan = PrivacyPlan(
+            1.0, 2.0, pattern, mechanism=Tree(restart_every=every, complete=complete)
+        )
         account = RunAccount(plan)
         for _ in range(chance.randint(1, 3)):
             last = chance.randint(account.start, steps)
             step = chance.randint(account.start, last)
             account = account.restarted(last, step, accept_epsilon=(1e9, 1e-6))
         stretches = [*account.abandoned, (account.start, steps)]
-        trees = plan.trees
+        trees = plan.layout
         lengths = [trees.run_of(i).steps for i in range(trees.count)]
         completed = [trees.run_of(i).completed for i in range(trees.count)]
         cut, whole = listed_trees(lengths, completed, stretches)
         really = FixedOrder([ids[t - 1] for a, b in stretches for t in range(a, b + 1)])
-        values = sensitivity_squared_by_id(really, tree_lengths=cut, complete=whole)[1]
+        values = sensitivity_squared_by_id(really, Tree(tree_lengths=cut, complete=whole))[1]
         owed = account.happened.mu_squared * 4
         assert owed >= values.max()
         tight += owed <= values.max() * 1.0001
@@ -106,12 +107,14 @@ def test_two_full_runs_where_an_id_can_be_in_both() -> None:
     "plan",
     [
         PrivacyPlan(1.0, 2.0, SinglePass(20)),
-        PrivacyPlan(1.0, 2.0, SinglePass(20), restart_every=6, complete=True),
-        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), restart_every=4, complete=True),
-        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), restart_every=8, complete="all"),
-        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), restart_every=8, bound="released"),
-        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), bound="released", variant="vanilla"),
-        PrivacyPlan(1.0, 2.0, MinSeparation(20, 3, 5), restart_every=10),
+        PrivacyPlan(1.0, 2.0, SinglePass(20), mechanism=Tree(restart_every=6, complete=True)),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), mechanism=Tree(restart_every=4, complete=True)),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), mechanism=Tree(restart_every=8, complete="all")),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 5), mechanism=Tree(restart_every=8), bound="released"),
+        PrivacyPlan(
+            1.0, 2.0, FixedEpochs(4, 5), bound="released", mechanism=Tree(variant="vanilla")
+        ),
+        PrivacyPlan(1.0, 2.0, MinSeparation(20, 3, 5), mechanism=Tree(restart_every=10)),
     ],
     ids=str,
 )
@@ -119,7 +122,7 @@ def test_spare_restarts_cover_a_restart_within_a_tree_wherever_it_is(plan: Priva
     account = RunAccount(plan, spare_restarts=1)
     stated = account.epsilon(1e-6)
     assert stated > plan.epsilon(1e-6)
-    trees = plan.trees
+    trees = plan.layout
     for step, last in itertools.combinations_with_replacement(range(1, 21), 2):
         if trees.locate(step)[0] == trees.locate(last)[0]:
             after = account.restarted(last, step)
@@ -131,17 +134,17 @@ def test_spare_restarts_cover_a_restart_within_a_tree_wherever_it_is(plan: Priva
 
 
 def test_spare_restarts_are_cheap_where_trees_are_short() -> None:
-    plan = PrivacyPlan(1.0, 8.0, FixedEpochs(100, 20), restart_every=100)
+    plan = PrivacyPlan(1.0, 8.0, FixedEpochs(100, 20), mechanism=Tree(restart_every=100))
     one_tree = sensitivity_squared(SinglePass(100))
     for spare in (0, 1, 3):
-        stated = RunAccount(plan, spare_restarts=spare).stated
+        stated = RunAccount(plan, spare_restarts=spare).guarantee
         assert stated.mu_squared * 64 == 20 * one_tree + spare * one_tree
     with pytest.raises(ValueError, match="not covered"):
         RunAccount(plan, spare_restarts=1).restarted(1999, 1)  # nearly all trees a second time
 
 
 def test_a_restart_that_is_not_covered_is_refused_below_its_epsilon() -> None:
-    plan = PrivacyPlan(1.0, 8.0, FixedEpochs(10, 4), restart_every=10)
+    plan = PrivacyPlan(1.0, 8.0, FixedEpochs(10, 4), mechanism=Tree(restart_every=10))
     account = RunAccount(plan)
     assert account.epsilon(1e-6) == plan.epsilon(1e-6)
     becomes = account.epsilon_after(25, 22, 1e-6)
@@ -162,7 +165,7 @@ def test_a_restart_that_is_not_covered_is_refused_below_its_epsilon() -> None:
 
 
 def test_the_noise_of_a_stretch_restarts_where_the_plan_does() -> None:
-    plan = PrivacyPlan(1.0, 3.0, SinglePass(11), restart_every=4, complete=True)
+    plan = PrivacyPlan(1.0, 3.0, SinglePass(11), mechanism=Tree(restart_every=4, complete=True))
     account = RunAccount(plan).restarted(7, 6, accept_epsilon=(99.0, 1e-6))
     noise = account.noise(3, seed=1, dtype="float64")
     assert (noise.steps, noise.std) == (6, 3.0)
@@ -179,31 +182,33 @@ def test_the_noise_of_a_stretch_restarts_where_the_plan_does() -> None:
 
 @pytest.mark.parametrize("variant", ["honaker", "vanilla"])
 @pytest.mark.parametrize("memory", ["stored", "regenerate", 2])
-def test_noise_so_far_is_what_step_returned(variant: str, memory: str | int) -> None:
-    plan = PrivacyPlan(1.0, 3.0, SinglePass(11), restart_every=4, complete=True, variant=variant)
+def test_current_noise_is_what_step_returned(variant: str, memory: str | int) -> None:
+    plan = PrivacyPlan(
+        1.0, 3.0, SinglePass(11), mechanism=Tree(variant=variant, restart_every=4, complete=True)
+    )
     noise = plan.noise(5, memory=memory, dtype="float64")  # type: ignore[arg-type]
-    assert noise_so_far(noise).tolist() == [0.0] * 5
+    assert noise.current().tolist() == [0.0] * 5
     for _ in range(11):
         last = noise.step()
-        assert np.array_equal(noise_so_far(noise), last)
+        assert np.array_equal(noise.current(), last)
 
 
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("purpose", ["tree", "covariance"])
-def test_noise_so_far_between_two_trees(complete: bool, purpose: str) -> None:
+def test_current_noise_between_two_trees(complete: bool, purpose: str) -> None:
     noise = TreeNoise(4, 1.0, purpose=purpose)  # type: ignore[arg-type]
     for steps in (3, 2, 1):
         for _ in range(steps):
             last = noise.step()
         noise.restart(complete)
         assert (noise.t, noise.tree) != (0, 0)
-        assert np.array_equal(noise_so_far(noise), last)
+        assert np.array_equal(noise.current(), last)
 
 
 def test_nobody_in_a_stretch_owes_nothing() -> None:
     plan = PrivacyPlan(1.0, 2.0, FixedOrder([5, 5, -1, -1]))
     account = RunAccount(plan).restarted(4, 3, accept_epsilon=(99.0, 1e-6))
-    assert account.happened.mu_squared == plan.guarantee.sensitivity_squared / 4
+    assert account.happened.mu_squared == plan.sensitivity_squared / 4
 
 
 def test_wrong_arguments() -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 
 SIGMA = 50.0
@@ -54,7 +55,7 @@ def plus(a: Counter[Node], b: Counter[Node]) -> Counter[Node]:
 
 def released(plan: PrivacyPlan, account: RunAccount) -> list[tuple[Counter[Node], list[Use]]]:
     """Noise and uses behind each sum that leaves, in their order."""
-    honaker = plan.variant == "honaker"
+    honaker = plan.mechanism.variant == "honaker"
     stretches = [*account.abandoned, (account.start, plan.steps)]
     rows: list[tuple[Counter[Node], list[Use]]] = []
     noise: Counter[Node] = Counter()  # on the running sum, for good
@@ -63,10 +64,10 @@ def released(plan: PrivacyPlan, account: RunAccount) -> list[tuple[Counter[Node]
         after = {first - 1: (noise, uses)}
         carry, tree, leaf = noise, None, 0
         for step in range(first, last + 1):
-            here = plan.trees.locate(step)[0]
+            here = plan.layout.locate(step)[0]
             if here != tree:
                 if tree is not None:
-                    completed = plan.trees.run_of(tree).completed
+                    completed = plan.layout.run_of(tree).completed
                     end = next(2**k for k in range(99) if 2**k >= leaf) if completed else leaf
                     carry = plus(carry, prefix(end, honaker, (s, tree)))
                 tree, leaf = here, 0
@@ -91,7 +92,7 @@ def gram(rows: list[tuple[Counter[Node], list[Use]]]) -> tuple[NDArray[np.float6
 
 def steps_of_an_id(plan: PrivacyPlan) -> Iterator[set[int]]:
     """All that the pattern allows one id to do, but for what it could do besides."""
-    pattern, trees, steps = plan.participation, plan.trees, range(1, plan.steps + 1)
+    pattern, trees, steps = plan.participation, plan.layout, range(1, plan.steps + 1)
     if isinstance(pattern, SinglePass):
         yield from ({step} for step in steps)
     elif isinstance(pattern, MinSeparation):
@@ -133,9 +134,11 @@ def some_plan(chance: random.Random, kind: str) -> PrivacyPlan:
         1.0,
         SIGMA,
         patterns[kind],
-        restart_every=chance.choice([None, 2, 3, 4, 5]),
-        complete=chance.choice([False, True, "all"]),
-        variant=chance.choice(["honaker", "vanilla"]),
+        mechanism=Tree(
+            variant=chance.choice(["honaker", "vanilla"]),
+            restart_every=chance.choice([None, 2, 3, 4, 5]),
+            complete=chance.choice([False, True, "all"]),
+        ),
         bound=chance.choice(["exact", "released"]),
     )
 
@@ -174,7 +177,7 @@ def test_no_id_shifts_more_nodes_than_are_counted(kind: str) -> None:
     chance = random.Random(kind)
     for _ in range(60):
         plan = some_plan(chance, kind)
-        if plan.bound == "released" and plan.variant == "honaker":
+        if plan.bound == "released" and plan.mechanism.variant == "honaker":
             continue  # the shift is another one there
         account = restarted(plan, chance, chance.randint(0, 2))
         rows = released(plan, account)
@@ -182,11 +185,11 @@ def test_no_id_shifts_more_nodes_than_are_counted(kind: str) -> None:
         for s, (first, last) in enumerate([*account.abandoned, (account.start, plan.steps)]):
             count: Counter[int] = Counter()
             for step in range(first, last + 1):
-                tree = plan.trees.locate(step)[0]
+                tree = plan.layout.locate(step)[0]
                 count[tree] += 1
                 leaves[s, step] = (s, tree, count[tree] - 1)
         nodes = {node for noise, _ in rows for node in noise}
-        touched = [run.touched for run in account.happened.runs]
+        touched = [one.touched for one in account.happened.mechanisms]
         for steps in steps_of_an_id(plan):
             mine = [leaf for (_, step), leaf in leaves.items() if step in steps]
             shifts = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from journal_cases import IDENTITY, KEY, begun, digests
 
-from dpftrl_fast.run.journal import Diverged, RunJournal
+from dpftrl_fast.run import Diverged, RunJournal
 
 
 @pytest.fixture(autouse=True)

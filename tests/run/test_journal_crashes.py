@@ -17,6 +17,7 @@ from typing import Any
 import journal_run
 import pytest
 from journal_cases import IDENTITY, begun, digests
+from processes import child
 
 from dpftrl_fast.run import sealed_files, step_log
 from dpftrl_fast.run.journal import RunJournal
@@ -167,7 +168,7 @@ def test_killed_at_random_times_and_again(tmp_path: Path) -> None:
     folder, released = tmp_path / "run", tmp_path / "released"
     program = [sys.executable, journal_run.__file__, folder, released, str(steps), "7"]
     for i in range(kills + 1):
-        with subprocess.Popen(program, stdout=subprocess.PIPE) as process:
+        with child(program, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
             if i < kills:
                 time.sleep(chance.uniform(0, 0.1))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from journal_cases import IDENTITY, KEY, begun, digests
+from processes import child
 
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.sealed_files import read_sealed, write_sealed
@@ -67,7 +68,7 @@ def test_another_process_that_had_the_folder_meanwhile_is_noticed(
         for i, digest in enumerate(digests(journal, 2), 1):
             journal.write_ahead(i, digest)
         shutil.copytree(folder, tmp_path / "backup")
-        with subprocess.Popen(
+        with child(
             [sys.executable, "-c", code, folder, there],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -81,6 +82,7 @@ def test_another_process_that_had_the_folder_meanwhile_is_noticed(
             with pytest.raises((RuntimeError, OSError), match=words):
                 journal.checkpoint({})
             other.stdin.close()
+            assert other.wait(timeout=60) == 0
 
 
 def test_a_copy_of_the_folder_lets_the_run_go_on(tmp_path: Path) -> None:

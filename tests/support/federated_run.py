@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass
 from dpftrl_fast.federated import AdaptiveClipping, ServerDPFTRL
+from dpftrl_fast.mechanisms import Tree
 
 KEY = hashlib.sha256(b"the same in every process").digest()
 GOAL, POPULATION, DELTA = 4, 60, 1e-6
@@ -32,7 +33,9 @@ START = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "b": np.zer
 EPOCHS = FixedEpochs(4, 3)
 KINDS: dict[str, dict[str, Any]] = {
     "momentum": {
-        "plan": PrivacyPlan(0.5, 3.0, MinSeparation(12, 4, 3), restart_every=5, complete=True),
+        "plan": PrivacyPlan(
+            0.5, 3.0, MinSeparation(12, 4, 3), mechanism=Tree(restart_every=5, complete=True)
+        ),
         "momentum": 0.9,
         "nesterov": True,
         "checkpoint_every": 3,
@@ -46,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "checkpoint_every": 100,
     },
     "clipping": {
-        "plan": PrivacyPlan(0.5, 3.0, EPOCHS, restart_every=4, complete=True),
+        "plan": PrivacyPlan(0.5, 3.0, EPOCHS, mechanism=Tree(restart_every=4, complete=True)),
         "clipping": AdaptiveClipping(noise_multiplier=5.0, quantile=0.9, learning_rate=1.0),
         "checkpoint_every": 1,
     },

@@ -36,6 +36,7 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.federated import ServerDPFTRL
 from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, answer_client_id
+from dpftrl_fast.mechanisms import Tree
 
 with contextlib.suppress(ImportError):  # an older flwr has none, and needs none
     from flwr.supercore.task_identity import TaskIdentity
@@ -190,7 +191,7 @@ CLIENTS, ROUNDS = 5, 4
 
 
 def every_round(rounds: int = ROUNDS, clip_norm: float = 0.3, **named: Any) -> PrivacyPlan:
-    return PrivacyPlan(clip_norm, 6.0, acc.MinSeparation(rounds, rounds, 1), **named)
+    return PrivacyPlan(clip_norm, 6.0, acc.MinSeparation(rounds, rounds, 1), Tree(**named))
 
 
 def fedavg(**named: Any) -> FedAvg:

@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from dpftrl_fast import PrivacyPlan, accounting
 from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, dpftrl_mod
 from dpftrl_fast.federated.optimizers import FTRLUpdate
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run import journal, journal_files
 
 ROUNDS, CLIENTS = 24, 4
@@ -35,7 +36,10 @@ def strategy(folder: Path, inside: bool) -> DPFTRLStrategy:
     return DPFTRLStrategy(
         FedAdam(**named, eta=0.05) if inside else FedAvg(**named),
         plan=PrivacyPlan(
-            0.3, 8.0, accounting.MinSeparation(ROUNDS, ROUNDS, 1), restart_every=10, complete=True
+            0.3,
+            8.0,
+            accounting.MinSeparation(ROUNDS, ROUNDS, 1),
+            mechanism=Tree(restart_every=10, complete=True),
         ),
         report_goal=CLIENTS,
         delta=1e-5,

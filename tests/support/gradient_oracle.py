@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from dpftrl_fast.kernels import (
-    clipped_gradient_sum,
-    clipped_gradient_sum_csr,
-    clipped_multi_sum,
-    clipped_multi_sum_csr,
-    clipped_user_sum,
-    clipped_user_sum_csr,
-)
+from dpftrl_fast.kernels import SparseRows, clipped_sum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -94,19 +87,10 @@ def kernel(
 ) -> Array:
     """The same by the kernels: by row or by user, one output or several, dense or sparse."""
     theta = np.atleast_2d(theta)
+    rows = X
     if sparse:
-        S = X if scipy.sparse.issparse(X) else scipy.sparse.csr_array(X)
-        data: tuple[Any, ...] = (S.data, S.indices, S.indptr)
-    else:
-        data = (X,)
-    if starts is not None:
-        call: Any = clipped_user_sum_csr if sparse else clipped_user_sum
-        out = np.full(theta.shape, np.nan)
-        return call(*data, starts, y, theta, clip_norm, loss, out, loss_param=k, **options)
-    if len(theta) > 1:
-        call = clipped_multi_sum_csr if sparse else clipped_multi_sum
-        return call(*data, y, theta, clip_norm, loss, np.full(theta.shape, np.nan), **options)
-    call = clipped_gradient_sum_csr if sparse else clipped_gradient_sum
-    out = np.full(theta.size, np.nan)
-    call(*data, y, theta[0], clip_norm, loss, out, loss_param=k, **options)
-    return out[np.newaxis]
+        rows = SparseRows.of(X if scipy.sparse.issparse(X) else scipy.sparse.csr_array(X))
+    numbers = {"clip_norm": clip_norm, "loss": loss, "loss_param": k}
+    out = np.full(theta.shape, np.nan)
+    assert clipped_sum(rows, y, theta, users=starts, out=out, **numbers, **options) is out
+    return out

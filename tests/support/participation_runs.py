@@ -38,8 +38,8 @@ class Declared:
     @property
     def options(self) -> dict[str, Any]:
         return {
-            "tree_lengths": [steps for steps, _ in self.trees],
-            "complete": [completed for _, completed in self.trees],
+            "tree_lengths": [steps for steps, _ in self.layout],
+            "complete": [completed for _, completed in self.layout],
         }
 
 
@@ -118,7 +118,7 @@ def uses_by_id(history: Steps) -> dict[int, list[int]]:
 
 def declared_zeta(declared: Declared, zeta: Zeta = zeta_exact) -> float:
     """The squared sensitivity of the declaration, by brute force."""
-    pattern, trees = declared.pattern, declared.trees
+    pattern, trees = declared.pattern, declared.layout
     if isinstance(pattern, FixedOrder):
         listed = [
             pattern.ids[a:b].tolist()
@@ -138,7 +138,7 @@ def declared_zeta(declared: Declared, zeta: Zeta = zeta_exact) -> float:
 
 def _tree(declared: Declared, step: int) -> int:
     end = 0
-    for tree, (steps, _) in enumerate(declared.trees):
+    for tree, (steps, _) in enumerate(declared.layout):
         end += steps
         if step < end:
             return tree

@@ -16,11 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.torch import make_private
 
 WORLD, ROWS, BATCH, EPOCHS = 3, 17, 7, 2
 GROUPS = {"all": None, "two": [0, 2]}
-PLAN = PrivacyPlan(1.0, 2.0, FixedEpochs(3, EPOCHS), restart_every=3, complete=True)
+PLAN = PrivacyPlan(1.0, 2.0, FixedEpochs(3, EPOCHS), mechanism=Tree(restart_every=3, complete=True))
 
 
 def trained(order_seed: int | None, keep: bool, **options: Any) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
 from dpftrl_fast.torch.flat.distributed import Replicas, Shards
 
 STEPS, BATCH = 9, 6
-PLAN = PrivacyPlan(1.0, 0.5, accounting.SinglePass(STEPS), restart_every=4)
+PLAN = PrivacyPlan(1.0, 0.5, accounting.SinglePass(STEPS), mechanism=Tree(restart_every=4))
 OPTIONS: dict[str, Any] = {"plan": PLAN, "batch_size": BATCH, "noise_seed": 11, "momentum": 0.9}
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs
-from dpftrl_fast.noise.so_far import noise_so_far
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -34,7 +34,9 @@ EPOCHS, PER_EPOCH, BATCH = 3, 4, 5
 STEPS = EPOCHS * PER_EPOCH
 DELTA = 1e-6
 Left = Callable[[int, bytes], None]
-PLAN = PrivacyPlan(1.0, 6.0, FixedEpochs(PER_EPOCH, EPOCHS), restart_every=4, complete=True)
+PLAN = PrivacyPlan(
+    1.0, 6.0, FixedEpochs(PER_EPOCH, EPOCHS), mechanism=Tree(restart_every=4, complete=True)
+)
 
 
 class SumOptimizer(torch.optim.Optimizer):
@@ -59,7 +61,7 @@ class SumOptimizer(torch.optim.Optimizer):
             p.copy_(part.view_as(p))
 
     def restart(self, account: RunAccount) -> None:
-        self.total += torch.from_numpy(noise_so_far(self.noise))
+        self.total += torch.from_numpy(self.noise.current())
         self.noise = account.noise(self.total.numel(), memory="regenerate", threads=1)
 
     def state_dict(self) -> dict[str, Any]:

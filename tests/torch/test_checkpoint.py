@@ -25,8 +25,9 @@ from torch import Tensor
 from training_run import BATCH, DELTA, EPOCHS, PLAN, STEPS, Training
 
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.run.journal import Diverged
+from dpftrl_fast.run.step_log import Diverged
 from dpftrl_fast.torch.optimizer import DPFTRL
 
 
@@ -193,7 +194,7 @@ def test_the_noise_that_an_optimiser_stands_on_is_found(tmp_path: Path) -> None:
 
 
 def test_a_restart_of_dpftrl_leaves_the_old_noise_on_the_sum() -> None:
-    plan = replace(PLAN, participation=SinglePass(9), restart_every=4)
+    plan = replace(PLAN, participation=SinglePass(9), mechanism=Tree(restart_every=4))
     w = torch.nn.Parameter(torch.zeros(3))
     optimizer = DPFTRL([w], 1.0, plan=plan, batch_size=1, noise_seed=5)
     old = plan.noise(3, seed=5)

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from dpftrl_fast import reference  # noqa: E402
-from dpftrl_fast.mechanisms.tree_layout import resolve_trees  # noqa: E402
+from dpftrl_fast.mechanisms import Tree  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
 from dpftrl_fast.plan.planned_noise import PlannedNoise  # noqa: E402
 from dpftrl_fast.torch.device.noise import DeviceNoise  # noqa: E402
@@ -78,7 +78,7 @@ def test_rare_radii_take_their_low_bits_from_the_second_block() -> None:
 
 def pair(**options: Any) -> tuple[PlannedNoise, DeviceNoise]:
     settings = {
-        "trees": resolve_trees(8, restart_every=5, complete=True),
+        "trees": Tree(restart_every=5, complete=True).layout(8),
         "seed": 5,
         "offset": 77,
         **options,

@@ -20,6 +20,7 @@ from torch_cases import accumulator
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
@@ -29,7 +30,7 @@ N, B = 10, 4  # 3 batches an epoch
 
 
 def plan_for(participation: Participation, **fields: Any) -> PrivacyPlan:
-    return PrivacyPlan(1.0, 2.0, participation, **fields)
+    return PrivacyPlan(1.0, 2.0, participation, Tree(**fields))
 
 
 def epochs(n: int, reshuffle: bool = True, **fields: Any) -> PrivacyPlan:

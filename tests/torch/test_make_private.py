@@ -17,6 +17,7 @@ from torch_cases import cross_entropy, flat_sums, one_by_one
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.from_budget import plan_of
 from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
 from dpftrl_fast.torch.ledger import TrainingLedger
@@ -145,7 +146,9 @@ def test_noise_of_the_residuals_is_that_of_the_tree() -> None:
     found = []
     for keep in (False, True):
         model = network()
-        plan = PrivacyPlan(1.0, SIGMA, FixedEpochs(3, 4), restart_every=6, complete=True)
+        plan = PrivacyPlan(
+            1.0, SIGMA, FixedEpochs(3, 4), mechanism=Tree(restart_every=6, complete=True)
+        )
         train(private(model, keep_optimizer=keep, plan=plan, epochs=4), 4)
         found.append(parameters(model))
     assert float((found[0] - parameters(network())).norm()) > 1.0
@@ -227,7 +230,7 @@ def test_a_noise_multiplier_is_kept() -> None:
 
 def test_a_single_epoch_is_a_single_pass_on_one_tree() -> None:
     plan = private(epsilon=4.0, epochs=1).data_loader.plan
-    assert plan.participation == SinglePass(3) and plan.restart_every is None
+    assert plan.participation == SinglePass(3) and plan.mechanism == Tree()
 
 
 def test_without_shuffling_one_order_is_declared() -> None:
@@ -243,19 +246,20 @@ def test_the_last_batch_can_be_left_out() -> None:
 
 
 def test_restarts_can_be_chosen() -> None:
-    plan = private(epsilon=4.0, epochs=4, restart_every=6, complete=True).data_loader.plan
-    assert (plan.restart_every, plan.complete) == (6, True)
+    plan = private(
+        epsilon=4.0, epochs=4, mechanism=Tree("vanilla", 6, complete=True)
+    ).data_loader.plan
+    assert plan.mechanism == Tree("vanilla", 6, complete=True)
     plan = plan_of(
         FixedEpochs(3, 4),
         epsilon=4.0,
         noise_multiplier=None,
         delta=DELTA,
         clip_norm=1.0,
-        restart_every=None,
-        variant="vanilla",
+        mechanism=Tree(variant="vanilla", restart_every=None),
         bound="exact",
     )
-    assert (plan.restart_every, plan.variant, plan.bound) == (None, "vanilla", "exact")
+    assert (plan.mechanism, plan.bound) == (Tree("vanilla"), "exact")
 
 
 def test_per_layer_clip_norms_make_the_norm_of_the_plan() -> None:
@@ -279,7 +283,7 @@ def test_rates_of_parameter_groups_are_kept() -> None:
 
 
 def test_the_ledger_counts_and_states_the_declared_epsilon() -> None:
-    run = private(noise_multiplier=SIGMA, epochs=4, restart_every=3)
+    run = private(noise_multiplier=SIGMA, epochs=4, mechanism=Tree(restart_every=3))
     whole = run.ledger.epsilon_spent()
     so_far = [run.ledger.epsilon_so_far()]
     for _ in range(4):
@@ -298,8 +302,8 @@ def test_the_ledger_counts_and_states_the_declared_epsilon() -> None:
 def test_the_epsilon_so_far_of_other_plans_is_the_declared_one() -> None:
     pattern = FixedEpochs(3, 2)
     for plan in (
-        PrivacyPlan(1.0, SIGMA, pattern, tree_lengths=[2, 4]),
-        PrivacyPlan(1.0, SIGMA, pattern, restart_every=3, complete=[True, False]),
+        PrivacyPlan(1.0, SIGMA, pattern, mechanism=Tree(tree_lengths=[2, 4])),
+        PrivacyPlan(1.0, SIGMA, pattern, mechanism=Tree(restart_every=3, complete=[True, False])),
         PrivacyPlan(1.0, SIGMA, MinSeparation(6, 2, 3)),
     ):
         ledger = TrainingLedger(plan, DELTA)

@@ -13,6 +13,7 @@ from dpftrl_runs import gradients, parameters, plan_of
 from torch import Tensor, nn
 
 from dpftrl_fast.ftrl import FTRL
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.torch import DPFTRL
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
 from dpftrl_fast.torch.flat.views import FlatViews
@@ -42,7 +43,7 @@ def test_without_noise_it_is_sgd(momentum: float, nesterov: bool, dtype: str) ->
 @pytest.mark.parametrize(("l1", "radius"), [(0.3, None), (0.0, 1.5), (0.3, 1.2)])
 def test_it_is_the_numpy_engine(momentum: float, l1: float, radius: float | None) -> None:
     steps, rate, batch = 30, 0.05, 4
-    plan = plan_of(steps, 0.3, restart_every=7, complete=True)
+    plan = plan_of(steps, 0.3, mechanism=Tree(restart_every=7, complete=True))
     ours = parameters(dtype=torch.float64)
     options = {"momentum": momentum, "l1": l1, "radius": radius}
     start = torch.cat([p.detach().reshape(-1) for p in ours]).numpy()
@@ -169,7 +170,9 @@ def test_memory_formats_have_the_coordinates_of_rows() -> None:
 
 def test_equal_shapes_never_have_equal_noise() -> None:
     members = [nn.Parameter(torch.zeros(50)) for _ in range(20)]
-    dpftrl = DPFTRL(members, 1.0, plan=plan_of(20, 1.0, restart_every=5), batch_size=1)
+    dpftrl = DPFTRL(
+        members, 1.0, plan=plan_of(20, 1.0, mechanism=Tree(restart_every=5)), batch_size=1
+    )
     seen: list[Tensor] = []
     last = [torch.zeros(50) for _ in members]
     for _ in range(20):
@@ -220,7 +223,7 @@ def closed_form(steps: int, every: int, momentum: float, nesterov: bool) -> floa
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_the_variance_is_the_closed_form(momentum: float, nesterov: bool) -> None:
     steps, every, sigma, rate, batch, size = 11, 4, 2.0, 0.5, 10, 200
-    plan = plan_of(steps, sigma, restart_every=every)
+    plan = plan_of(steps, sigma, mechanism=Tree(restart_every=every))
     samples = []
     for seed in range(200):
         p, q = nn.Parameter(torch.zeros(size // 2)), nn.Parameter(torch.zeros(size // 2))

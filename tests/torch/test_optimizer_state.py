@@ -13,6 +13,7 @@ import torch
 from dpftrl_runs import gradients, parameters, plan_of, ready, run
 from torch import nn
 
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
 from dpftrl_fast.torch.flat.noise import FlatNoise
@@ -23,8 +24,8 @@ from dpftrl_fast.torch.flat.update import FlatFTRL
 @pytest.mark.parametrize("at", [0, 1, 5, 6, 11])
 def test_a_resumed_run_is_the_same_to_the_bit(memory: Any, at: int) -> None:
     options: dict[str, Any] = {
-        "plan": plan_of(12, 1.0, restart_every=5, complete=True), "batch_size": 4, "memory": memory,
-        "momentum": 0.9, "l1": 1e-3, "radius": 3.0,
+        "plan": plan_of(12, 1.0, mechanism=Tree(restart_every=5, complete=True)), "batch_size": 4,
+        "memory": memory, "momentum": 0.9, "l1": 1e-3, "radius": 3.0,
     }  # fmt: skip
     members = parameters()
     dpftrl = DPFTRL(members, 0.1, **options)

@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 from dpftrl_fast import PrivacyPlan, accounting
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.torch import DPFTRL, ResidualNoise
 
-PLAN = PrivacyPlan(1.0, 0.5, accounting.SinglePass(25), restart_every=6, complete=True)
+PLAN = PrivacyPlan(
+    1.0, 0.5, accounting.SinglePass(25), mechanism=Tree(restart_every=6, complete=True)
+)
 
 
 def parameters() -> list[nn.Parameter]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same Gaussian mechanism in other currencies: zCDP, Gaussian DP and Renyi DP, rounded up.
+"""Conversion of the Gaussian mechanism to zCDP, Gaussian DP and Renyi DP, rounded up.
 
 With mu = sqrt(zeta)/sigma the mechanism is mu-GDP (Dong, Roth and Su 2022, Theorem 2.7), rho-zCDP
 with rho = mu^2/2 (Bun and Steinke 2016, Proposition 1.6) and has RDP(alpha) = alpha mu^2/2 at every
@@ -46,11 +46,6 @@ def zcdp_rho(noise_multiplier: float, sensitivity_squared: float) -> float:
     float
         The smallest double that is not below rho.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
-
     Examples
     --------
     >>> zcdp_rho(2.0, 11)
@@ -78,11 +73,6 @@ def gdp_mu(noise_multiplier: float, sensitivity_squared: float) -> float:
     -------
     float
         The smallest double that is not below mu.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------
@@ -117,11 +107,6 @@ def rdp(
     -------
     list of float
         For each order the smallest double that is not below the mechanism's RDP.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------
@@ -162,11 +147,6 @@ def best_order(
     float
         The best real order, > 1, rounded up. ``accounting.epsilon(..., "rdp")`` uses it to more
         digits.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Literal
 
-from dpftrl_fast import _core
+import dpftrl_fast._core as _core
 from dpftrl_fast._validate import non_negative, positive, probability
 from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_delta,
@@ -104,11 +104,6 @@ def epsilon(
     float
         The smallest double that is not below epsilon(delta) of the chosen method.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
-
     Examples
     --------
     The paper's StackOverflow run: 1600 steps, single pass (zeta 11), sigma 1.13.
@@ -159,11 +154,6 @@ def delta(noise_multiplier: float, sensitivity_squared: float, epsilon: float) -
         The smallest double that is not below delta(epsilon); where the true value is below every
         positive double this is the smallest of them, 5e-324, and not 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
-
     Examples
     --------
     >>> round(delta(1.0, 1, 1.0), 6)
@@ -199,11 +189,6 @@ def noise_multiplier(epsilon: float, delta: float, sensitivity_squared: float) -
         The smallest double that is not below the true noise multiplier, so that always
         ``accounting.epsilon(result, sensitivity_squared, delta) <= epsilon``. Infinity where no
         double is large enough.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------

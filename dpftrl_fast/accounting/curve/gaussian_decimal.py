@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exact Gaussian curve and its inverses in decimal arithmetic: slow, and never undecided.
 
-Both the oracle of the compiled searches and what they fall back on. Every result is the smallest
+Oracle and fallback of the compiled searches. Every result is the smallest
 double that is not below the true value.
 """
 

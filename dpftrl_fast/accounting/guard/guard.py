@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +27,8 @@ from dpftrl_fast.accounting.participation import (
     check_participation,
 )
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
-from dpftrl_fast.mechanisms.tree_layout import Complete, resolve_trees
+from dpftrl_fast.mechanisms import Mechanism, Tree
+from dpftrl_fast.mechanisms.mechanism import check_mechanism
 
 Ints = NDArray[np.int64]
 
@@ -59,8 +60,8 @@ class Guard:
     ----------
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
         What was declared.
-    restart_every, tree_lengths, complete
-        The declared trees, as for :func:`~dpftrl_fast.accounting.sensitivity_squared`.
+    mechanism : Tree
+        The declared mechanism, as for :func:`~dpftrl_fast.accounting.sensitivity_squared`.
 
     Raises
     ------
@@ -87,23 +88,10 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
     """
 
     _KIND: ClassVar[str] = "Guard"
-    _NAMES: ClassVar[tuple[str, ...]] = ("step", "ids", "last_step", "uses")
 
-    def __init__(
-        self,
-        participation: Participation,
-        *,
-        restart_every: int | None = None,
-        tree_lengths: Sequence[int] | None = None,
-        complete: Complete = False,
-    ) -> None:
+    def __init__(self, participation: Participation, mechanism: Mechanism = Tree()) -> None:
         self._pattern = check_participation(participation)
-        self._trees = resolve_trees(
-            self._pattern.steps,
-            restart_every=restart_every,
-            tree_lengths=tree_lengths,
-            complete=complete,
-        )
+        self._layout = check_mechanism(mechanism).layout(self._pattern.steps)
         self._lock = threading.RLock()
         self._step = 0
         self._table = IdTable()
@@ -238,8 +226,12 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             than this object (which would forget uses). Nothing is changed then.
         """
         with self._lock:
-            check_header(state, self._KIND, self._declaration(), self._NAMES)
+            check_header(state, self._KIND, self._declaration(), self._names)
             self._load(state)
+
+    def _names(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the keys that a state must have besides its header."""
+        return ("step", "ids", "last_step", "uses")
 
     def _entries(self) -> dict[str, Any]:
         n = len(self._table)
@@ -276,7 +268,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         self._step = step
 
     def _declaration(self) -> str:
-        return declaration(self._pattern, self._trees)
+        return declaration(self._pattern, self._layout)
 
     def _allowed(self, step: int, ids: Ints, places: Ints, last: Ints) -> NDArray[np.bool_]:
         """Say of each id whether it may be in the step, whoever else is."""
@@ -354,7 +346,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         """Return the step at which the order of epochs that a step belongs to was begun."""
         if isinstance(self._pattern, FixedEpochs) and not self._pattern.reshuffle:
             return 1
-        return step - self._trees.locate(step)[1] + 1
+        return step - self._layout.locate(step)[1] + 1
 
     def _listed(self, step: int) -> Ints:
         assert isinstance(self._pattern, FixedOrder)

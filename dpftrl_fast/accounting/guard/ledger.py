@@ -1,69 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Ledger`: a guard that also counts what each id really used, as the run goes."""
+"""`Ledger`: a guard that states the epsilon of its run, and can count realised values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast._validate import positive, probability
+from dpftrl_fast._validate import flag, positive, probability
 from dpftrl_fast.accounting.guard.guard import Guard
-from dpftrl_fast.accounting.guard.id_table import grown
+from dpftrl_fast.accounting.guard.realised import RealisedValues, realised_values
 from dpftrl_fast.accounting.guard.state import declaration, integers_from
 from dpftrl_fast.accounting.participation import Participation
-from dpftrl_fast.accounting.statement.guarantee import Guarantee, Neighbours
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
-from dpftrl_fast.mechanisms.tree_layout import Complete
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
+from dpftrl_fast.accounting.statement.statement import (
+    GaussianMechanism,
+    Guarantee,
+    Neighbours,
+    PrivacyStatement,
+)
+from dpftrl_fast.mechanisms import Mechanism, Tree
 
 Ints = NDArray[np.int64]
 
-_CHUNK = 1 << 16
+_REALISED = ("values", "node_counts")
 
 
-class Ledger(Guard):
-    """Refuses what :class:`Guard` refuses, and counts the squared sensitivity of what it admits.
+class Ledger(Guard, PrivacyStatement):
+    """A :class:`Guard` that also states the epsilon of the run.
 
-    What may be published is the declared figure: :meth:`epsilon_spent` as it is called without
-    ``realised``, the same number before, during and after the run. The realised figures
-    (:meth:`values`, :meth:`sensitivity_squared`, ``epsilon_spent(..., realised=True)``) follow from
+    The figure to publish is the declared one: :meth:`epsilon_spent` without ``realised``, the same
+    number before, during and after the run. With ``realised=True`` the ledger also counts the
+    squared sensitivity of each id's participations so far. These realised figures
+    (:meth:`values`, :meth:`sensitivity_squared`, ``epsilon_spent(..., realised=True)``) depend on
     who took part: internal, NOT PRIVATE, not to be published or acted upon in the run. They are at
     most the declared ones.
 
     Parameters
     ----------
-    participation, restart_every, tree_lengths, complete
-        What was declared, as for :class:`Guard`.
+    participation
+        The declaration, as for :class:`Guard`.
     noise_multiplier : float
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
+    mechanism : Tree
+        The declared mechanism, as for :class:`Guard`.
     bound : {"exact", "released"}
-        What the declared figure is stated for: all nodes, or only the prefixes. The realised values
-        count all nodes, and where the declared zeta is smaller they are cut at it.
-    variant : {"honaker", "vanilla"}
-        How prefixes are put together; it matters under ``bound="released"`` only.
+        Whether the declared figure is stated for all nodes or only for the prefixes. The realised
+        values count all nodes, and are cut at the declared zeta where that is smaller.
+    realised : bool
+        Count realised values. It costs 8 bytes an id, and 8 more for each level of the tallest
+        tree, beyond the 24 bytes that :class:`Guard` keeps.
 
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above.
+        If an argument is not as above.
 
     Notes
     -----
-    A use at leaf t of a tree lies under one node of each level. Under those that can be read (last
-    leaf at most the end of the tree) one use more adds (c + 1)^2 - c^2 = 2c + 1, where c uses of
-    the same id were there before; c is kept for the nodes above the last use only, since whoever
-    comes later under another node finds it empty. So a use costs O(log T), and an id 8 bytes for
-    each level of the tallest tree beyond what :class:`Guard` keeps.
-
-    Getting a figure changes no state.
+    Reading a figure changes no state.
 
     Examples
     --------
     >>> from dpftrl_fast.accounting.participation import MinSeparation
-    >>> ledger = Ledger(MinSeparation(5, 2, 3), noise_multiplier=2.0)
+    >>> ledger = Ledger(MinSeparation(5, 2, 3), noise_multiplier=2.0, realised=True)
     >>> for step in [[1], [2], [3], [1], [4]]:
     ...     ledger.record(step)
     >>> ledger.sensitivity_squared()
@@ -73,54 +76,53 @@ class Ledger(Guard):
     """
 
     _KIND: ClassVar[str] = "Ledger"
-    _NAMES: ClassVar[tuple[str, ...]] = (*Guard._NAMES, "values", "node_counts")
 
     def __init__(
         self,
         participation: Participation,
         noise_multiplier: float,
+        mechanism: Mechanism = Tree(),
         *,
-        restart_every: int | None = None,
-        tree_lengths: Sequence[int] | None = None,
-        complete: Complete = False,
         bound: PlanBound = "exact",
-        variant: Variant = "honaker",
+        realised: bool = False,
     ) -> None:
-        super().__init__(
-            participation,
-            restart_every=restart_every,
-            tree_lengths=tree_lengths,
-            complete=complete,
-        )
+        super().__init__(participation, mechanism)
         self._noise_multiplier = positive("noise_multiplier", noise_multiplier)
-        check_plan_bound(bound)
-        check_variant(variant)
-        self._bound: PlanBound = bound
-        self._variant: Variant = variant
-        self._levels: Ints = np.arange(self._trees.tallest.bit_length())
-        self._values: Ints = np.zeros(0, np.int64)  # by place: zeta so far
-        # By place and level: uses under the node above the last use.
-        self._counts: Ints = np.zeros((0, self._levels.size), np.int64)
-        self._largest = 0
+        self._bound: PlanBound = check_plan_bound(bound)
+        self._statement: PrivacyStatement | None = None  # the plan's, where there is one
+        self._realised: RealisedValues | None = None
+        if flag("realised", realised):
+            self._realised = realised_values(self._layout)
+
+    @classmethod
+    def of(cls, plan: Any, *, realised: bool = False) -> Ledger:
+        """Return the ledger of a plan, which states the declared figure: as ``plan.ledger()``."""
+        ledger = Ledger(
+            plan.participation,
+            plan.noise_multiplier,
+            plan.mechanism,
+            bound=plan.bound,
+            realised=realised,
+        )
+        ledger._statement = plan
+        return ledger
 
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of a node's noise in units of the clip norm (sigma)."""
         return self._noise_multiplier
 
-    @cached_property
+    @property
     def guarantee(self) -> Guarantee:
-        """What was declared, from which epsilon and delta of the run are stated."""
-        return Guarantee.of(
-            self._noise_multiplier,
-            self._pattern,
-            self._trees,
-            bound=self._bound,
-            variant=self._variant,
-        )
+        """The guarantee that was declared."""
+        return self._computed if self._statement is None else self._statement.guarantee
+
+    @cached_property
+    def _computed(self) -> Guarantee:
+        return Guarantee.of(self._noise_multiplier, self._pattern, self._layout, bound=self._bound)
 
     def record(self, ids: ArrayLike) -> None:
-        """Admit the next step as :meth:`Guard.admit` does, and count it; `admit` does the same.
+        """Admit the next step: another name of :meth:`Guard.admit`.
 
         Parameters
         ----------
@@ -137,38 +139,37 @@ class Ledger(Guard):
     def epsilon_spent(
         self, delta: float, *, neighbours: Neighbours = "zero-out", realised: bool = False
     ) -> float:
-        """Return the epsilon of the run at ``delta``, never understated.
+        """Return the epsilon of the run at ``delta``, never understated: :meth:`epsilon`.
 
         Parameters
         ----------
-        delta : float
-            0 < delta < 1, above the floor of the noise stream.
-        neighbours : {"zero-out", "replace-one"}
-            One record's (or user's) gradients replaced by zero, or by another's.
+        delta, neighbours
+            As for :meth:`epsilon`.
         realised : bool
             False: the declared figure, which holds for the whole run and is the one to print. True:
             that of the largest realised value so far, which is internal and not private.
 
         Raises
         ------
-        TypeError, ValueError
-            For anything that is not described above.
+        ValueError
+            As :meth:`epsilon`; also if realised values are asked for and not counted.
 
         Examples
         --------
         >>> from dpftrl_fast.accounting.participation import SinglePass
-        >>> ledger = Ledger(SinglePass(1600), noise_multiplier=2.33)
+        >>> ledger = Ledger(SinglePass(1600), noise_multiplier=2.33, realised=True)
         >>> round(ledger.epsilon_spent(1e-6), 3), ledger.epsilon_spent(1e-6, realised=True)
         (7.342, 0.0)
         """
-        declared = self.guarantee
         if not realised:
-            return declared.epsilon(delta, neighbours)
+            return self.epsilon(delta, neighbours=neighbours)
         zeta = self.sensitivity_squared()
         if zeta == 0:
             probability("delta", delta)
             return 0.0
-        return Guarantee(self._noise_multiplier, zeta, declared.touched).epsilon(delta, neighbours)
+        nodes = self.guarantee.touched
+        spent = Guarantee((GaussianMechanism(self._noise_multiplier, zeta, nodes),))
+        return spent.epsilon(delta, neighbours=neighbours)
 
     def sensitivity_squared(self) -> int | float:
         """Return the largest realised value of an id so far: internal, not private.
@@ -180,7 +181,7 @@ class Ledger(Guard):
             cut at a declared zeta that is one.
         """
         with self._lock:
-            return self._cut(self._largest)
+            return self._cut(self._counted().largest)
 
     def values(self) -> tuple[Ints, NDArray[Any]]:
         """Return the realised value of each id: internal, not private.
@@ -194,59 +195,51 @@ class Ledger(Guard):
             only where values are cut at a declared zeta that is a float.
         """
         with self._lock:
-            order = np.argsort(self._table.ids)
-            values = self._values[: order.size][order]
-            return self._table.ids[order], np.minimum(values, self._cut(self._largest))
+            counted, order = self._counted(), np.argsort(self._table.ids)
+            values = counted.values(order.size)[order]
+            return self._table.ids[order], np.minimum(values, self._cut(counted.largest))
 
     def _cut(self, value: int) -> int | float:
         if self._bound == "exact" or value == 0:
             return value
-        return min(value, self.guarantee.sensitivity_squared)
+        return min(value, self.guarantee.mechanisms[0].sensitivity_squared)
+
+    def _counted(self) -> RealisedValues:
+        if self._realised is None:
+            raise ValueError(
+                "realised values are counted only by a ledger that is made with realised=True"
+            )
+        return self._realised
 
     def _declaration(self) -> str:
         return declaration(
             self._pattern,
-            self._trees,
+            self._layout,
             noise_multiplier=self._noise_multiplier,
             bound=self._bound,
-            variant=self._variant,
+            **self._layout.noise_declaration(),
         )
 
     def _record(self, step: int, ids: Ints, times: Ints, places: Ints, last: Ints) -> Ints:
         places = super()._record(step, ids, times, places, last)
-        self._values = grown(self._values, len(self._table))
-        self._counts = grown(self._counts, len(self._table))
-        tree, t = self._trees.locate(step)
-        leaf = t - 1
-        # Leaf of the use before, -1 (which lies under no node) if it was in an earlier tree.
-        before = np.maximum(last - (step - t), 0) - 1
-        end = self._trees.run_of(tree).end
-        nodes = leaf >> self._levels
-        readable = (nodes + 1) << self._levels <= end
-        for i in range(0, places.size, _CHUNK):
-            at = places[i : i + _CHUNK]
-            more = times[i : i + _CHUNK, np.newaxis]
-            same = before[i : i + _CHUNK, np.newaxis] >> self._levels == nodes
-            counts = np.where(same, self._counts[at], 0)
-            self._values[at] += np.sum(more * (2 * counts + more), axis=1, where=readable)
-            self._counts[at] = counts + more
-            self._largest = max(self._largest, int(self._values[at].max()))
+        if self._realised is not None:
+            self._realised.record(step, times, places, last, len(self._table))
         return places
 
     def _entries(self) -> dict[str, Any]:
-        n = len(self._table)
-        return {
-            **super()._entries(),
-            "values": self._values[:n].copy(),
-            "node_counts": self._counts[:n].copy(),
-        }
+        entries = super()._entries()
+        if self._realised is not None:
+            entries.update(self._realised.entries(len(self._table)))
+        return entries
+
+    def _names(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the keys of a state: a ledger that counts nothing also reads one with counts."""
+        counted = self._realised is not None or not {*_REALISED}.isdisjoint(state)
+        return (*super()._names(state), *(_REALISED if counted else ()))
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        n = integers_from(state, "ids", low=0).size
-        values = integers_from(state, "values", (n,), low=1)
-        counts = integers_from(state, "node_counts", (n, self._levels.size), low=1)
-        if not bool(np.all(counts[:, 1:] >= counts[:, :-1])):
-            raise ValueError("state's node_counts must never fall with the level, got some that do")
+        if self._realised is None:
+            return super()._load(state)
+        read = self._realised.read(state, integers_from(state, "ids", low=0).size)
         super()._load(state)
-        self._values, self._counts = values, counts
-        self._largest = int(values.max(initial=0))
+        self._realised = read

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
-from dpftrl_fast.mechanisms.tree_layout import Trees
+from dpftrl_fast.mechanisms import Layout
 
 _VERSION = 1
 _MAX_INT64 = 2**63 - 1
 
 
-def declaration(participation: Participation, trees: Trees, **more: Any) -> str:
+def declaration(participation: Participation, layout: Layout, **more: Any) -> str:
     """Return what a run was declared as, in JSON; a long order by its SHA-256.
 
     Examples
     --------
     >>> from dpftrl_fast.accounting.participation import SinglePass
-    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-    >>> declaration(SinglePass(3), resolve_trees(3))
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> declaration(SinglePass(3), Tree().layout(3))
     '{"participation": {"kind": "SinglePass", "steps": 3}, "trees": [[3, false, 1]]}'
     """
     if isinstance(participation, FixedOrder):
@@ -44,8 +44,7 @@ def declaration(participation: Participation, trees: Trees, **more: Any) -> str:
         }
     else:
         pattern = participation.to_dict()
-    runs = [[run.steps, run.completed, run.count] for run in trees.runs]
-    return json.dumps({"participation": pattern, "trees": runs, **more})
+    return json.dumps({"participation": pattern, **layout.declaration(), **more})
 
 
 def header(kind: str, declared: str) -> dict[str, Any]:
@@ -53,18 +52,29 @@ def header(kind: str, declared: str) -> dict[str, Any]:
     return {"format": f"dpftrl_fast.{kind}", "version": _VERSION, "declaration": declared}
 
 
-def check_header(state: Any, kind: str, declared: str, names: tuple[str, ...]) -> None:
-    """Raise unless ``state`` is of this kind, version and declaration and has exactly ``names``."""
+def check_header(
+    state: Any, kind: str, declared: str, names: Callable[[Mapping[str, Any]], tuple[str, ...]]
+) -> None:
+    """Raise unless ``state`` is of this kind, version and declaration and has exactly its names."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a mapping, got {type(state).__name__}")
     expected = header(kind, declared)
-    if set(state) != {*expected, *names}:
-        came = sorted(map(str, state))
-        raise ValueError(f"state must have the keys {sorted({*expected, *names})}, got {came}")
+    if set(state) != (keys := {*expected, *names(state)}):
+        raise ValueError(f"state must have the keys {sorted(keys)}, got {sorted(map(str, state))}")
     for name, value in expected.items():
         came = _scalar(state[name])
         if type(came) is not type(value) or came != value:
             raise ValueError(f"state must have {name} {value!r}, got {came!r}")
+
+
+def guard_state(state: Any) -> Any:
+    """Return the state of a `Guard` from that of a `Ledger` of the same run; others as they are."""
+    if not isinstance(state, Mapping) or _scalar(state.get("format")) != "dpftrl_fast.Ledger":
+        return state
+    declared = json.loads(_scalar(state["declaration"]))
+    ours = {name: declared[name] for name in ("participation", "trees")}
+    kept = {name: state[name] for name in state if name not in ("values", "node_counts")}
+    return {**kept, "format": "dpftrl_fast.Guard", "declaration": json.dumps(ours)}
 
 
 def integer_from(state: Mapping[str, Any], name: str, low: int, high: int) -> int:

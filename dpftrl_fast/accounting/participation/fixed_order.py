@@ -23,9 +23,9 @@ class FixedOrder:
     ----------
     ids : array_like of int, one-dimensional
         Without ``offsets``: one id (of a record, a batch or a user) a step, >= 0, or -1 for a
-        virtual step, in which nobody takes part. With ``offsets``: the ids of all steps one after
-        the other, >= 0. An id that stands twice in one step has two uses there; whoever clips the
-        sum of all that a user gives to a step names the user once.
+        virtual step without participants. With ``offsets``: the ids of all steps one after
+        the other, >= 0. An id listed twice in one step participates twice. Where the sum of a
+        user's contributions to a step is clipped as a whole, list the user once.
     offsets : array_like of int, one-dimensional, optional
         The ids of step t (from 1) are ``ids[offsets[t-1]:offsets[t]]``; none is a virtual step. Of
         length T + 1, from 0 to ``len(ids)``, never decreasing (the ``indptr`` of a CSR matrix whose
@@ -39,7 +39,7 @@ class FixedOrder:
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if nobody takes part at all.
+        If an argument is not as described, or no id takes part.
 
     Notes
     -----
@@ -84,11 +84,6 @@ class FixedOrder:
         steps : iterable of iterables of int
             The ids of each step, >= 0; an empty one is a virtual step.
 
-        Raises
-        ------
-        TypeError, ValueError
-            As for the class.
-
         Examples
         --------
         >>> FixedOrder.from_steps([[0, 1], [2], []])
@@ -116,7 +111,7 @@ class FixedOrder:
         return np.repeat(np.arange(self.steps), np.diff(self.offsets))
 
     def most_uses(self) -> int:
-        """Return the most uses of one id."""
+        """Return the largest number of participations of one id."""
         return self._most_uses
 
     @cached_property

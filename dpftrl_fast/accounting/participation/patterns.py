@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part when: the public description of a run that the sensitivity is computed from.
+"""Participation patterns: the public description of a run that determines its sensitivity.
 
-A *use* is one contribution of one id (of a record, a batch or a user) to one step, of at most the
-clip norm. Every pattern counts real steps only, over all trees of the run: the steps with zero
-gradients that complete a tree are none of them.
+A *participation* is one contribution of one id (of a record, a batch or a user) to one step, of at
+most the clip norm. Every pattern counts real steps only, over all trees of the run; the steps with
+zero gradients that complete a tree do not count.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SinglePass:
         object.__setattr__(self, "steps", step_count("steps", self.steps))
 
     def most_uses(self) -> int:
-        """Return the most uses of one id: 1."""
+        """Return the largest number of participations of one id: 1."""
         return 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,14 +71,9 @@ class FixedEpochs:
     epochs : int
         Passes over the data, >= 1; ``steps_per_epoch * epochs`` is at most 2^40.
     reshuffle : bool
-        Whether records may be dealt to places afresh at each restart of the tree. If so, the
+        Whether records may be assigned to places anew at each restart of the tree. If so, the
         sensitivity is the sum over trees of each one's maximum over the places. False declares one
         order for the whole run: the maximum over the places of the sum over trees.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
 
     Examples
     --------
@@ -104,7 +99,7 @@ class FixedEpochs:
         return self.steps_per_epoch * self.epochs
 
     def most_uses(self) -> int:
-        """Return the most uses of one id: one an epoch."""
+        """Return the largest number of participations of one id: one an epoch."""
         return self.epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,19 +120,19 @@ class FixedEpochs:
 
 @dataclass(frozen=True)
 class MinSeparation:
-    """Any order in which an id rests between its uses, and has no more than so many of them.
+    """Any order with a minimum separation and a maximum number of participations of each id.
 
     Parameters
     ----------
     steps : int
         Number of steps T of the whole run, over all trees, 1 to 2^40.
     max_participations : int
-        Most uses of one id (E), 1 to 2^40. What does not fit into the steps is clamped, see
-        `most_participations`.
+        Largest number of participations of one id (E), 1 to 2^40. More than fit into the steps are
+        clamped, see `most_participations`.
     min_separation : int
-        Two uses i < j of one id have j - i >= ``min_separation`` (b), 1 to 2^40; 1 allows every
-        step. The paper's xi, and TensorFlow Privacy's, is b - 1. Steps on both sides of a restart
-        count, the steps that complete a tree do not.
+        Two participations i < j of one id have j - i >= ``min_separation`` (b), 1 to 2^40; 1 allows
+        every step. The paper's xi, and TensorFlow Privacy's, is b - 1. Steps on both sides of a
+        restart count; steps that complete a tree do not.
 
     Raises
     ------
@@ -162,11 +157,11 @@ class MinSeparation:
 
     @property
     def most_participations(self) -> int:
-        """Most uses that fit: the smaller of ``max_participations`` and ceil(steps/separation)."""
+        """Participations that fit: min(``max_participations``, ceil(steps/separation))."""
         return min(self.max_participations, -(-self.steps // self.min_separation))
 
     def most_uses(self) -> int:
-        """Return the most uses of one id that fit."""
+        """Return the largest number of participations of one id that fit."""
         return self.most_participations
 
     def to_dict(self) -> dict[str, Any]:
@@ -221,7 +216,7 @@ def check_participation(participation: Any) -> Participation:
 
 
 def participation_from_dict(d: Mapping[str, Any]) -> Participation:
-    """Read back what ``to_dict`` of a participation pattern wrote.
+    """Read a participation pattern from the dictionary that its ``to_dict`` returned.
 
     Parameters
     ----------

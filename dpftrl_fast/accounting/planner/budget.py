@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run may be: the most steps, epochs, participations or trees that keep a budget.
+"""Longest runs within a budget: the most steps, epochs, participations or trees.
 
 The noise multiplier is given. A longer run has every node and every pattern of a shorter one, so
 its sensitivity is no smaller, and the largest run is found by doubling and then bisecting: about
 twice log2 of the result evaluations of :func:`dpftrl_fast.accounting.sensitivity_squared`. Where
 that is an upper bound in place of the maximum (see there), a longer run may keep the budget, too;
-what is returned always does.
+the returned one always does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpftrl_fast._validate import MAX_STEPS, non_negative, positive, probability, step_count
 from dpftrl_fast.accounting.curve.rounding import text_up
@@ -21,9 +21,10 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
-from dpftrl_fast.accounting.statement.guarantee import Guarantee
-from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant
-from dpftrl_fast.mechanisms.tree_layout import check_complete, resolve_trees
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
+from dpftrl_fast.accounting.statement.statement import Guarantee
+from dpftrl_fast.mechanisms import Mechanism, Tree
+from dpftrl_fast.mechanisms.mechanism import check_mechanism
 
 
 def largest_steps(
@@ -33,10 +34,8 @@ def largest_steps(
     *,
     max_participations: int = 1,
     min_separation: int = 1,
-    restart_every: int | None = None,
-    complete: Completion = False,
+    mechanism: Mechanism = Tree(),
     bound: PlanBound = "exact",
-    variant: Variant = "honaker",
 ) -> int:
     """Return the most steps T of a run that keeps a budget.
 
@@ -48,10 +47,10 @@ def largest_steps(
     noise_multiplier : float
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
     max_participations, min_separation : int
-        Most uses of one record (or user), and the least distance of two of them, as for
-        `MinSeparation`. By default each is used once.
-    restart_every, complete, bound, variant
-        As for :func:`dpftrl_fast.accounting.sensitivity_squared`; no completion tree by tree.
+        Largest number of participations of one record (or user), and their least distance, as for
+        `MinSeparation`. By default each participates once.
+    mechanism, bound
+        As for :func:`dpftrl_fast.accounting.sensitivity_squared`; nothing listed tree by tree.
 
     Returns
     -------
@@ -61,18 +60,17 @@ def largest_steps(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one step keeps the budget.
+        If an argument is not as described, or if not even one step keeps the budget.
 
     Examples
     --------
     >>> largest_steps(8.0, 1e-6, 2.33)
     4095
     """
-    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
+    budget = _Budget.of(epsilon, delta, noise_multiplier, mechanism, bound)
     return budget.largest(
         "step",
         lambda n: _separated(n, max_participations, min_separation),
-        restart_every,
         MAX_STEPS,
     )
 
@@ -84,16 +82,14 @@ def largest_epochs(
     steps_per_epoch: int,
     *,
     reshuffle: bool = True,
-    restart_every: int | None = None,
-    complete: Completion = False,
+    mechanism: Mechanism = Tree(),
     bound: PlanBound = "exact",
-    variant: Variant = "honaker",
 ) -> int:
     """Return the most epochs of fixed batches that keep a budget.
 
     Parameters
     ----------
-    epsilon, delta, noise_multiplier, restart_every, complete, bound, variant
+    epsilon, delta, noise_multiplier, mechanism, bound
         As for :func:`largest_steps`.
     steps_per_epoch, reshuffle
         As for `FixedEpochs`.
@@ -106,18 +102,17 @@ def largest_epochs(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one epoch keeps the budget.
+        If an argument is not as described, or if not even one epoch keeps the budget.
 
     Examples
     --------
-    >>> largest_epochs(8.0, 1e-5, 23.79, 100, restart_every=500, complete=True)
+    >>> largest_epochs(8.0, 1e-5, 23.79, 100, mechanism=Tree(restart_every=500, complete=True))
     100
     """
-    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
+    budget = _Budget.of(epsilon, delta, noise_multiplier, mechanism, bound)
     return budget.largest(
         "epoch",
         lambda n: FixedEpochs(steps_per_epoch, n, reshuffle),
-        restart_every,
         MAX_STEPS // step_count("steps_per_epoch", steps_per_epoch),
     )
 
@@ -129,16 +124,14 @@ def largest_participations(
     steps: int,
     *,
     min_separation: int = 1,
-    restart_every: int | None = None,
-    complete: Completion = False,
+    mechanism: Mechanism = Tree(),
     bound: PlanBound = "exact",
-    variant: Variant = "honaker",
 ) -> int:
-    """Return the most uses of one record (or user) in a run that keeps a budget.
+    """Return the most participations of one record (or user) that keep a budget.
 
     Parameters
     ----------
-    epsilon, delta, noise_multiplier, restart_every, complete, bound, variant
+    epsilon, delta, noise_multiplier, mechanism, bound
         As for :func:`largest_steps`.
     steps, min_separation
         As for `MinSeparation`.
@@ -151,18 +144,17 @@ def largest_participations(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one use keeps the budget.
+        If an argument is not as described, or if not even one participation keeps the budget.
 
     Examples
     --------
     >>> largest_participations(8.0, 1e-6, 10.0, 1024, min_separation=64)
     8
     """
-    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
+    budget = _Budget.of(epsilon, delta, noise_multiplier, mechanism, bound)
     return budget.largest(
         "participation",
         lambda n: MinSeparation(steps, n, min_separation),
-        restart_every,
         MinSeparation(steps, MAX_STEPS, min_separation).most_participations,
     )
 
@@ -177,18 +169,17 @@ def largest_trees(
     reshuffle: bool = True,
     max_participations: int = 1,
     min_separation: int = 1,
-    complete: Completion = False,
+    mechanism: Tree = Tree(),
     bound: PlanBound = "exact",
-    variant: Variant = "honaker",
 ) -> int:
     """Return the most trees of equal length, one after the other, that keep a budget.
 
-    The run has one restart less than trees.
+    The run has one restart fewer than trees.
 
     Parameters
     ----------
-    epsilon, delta, noise_multiplier, complete, bound, variant
-        As for :func:`largest_steps`.
+    epsilon, delta, noise_multiplier, mechanism, bound
+        As for :func:`largest_steps`; a tree without ``restart_every``, which is ``tree_steps``.
     tree_steps : int
         Real steps of each tree, 1 to 2^40.
     steps_per_epoch, reshuffle
@@ -205,20 +196,26 @@ def largest_trees(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, and if not even one tree keeps the budget.
+        If an argument is not as described, or if not even one tree keeps the budget.
 
     Examples
     --------
-    >>> largest_trees(8.0, 1e-5, 23.79, 500, steps_per_epoch=100, complete=True)
+    >>> largest_trees(8.0, 1e-5, 23.79, 500, steps_per_epoch=100, mechanism=Tree(complete=True))
     20
     """
-    budget = _Budget.of(epsilon, delta, noise_multiplier, complete, bound, variant)
     length = step_count("tree_steps", tree_steps)
+    if not isinstance(mechanism, Tree):
+        raise TypeError(f"mechanism must be a Tree, got {type(mechanism).__name__}")
+    if mechanism.restart_every is not None:
+        raise ValueError(
+            f"mechanism must have no restart_every beside tree_steps, got {mechanism.restart_every}"
+        )
+    mechanism = replace(mechanism, restart_every=length)
+    budget = _Budget.of(epsilon, delta, noise_multiplier, mechanism, bound)
     if steps_per_epoch is None:
         return budget.largest(
             "tree",
             lambda n: _separated(n * length, max_participations, min_separation),
-            length,
             MAX_STEPS // length,
         )
     epoch = step_count("steps_per_epoch", steps_per_epoch)
@@ -231,7 +228,6 @@ def largest_trees(
     return budget.largest(
         "tree",
         lambda n: FixedEpochs(epoch, n * length // epoch, reshuffle),
-        length,
         MAX_STEPS // length,
     )
 
@@ -243,14 +239,13 @@ def _separated(steps: int, max_participations: int, min_separation: int) -> Part
 
 @dataclass(frozen=True)
 class _Budget:
-    """A budget, and what does not change with the length of the run."""
+    """A budget, and the settings that do not depend on the length of the run."""
 
     epsilon: float
     delta: float
     noise_multiplier: float
-    complete: Completion
+    mechanism: Mechanism
     bound: PlanBound
-    variant: Variant
 
     @classmethod
     def of(
@@ -258,45 +253,34 @@ class _Budget:
         epsilon: float,
         delta: float,
         noise_multiplier: float,
-        complete: Completion,
+        mechanism: Mechanism,
         bound: PlanBound,
-        variant: Variant,
     ) -> _Budget:
-        completion = check_complete(complete)
-        if isinstance(completion, tuple):
+        if not check_mechanism(mechanism).any_length:
             raise TypeError(
-                'complete must be False, True or "all" where the length of the run is looked for, '
-                "got a sequence"
+                "mechanism must fit any number of steps where the length of the run is looked for, "
+                f"got {mechanism!r}"
             )
         return cls(
             non_negative("epsilon", epsilon),
             probability("delta", delta),
             positive("noise_multiplier", noise_multiplier),
-            completion,
-            bound,
-            variant,
+            mechanism,
+            check_plan_bound(bound),
         )
 
-    def promised(self, pattern: Participation, restart_every: int | None) -> Guarantee:
-        """Return what a run of this pattern promises."""
-        trees = resolve_trees(pattern.steps, restart_every=restart_every, complete=self.complete)
-        return Guarantee.of(
-            self.noise_multiplier, pattern, trees, bound=self.bound, variant=self.variant
-        )
+    def promised(self, pattern: Participation) -> Guarantee:
+        """Return the guarantee of a run of this pattern."""
+        layout = self.mechanism.layout(pattern.steps)
+        return Guarantee.of(self.noise_multiplier, pattern, layout, bound=self.bound)
 
-    def largest(
-        self,
-        unit: str,
-        pattern: Callable[[int], Participation],
-        restart_every: int | None,
-        most: int,
-    ) -> int:
+    def largest(self, unit: str, pattern: Callable[[int], Participation], most: int) -> int:
         """Return the largest n <= most whose pattern keeps the budget."""
 
         def within(n: int) -> bool:
-            return self.promised(pattern(n), restart_every).within(self.epsilon, self.delta)
+            return self.promised(pattern(n)).within(self.epsilon, self.delta)
 
-        least = self.promised(pattern(1), restart_every)
+        least = self.promised(pattern(1))
         if not least.within(self.epsilon, self.delta):
             raise ValueError(
                 f"epsilon must be at least that of one {unit}, {text_up(least.epsilon(self.delta))}"

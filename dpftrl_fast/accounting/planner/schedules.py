@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which schedule of restarts is best for a budget: noise multipliers and errors, ranked.
+"""Rank schedules of restarts for a budget by their error.
 
-A restart makes the trees shallow, so a record is under fewer nodes and sigma is smaller, but the
-noise at the end of each tree stays in the running sum for good; completion makes that noise small,
-at the price of some nodes. What is best depends on the run, so it is computed: for each schedule
-the squared sensitivity, the smallest noise multiplier that keeps the budget, and from both the
-standard deviation of the noise in the running sum at every step.
+Restarts make the trees shallow: a record is under fewer nodes and sigma is smaller, but the noise
+at the end of each tree stays in the running sum. Completion makes that noise small, at the price of
+some nodes. The best schedule depends on the run, so it is computed: for each schedule the squared
+sensitivity, the smallest noise multiplier that keeps the budget, and from both the standard
+deviation of the noise in the running sum at every step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, get_args, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl_fast._validate import non_negative, positive_integer, probability
 from dpftrl_fast.accounting.participation import (
@@ -24,16 +27,14 @@ from dpftrl_fast.accounting.participation import (
     check_participation,
 )
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
-from dpftrl_fast.accounting.sensitivity.tree import sensitivity_squared_of
-from dpftrl_fast.mechanisms.choices import Completion, PlanBound, Variant, check_plan_bound
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound, squared_of
+from dpftrl_fast.mechanisms import Completion, Tree, TreeLayout, Variant
 from dpftrl_fast.mechanisms.run_error import (
     NoiseStd,
     check_error_steps,
     check_momentum,
-    root_mean_square,
-    std_of_trees,
+    std_of,
 )
-from dpftrl_fast.mechanisms.tree_layout import Trees, resolve_trees
 
 RankBy = Literal["rms", "last", "worst", "smoothed"]
 
@@ -46,14 +47,10 @@ class Schedule:
     ----------
     participation : participation
         Who takes part when, and the declared number of steps.
-    restart_every : int or None
-        Steps after which a new tree starts; None means one tree.
-    complete : bool or "all"
-        Trees that are advanced to the next power of two.
-    variant : {"honaker", "vanilla"}
-        How a prefix is put together from the nodes.
+    mechanism : Tree
+        Restarts, completion and variant, which can also be read as attributes of the row.
     bound : {"exact", "released"}
-        What `sensitivity_squared` covers: all nodes, or the released prefixes only.
+        Coverage of `sensitivity_squared`: all nodes, or the released prefixes only.
     epsilon, delta : float
         The budget, for zero-out neighbours: one record's (or user's) gradients replaced by zero.
     noise_multiplier : float
@@ -70,9 +67,7 @@ class Schedule:
     """
 
     participation: Participation
-    restart_every: int | None
-    complete: Completion
-    variant: Variant
+    mechanism: Tree
     bound: PlanBound
     epsilon: float
     delta: float
@@ -84,6 +79,22 @@ class Schedule:
     worst_std: float
     smoothed_std: float
 
+    @property
+    def restart_every(self) -> int | None:
+        """Steps after which a new tree starts; None means one tree."""
+        return self.mechanism.restart_every
+
+    @property
+    def complete(self) -> Completion:
+        """Trees that are advanced to the next power of two."""
+        complete = self.mechanism.complete
+        return "all" if complete == "all" else complete is True
+
+    @property
+    def variant(self) -> Variant:
+        """Variant of the tree: "honaker" or "vanilla"."""
+        return self.mechanism.variant
+
     def noise_std(self) -> NoiseStd:
         """Return the standard deviations at every step, in clip norms, arrays of shape (steps,).
 
@@ -93,15 +104,19 @@ class Schedule:
         >>> bool(best.noise_std().prefix[-1] == best.last_std)
         True
         """
-        trees = resolve_trees(
-            self.participation.steps, restart_every=self.restart_every, complete=self.complete
-        )
-        unit = std_of_trees(trees, self.variant, self.momentum)
+        unit = std_of(self.mechanism.layout(self.participation.steps), self.momentum)
         return NoiseStd(unit.prefix * self.noise_multiplier, unit.smoothed * self.noise_multiplier)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-able dictionary."""
-        return {**self.__dict__, "participation": self.participation.to_dict()}
+        rest = {k: v for k, v in self.__dict__.items() if k not in ("participation", "mechanism")}
+        return {
+            "participation": self.participation.to_dict(),
+            "restart_every": self.restart_every,
+            "complete": self.complete,
+            "variant": self.variant,
+            **rest,
+        }
 
 
 @dataclass(frozen=True)
@@ -221,11 +236,6 @@ def plan_schedule(
     ScheduleTable
         The best first. ``PrivacyPlan.from_schedule`` makes a plan of a row.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
-
     Notes
     -----
     Looking for the best schedule costs no privacy: nothing here depends on data.
@@ -246,41 +256,44 @@ def plan_schedule(
         raise ValueError(f"rank_by must be one of {list(get_args(RankBy))}, got {rank_by!r}")
     kinds = _listed("variants", variants, get_args(Variant))
     completions = _listed("complete", complete, (False, True, "all"))
-    layouts = [
-        (layout, variant)
-        for layout in _layouts(pattern, restart_every, completions)
+    trees = [
+        replace(tree, variant=variant)
+        for tree in _trees(pattern, restart_every, completions)
         for variant in kinds
     ]
-    rows = []
-    for (every, completion, trees), variant in layouts:
-        zeta = sensitivity_squared_of(pattern, trees, bound=bound, variant=variant)
-        nodes = touched(pattern, trees, bound, variant)
+    rows: list[Schedule] = []
+    for tree in trees:
+        layout = tree.layout(pattern.steps)
+        zeta = squared_of(layout, pattern, bound)
+        nodes = touched(layout, pattern, bound)
         sigma = calibrated_noise_multiplier(budget, total, zeta, nodes)
         if not math.isfinite(sigma):
             raise ValueError(f"no noise is large enough for epsilon {budget} at delta {total}")
-        std = std_of_trees(trees, variant, gamma)
+        std = std_of(layout, gamma)
         rows.append(
             Schedule(
                 participation=pattern,
-                restart_every=every,
-                complete=completion,
-                variant=variant,
+                mechanism=tree,
                 bound=bound,
                 epsilon=budget,
                 delta=total,
                 noise_multiplier=sigma,
                 sensitivity_squared=zeta,
                 momentum=gamma,
-                rms_std=sigma * root_mean_square(std.prefix),
+                rms_std=sigma * _root_mean_square(std.prefix),
                 last_std=sigma * float(std.prefix[-1]),
                 worst_std=sigma * float(std.prefix.max()),
-                smoothed_std=sigma * root_mean_square(std.smoothed),
+                smoothed_std=sigma * _root_mean_square(std.smoothed),
             )
         )
         if progress is not None:
-            progress(len(rows), len(layouts))
+            progress(len(rows), len(trees))
     rows.sort(key=lambda row: _error(row, rank_by))
     return ScheduleTable(tuple(rows), rank_by)
+
+
+def _root_mean_square(std: NDArray[np.float64]) -> float:
+    return math.sqrt(float(np.dot(std, std)) / std.size)
 
 
 def _error(row: Schedule, rank_by: str) -> float:
@@ -302,12 +315,12 @@ def _pattern(
     return FixedEpochs(steps_per_epoch, epochs)
 
 
-def _layouts(
+def _trees(
     pattern: Participation,
     restart_every: Iterable[int | None] | int | None,
     completions: list[Any],
-) -> Iterator[tuple[int | None, Completion, Trees]]:
-    """Yield the schedules that differ, and their trees."""
+) -> Iterator[Tree]:
+    """Yield the trees that differ in their schedule."""
     if restart_every is None:
         periods = _default_periods(pattern)
     elif isinstance(restart_every, Iterable):
@@ -322,16 +335,16 @@ def _layouts(
         if every is not None and every >= pattern.steps:
             every = None
         for completion in completions:
-            trees = resolve_trees(pattern.steps, restart_every=every, complete=completion)
-            layout = _layout(trees)
-            if layout not in seen:
-                seen.add(layout)
-                yield every, completion, trees
+            tree = Tree(restart_every=every, complete=completion)
+            ends = _ends(tree.layout(pattern.steps))
+            if ends not in seen:
+                seen.add(ends)
+                yield tree
 
 
-def _layout(trees: Trees) -> tuple[tuple[int, int, int], ...]:
-    """Return what makes schedules differ: a tree that ends at a power of two is complete anyway."""
-    same = groupby(trees.runs, key=lambda run: (run.steps, run.end))
+def _ends(layout: TreeLayout) -> tuple[tuple[int, int, int], ...]:
+    """Return the ends of the trees: schedules with the same ends are the same."""
+    same = groupby(layout.runs, key=lambda run: (run.steps, run.end))
     return tuple((*key, sum(run.count for run in runs)) for key, runs in same)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the finite tail of a noise stream adds to delta: the floor.
+"""Floor of delta: the probability mass lost to the finite tail of the noise stream.
 
 A normal number made from random bits has a largest value, and beyond it a neighbour's output can
 be told apart for certain. The streams accounted for here make a node's coordinates in pairs, as a
@@ -22,22 +22,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-
-import numpy as np
+from functools import singledispatch
 
 from dpftrl_fast._validate import non_negative, positive, positive_integer, probability
 from dpftrl_fast.accounting.curve.gaussian import delta as gaussian_delta
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier as gaussian_noise_multiplier
 from dpftrl_fast.accounting.curve.rounding import float_down, float_up, precision, smallest_double
-from dpftrl_fast.accounting.participation import (
-    FixedEpochs,
-    FixedOrder,
-    MinSeparation,
-    Participation,
-    check_participation,
-)
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant, check_plan_bound, check_variant
-from dpftrl_fast.mechanisms.tree_layout import Trees
+from dpftrl_fast.accounting.participation import Participation
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
+from dpftrl_fast.mechanisms.mechanism import Layout
 
 #: The most coordinates of a node for which the floor holds: 2^35 pairs.
 MAX_COORDINATES = 2**36
@@ -56,7 +49,7 @@ with precision(60):
 
 @dataclass(frozen=True)
 class Touched:
-    """Upper bounds of what one id (of a record or a user) does to the nodes of the tree.
+    """Upper bounds of the shifts of the noise vectors by one id (of a record or a user).
 
     Parameters
     ----------
@@ -82,78 +75,10 @@ class Touched:
             object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
 
 
-def touched(
-    participation: Participation,
-    trees: Trees,
-    bound: PlanBound = "exact",
-    variant: Variant = "honaker",
-) -> Touched:
-    """Bound what one id does to the nodes.
-
-    Parameters
-    ----------
-    participation : Participation
-        Who takes part when.
-    trees : Trees
-        Of `participation.steps` steps.
-    bound, variant
-        As for :func:`dpftrl_fast.accounting.sensitivity_squared`. Under ``"exact"`` a use shifts
-        the nodes above its leaf, one a level. Under ``"released"`` with ``"honaker"`` the shift is
-        the shortest one that moves the prefixes as the uses do, which is spread over more nodes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
-
-    Examples
-    --------
-    >>> from dpftrl_fast.accounting.participation import SinglePass
-    >>> from dpftrl_fast.mechanisms.tree_layout import resolve_trees
-    >>> touched(SinglePass(1600), resolve_trees(1600))
-    Touched(nodes=11, total=11, largest=1)
-    >>> touched(FixedEpochs(100, 10), resolve_trees(1000, restart_every=500))
-    Touched(nodes=90, total=90, largest=5)
-    """
-    pattern = check_participation(participation)
-    if trees.steps != pattern.steps:
-        raise ValueError(f"trees must have the {pattern.steps} steps of the run, got {trees.steps}")
-    check_plan_bound(bound)
-    check_variant(variant)
-    uses, under_a_node = _uses(pattern, trees)
-    levels = trees.tallest.bit_length()
-    existing = sum((2 * run.end - run.end.bit_count()) * run.count for run in trees.runs)
-    if bound == "exact" or variant == "vanilla":
-        return Touched(min(uses * levels, existing), uses * levels, under_a_node)
-    # The nodes right of the last step of a completed tree take up part of the shift, too. (A tree
-    # that is complete as it is has none, and is counted all the same: more steps then never touch
-    # less.)
-    completed = [run for run in trees.runs if run.completed]
-    longer = min(uses, sum(run.count for run in completed))
-    widest = max((run.end for run in completed), default=0)
-    return Touched(
-        min(uses * levels**2 + longer * 2 * widest, existing),
-        3 * uses * levels + longer * 4 * under_a_node * levels,
-        2 * under_a_node,
-    )
-
-
-def _uses(pattern: Participation, trees: Trees) -> tuple[int, int]:
-    """Return the most uses of one id in the run, and in one tree."""
-    uses = pattern.most_uses()
-    if isinstance(pattern, FixedEpochs):
-        each = [-(-run.steps // pattern.steps_per_epoch) for run in trees.runs]
-        if pattern.reshuffle:  # restarts inside of an epoch can bring an id more than once in it
-            uses = sum(n * run.count for n, run in zip(each, trees.runs, strict=True))
-        return uses, max(each)
-    if isinstance(pattern, MinSeparation):
-        return uses, min(uses, -(-trees.longest // pattern.min_separation))
-    if isinstance(pattern, FixedOrder) and trees.count > 1:
-        # One number for each pair of an id and a tree; both are at most the length of an array.
-        places = np.unique(pattern.ids, return_inverse=True)[1].reshape(-1)
-        pairs = places * trees.count + trees.trees_of(pattern.step_of_uses())
-        return uses, int(np.unique(pairs, return_counts=True)[1].max())
-    return uses, uses
+@singledispatch
+def touched(layout: Layout, participation: Participation, bound: PlanBound = "exact") -> Touched:
+    """Bound the shifts of the noise vectors by one id; registered for the type of each layout."""
+    raise TypeError(f"no floor is registered for layouts of type {type(layout).__name__}")
 
 
 def support_floor(
@@ -178,11 +103,6 @@ def support_floor(
     float
         At most 1; exactly 1 where a node is shifted by 9 standard deviations or more, or where
         there are so many of them that some pair leaves its disc (2^29).
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------
@@ -219,7 +139,7 @@ def truncated_delta(delta: float, touched: Touched, floor: float) -> float:
 
 
 def untruncated_delta(delta: float, touched: Touched, floor: float) -> float:
-    """Return the exact delta that leaves ``delta`` for the truncated noise; rounded down.
+    """Return the exact delta for a ``delta`` of the truncated noise; rounded down.
 
     It is 0 or negative where ``delta`` is not above ``floor``.
 
@@ -258,11 +178,6 @@ def calibrated_noise_multiplier(
     -------
     float
         Infinity where no double is large enough.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
 
     Examples
     --------

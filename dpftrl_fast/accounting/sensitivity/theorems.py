@@ -61,7 +61,7 @@ def closed_form_noise_multiplier(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above, NaN included, and where ``factor=2`` gives less
+        If an argument is not as described, or ``factor=2`` gives less
         noise than (epsilon, delta) needs.
 
     Examples
@@ -111,11 +111,6 @@ def single_pass_noise_multiplier(
     float
         Noise multiplier, rounded up.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`closed_form_noise_multiplier`.
-
     Examples
     --------
     >>> round(single_pass_noise_multiplier(1.0, 1e-6, 1600), 2)
@@ -143,11 +138,6 @@ def restarts_noise_multiplier(
     -------
     float
         Noise multiplier, rounded up.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`closed_form_noise_multiplier`.
 
     Examples
     --------
@@ -177,11 +167,6 @@ def least_squares_noise_multiplier(
     -------
     float
         Noise multiplier of each tree, rounded up.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`closed_form_noise_multiplier`.
 
     Examples
     --------

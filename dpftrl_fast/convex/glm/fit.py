@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of the linear models: clipped sums, one tree over all parameters, FTRL, iterates.
+"""The engine of the linear models: clipped sums, one noise over all parameters, FTRL, iterates.
 
-An engine holds a secret key and secret running sums; what it gives out are its iterates, which are
-functions of the noisy sums. Batches come from outside, or their sums do, where other processes make
-them. The plan's guard refuses whom the plan does not declare, before anything of a step is made.
+An engine holds a secret key and secret running sums; it releases its iterates, which are functions
+of the noisy sums. The caller passes batches, or their sums if other processes make them. The plan's
+guard refuses undeclared participants before anything of a step is made.
 """
 
 from __future__ import annotations
@@ -35,24 +35,27 @@ class GLMRun:
     objective : Objective
         Loss, clip norm and shape of the parameters. Its clip norm is the plan's.
     plan : PrivacyPlan
-        Makes the noise and states the epsilon.
+        It makes the noise and states the epsilon.
     learning_rate : float
         1/lambda.
     batch_size : int
         B: rows, or users, of a batch. Sums are divided by it, also that of a smaller last batch.
     momentum, l1, radius
         As for `dpftrl_fast.ftrl.FTRL`. The parameters of the constant column are not penalised by
-        l1; the ball is about all parameters.
+        l1; the ball holds all parameters.
     threads : int, optional
-        At most so many threads; default all cores that this process may use. Results do not depend
-        on it.
+        Maximum number of threads; default all cores that this process may use. Results do not
+        depend on it.
     noise_seed : None, int or bytes
         For tests: the key then follows from it, and the run is `reproducible`, not private.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is not of its kind or out of its range.
+    Notes
+    -----
+    **Formal guarantee.** Neighbouring runs differ in the gradients of one record (of one user, with
+    batches of users), replaced by zero. All iterates and their averages together satisfy the
+    (epsilon, delta) that `plan.epsilon(delta)` states. The caller ensures that each record or user
+    takes part as the plan's participation declares (with `ids`, the plan's guard checks it). Not
+    covered: the low-order bits of floating-point noise.
 
     Examples
     --------
@@ -96,7 +99,7 @@ class GLMRun:
             radius=radius,
             prox=self._soft_but_constant if l1 > 0.0 and objective.constant != 0.0 else None,
         )
-        # float64: noise on a coarser grid than that of the sums would leave their last digits bare.
+        # float64: noise on a coarser grid than the sums would expose their last digits.
         self._noise = plan.noise(
             objective.size, seed=noise_seed, dtype="float64", threads=self.threads
         )
@@ -132,7 +135,7 @@ class GLMRun:
 
     @property
     def tail(self) -> FloatArray:
-        """The mean of those of the last half of the declared steps."""
+        """The mean of those in the last half of the declared steps."""
         return self._ftrl.tail_average.reshape(self.objective.shape)
 
     def step(self, batch: Batch) -> None:
@@ -141,14 +144,14 @@ class GLMRun:
         Parameters
         ----------
         batch : Batch
-            With `ids`, the guard of the plan looks at them. Without, the caller has cut the batches
-            as the plan declares; it is one or the other for a whole run.
+            With `ids`, the guard of the plan checks them; without, the caller has cut the batches
+            as the plan declares. A run uses ids in all steps or in none.
 
         Raises
         ------
         TypeError, ValueError
-            For a wrong call: types, shapes, who takes part, a step past the declared ones. Nothing
-            has changed then.
+            For wrong types or shapes, undeclared participants, or a step past the declared ones.
+            Nothing has changed then.
         """
         with self._turn:
             total = clipped_sum(self.objective, self.theta, batch, threads=self.threads)
@@ -157,7 +160,7 @@ class GLMRun:
     sums_follow_model = True
 
     def summing(self) -> Callable[[Batch], FloatArray]:
-        """Return what makes the sum of the next batch, in any process.
+        """Return the function that sums the next batch, in any process.
 
         It holds the objective and a copy of the last iterate: nothing secret.
         """
@@ -166,22 +169,16 @@ class GLMRun:
     def advance(self, gradient_sum: FloatArray, ids: ArrayLike | None = None) -> None:
         """Take one step with the sum of a batch, made at `theta` by `summing` or `clipped_sum`.
 
-        Parameters
-        ----------
-        gradient_sum : (outputs, columns) array of float64
-        ids : array_like of int, optional
-            Who takes part.
-
         Raises
         ------
         TypeError, ValueError
             As `step`.
         RuntimeError
-            After a step that was interrupted: noise and sums may be a step apart then.
+            After an interrupted step, when noise and sums may be a step apart.
         """
         with self._turn:
             if self._broken:
-                raise RuntimeError("a step of this run was interrupted; it cannot go on")
+                raise RuntimeError("a step of this run was interrupted; it cannot continue")
             if gradient_sum.dtype != np.float64 or gradient_sum.shape != self.objective.shape:
                 raise ValueError(
                     f"gradient_sum must be float64 of shape {self.objective.shape}, got "
@@ -189,8 +186,8 @@ class GLMRun:
                 )
             if self.steps_taken == self.plan.steps:
                 raise ValueError(
-                    f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no "
-                    "more"
+                    f"all {self.plan.steps} declared steps are taken, and the epsilon covers no "
+                    "further step"
                 )
             self._admit(ids)
             self._broken = True  # until the step is whole
@@ -199,7 +196,7 @@ class GLMRun:
             self._broken = False
 
     def _admit(self, ids: ArrayLike | None) -> None:
-        """Let the plan's guard look at who takes part, in every step or in none."""
+        """Let the plan's guard check the participants, in every step or in none."""
         if self._guard is None and ids is not None and self.steps_taken == 0:
             self._guard = self.plan.guard()
         if (self._guard is None) != (ids is None):
@@ -221,10 +218,10 @@ class GLMRun:
         )
 
     def __getstate__(self) -> Any:
-        """Refuse to be pickled or copied: a run holds its key and its sums."""
-        raise TypeError("a GLMRun holds a secret key and secret sums and is not pickled")
+        """Refuse pickling and copying: a run holds its key and its sums."""
+        raise TypeError("GLMRun holds a secret key and secret sums and is not pickled")
 
 
 def _sum_at(objective: Objective, theta: FloatArray, batch: Batch) -> FloatArray:
-    # Arrays that came from another process may lie unaligned.
+    # Arrays from another process may be unaligned.
     return clipped_sum(objective, np.require(theta, requirements=["C", "A"]), batch)

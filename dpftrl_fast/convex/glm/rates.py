@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates that follow from public facts: the plan, the bounds, the loss."""
+"""Learning rates derived from public facts: the plan, the bounds, the loss."""
 
 from __future__ import annotations
 
@@ -22,34 +22,19 @@ def learning_rate(
     momentum: float = 0.0,
     radius: float | None = None,
 ) -> float:
-    """Return the learning rate 1/lambda that a rule gives.
+    """Return the learning rate 1/lambda of a rule; a number is returned as it is.
 
     "theory" minimises the regret bound (`dpftrl_fast.ftrl.theory_learning_rate`) for parameters
-    within distance D of zero, D being the radius of the ball, or 1 without one. It supposes the
-    worst losses that there are, and is often ten times too small.
+    within distance D of zero, D being the radius of the ball, or 1 without one. It assumes the
+    worst possible losses, and is often ten times too small.
 
     "auto" is the largest rate at which two things hold: descent is stable on rows of the declared
     norm, rate (curvature of the loss) (row bound^2 + constant^2) <= 1, and the noise moves the
     parameters by at most D in root mean square. Without a row bound, or for losses with corners
-    (hinge, epsilon-insensitive, quantile, linear), nothing is known of stability, and it is
-    "theory".
+    (hinge, epsilon-insensitive, quantile, linear), stability is unknown, and it is "theory".
 
     With momentum gamma the sums are 1/(1 - gamma) times as large: both rules give (1 - gamma)
     times the rate.
-
-    Parameters
-    ----------
-    rule : float, "auto" or "theory"
-        A number is returned as it is.
-    objective : Objective
-    plan : PrivacyPlan
-    batch_size : int
-    momentum : float
-    radius : float, optional
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -62,12 +47,7 @@ def learning_rate(
         return float(rule)
     distance = 1.0 if radius is None else radius
     scale = plan.clip_norm * plan.noise_multiplier * math.sqrt(objective.size) / batch_size
-    std = noise_std(
-        plan.participation,
-        restart_every=plan.restart_every,
-        complete=plan.complete,
-        variant=plan.variant,
-    ).prefix
+    std = noise_std(plan.steps, plan.mechanism).prefix
     curvature = CURVATURE.get(objective.loss)
     if rule == "auto" and curvature is not None and objective.row_bound is not None:
         stable = 1.0 / (curvature * (objective.row_bound**2 + objective.constant**2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The regret of a run against the best parameters in hindsight: NOT PRIVATE, for measuring only."""
+"""Regret of a run against the best parameters in hindsight: NOT PRIVATE, for measuring only."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ _NO_CLIPPING = 1e100
 
 
 class RegretMeter:
-    """Takes the steps of a run, and adds up the losses of its iterates on the way.
-
-    Parameters
-    ----------
-    run : GLMRun
+    """Take the steps of a run and add up the losses of its iterates: NOT PRIVATE.
 
     Examples
     --------
@@ -71,22 +67,10 @@ def best_parameters(
 ) -> FloatArray:
     """Return parameters that minimise the sum of the losses of rows: NOT PRIVATE.
 
-    By L-BFGS on (sum of losses)/n. Over a ball, the weight nu >= 0 of nu/2 ||theta||^2 is found by
-    bisection at which the minimiser lies on the sphere: the minimiser over the ball (KKT). For
-    losses with corners the result is near the minimum, not at it.
-
-    Parameters
-    ----------
-    objective : Objective
-        Its clip norm is not used.
-    rows : Batch
-    radius : float, optional
-    tolerance : float
-        For the gradient, and for the norm relative to the radius.
-
-    Returns
-    -------
-    (outputs, columns) array of float64
+    The mean loss is minimised by L-BFGS. Over a ball, bisection finds the weight nu >= 0 of nu/2
+    ||theta||^2 at which the minimiser lies on the sphere: the minimiser over the ball (KKT). For
+    losses with corners the result is near the minimum, not at it. `tolerance` is for the gradient,
+    and for the norm relative to the radius. The clip norm of the objective is not used.
 
     Examples
     --------

@@ -1,36 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objective of a linear model, and the clipped gradient sum of a batch by it."""
+"""The objective of a linear model, and its clipped gradient sum over a batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import norm_bound
+import dpftrl_fast.kernels as kernels
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, row_norms
-from dpftrl_fast.kernels import (
-    clipped_gradient_sum,
-    clipped_gradient_sum_csr,
-    clipped_multi_sum,
-    clipped_multi_sum_csr,
-    clipped_user_sum,
-    clipped_user_sum_csr,
-)
-from dpftrl_fast.kernels._checks import check_constant, check_loss, check_row_bound
-from dpftrl_fast.kernels.losses import LOSS_CODES, MULTI_LOSS_CODES
+from dpftrl_fast.kernels.gradients import check_numbers
+from dpftrl_fast.kernels.losses import Loss, MultiLoss
 
 FloatArray = NDArray[np.float64]
 
-#: A bound on the second derivative of a loss in z; losses with corners have none.
+#: Bound on the second derivative of a loss in z; losses with corners have none.
 CURVATURE = {"squared": 1.0, "huber": 1.0, "logistic": 0.25, "multinomial": 0.5}
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Everything public that a gradient sum depends on, but for the parameters theta.
+    """Public settings of a gradient sum.
 
     Parameters
     ----------
@@ -40,9 +32,9 @@ class Objective:
     n_features : int
         Columns of the rows.
     outputs : int
-        Parameter vectors: 1, or one a class.
+        Parameter vectors: 1, or one per class.
     clip_norm : float
-        L: what each row, or each user, adds to a sum has at most this norm.
+        L: bound on the norm of the contribution of each row, or each user.
     loss_param : float
         k of the Huber, epsilon-insensitive and quantile losses.
     row_bound : float, optional
@@ -53,7 +45,7 @@ class Objective:
     Raises
     ------
     TypeError, ValueError
-        If a field is not what is described above.
+        For an unknown loss or a number outside its range.
 
     Examples
     --------
@@ -70,11 +62,14 @@ class Objective:
     constant: float = 0.0
 
     def __post_init__(self) -> None:
-        codes = LOSS_CODES if self.outputs == 1 else MULTI_LOSS_CODES
-        check_loss(self.loss, self.loss_param, codes)
-        norm_bound("clip_norm", self.clip_norm)
-        check_row_bound(self.row_bound)
-        check_constant(self.constant)
+        check_numbers(
+            self.clip_norm,
+            self.loss,
+            self.loss_param,
+            self.row_bound,
+            self.constant,
+            several=self.outputs != 1,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -91,28 +86,10 @@ class Objective:
 def clipped_sum(
     objective: Objective, theta: FloatArray, batch: Batch, *, threads: int = 1
 ) -> FloatArray:
-    """Return the sum of the clipped gradients of a batch, of rows or of users.
+    """Return the sum of the clipped gradients of a batch, of rows or of users, like theta.
 
-    The result is raw: secret until noise is added. It is the same for any number of threads, and in
-    any process of the same kind of machine.
-
-    Parameters
-    ----------
-    objective : Objective
-    theta : (outputs, columns) array of float64
-        Parameters.
-    batch : Batch
-    threads : int
-
-    Returns
-    -------
-    array of float64
-        Like theta.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For wrong types, dtypes and shapes; never for the values of rows.
+    See `dpftrl_fast.kernels.clipped_sum`. The result has no noise: it is secret. It is the same for
+    any number of threads, and in any process on the same kind of processor.
 
     Examples
     --------
@@ -124,32 +101,22 @@ def clipped_sum(
     rows = batch.X
     if rows.shape[1] != objective.n_features:
         raise ValueError(f"X must have {objective.n_features} columns, got {rows.shape[1]}")
-    sparse = isinstance(rows, SparseRows)
-    data: tuple[Any, ...] = (rows,)
-    if isinstance(rows, SparseRows):
-        data = (rows.data, rows.indices, rows.indptr)
-    options: dict[str, Any] = {
-        "row_bound": objective.row_bound,
-        "constant": objective.constant,
-        "threads": threads,
-    }
-    limit_and_loss = (objective.clip_norm, objective.loss)
-    if batch.starts is not None:
-        options["loss_param"] = objective.loss_param
-        call: Any = clipped_user_sum_csr if sparse else clipped_user_sum
-        total = call(*data, batch.starts, batch.y, theta, *limit_and_loss, **options)
-    elif objective.outputs > 1:
-        call = clipped_multi_sum_csr if sparse else clipped_multi_sum
-        total = call(*data, batch.y, theta, *limit_and_loss, **options)
-    else:
-        options["loss_param"] = objective.loss_param
-        call = clipped_gradient_sum_csr if sparse else clipped_gradient_sum
-        total = call(*data, batch.y, theta[0], *limit_and_loss, **options)
-    return np.asarray(total, dtype=np.float64).reshape(objective.shape)
+    return kernels.clipped_sum(
+        rows,
+        batch.y,
+        theta,
+        clip_norm=objective.clip_norm,
+        loss=cast("Loss | MultiLoss", objective.loss),
+        loss_param=objective.loss_param,
+        row_bound=objective.row_bound,
+        constant=objective.constant,
+        users=batch.starts,
+        threads=threads,
+    )
 
 
 def outputs_of(objective: Objective, theta: FloatArray, rows: Rows) -> FloatArray:
-    """Return the outputs of rows, scaled and with the constant, of shape (n, outputs): NOT PRIVATE.
+    """Return the outputs of scaled rows with their constant, shape (n, outputs): NOT PRIVATE.
 
     Examples
     --------

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private least squares by two trees: sums, noise, and the models made of them.
+"""Private least squares from two noisy sums: the sums, their noise, and the models.
 
 With W_t the sum of x x^T over all rows so far and s_t that of y x, both noisy, the model after step
 t is
 
     theta = argmin over C of theta^T W_t theta - 2 <s_t, theta> + lambda_t/2 ||theta||^2,
 
-C being all of R^p or a ball about 0 (Kairouz et al. 2021, DP-FTRL for least squares). Both sums are
-of the whole past, so that a model is needed only where one is wanted.
+C being R^p or a ball about 0 (Kairouz et al. 2021, DP-FTRL for least squares). Both sums cover the
+whole past, so a model is solved for only on request.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import positive_integer, real, vector_of
+from dpftrl_fast._validate import optional, positive, positive_integer, vector_of
 from dpftrl_fast.convex.least_squares.completion import noise_at
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
-from dpftrl_fast.convex.least_squares.sums import add_batch, batch_sums, update_of
+from dpftrl_fast.convex.least_squares.sums import batch_sums, update_of
 from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.least_squares import MOST_ROWS
@@ -47,9 +47,9 @@ _LARGEST_NORM = 1e12  # in float32: sums of 10^14 squares of it stay below 3e38
 
 
 def _in_turn(method: _Method) -> _Method:
-    """Let calls from several threads take turns, and no floating-point error tell of values.
+    """Let calls from several threads take turns; suppress floating-point errors.
 
-    A caller may have asked NumPy to raise them.
+    They would reveal values of rows where the caller has set NumPy to raise.
     """
 
     @wraps(method)
@@ -61,10 +61,9 @@ def _in_turn(method: _Method) -> _Method:
 
 
 class LeastSquares:
-    """The engine of private least squares: it holds the key and the sums, and gives out models.
+    """The engine of private least squares: it holds the secret key and sums, and releases models.
 
-    Secret: it is not pickled. What may be published is what `last`, `average`, `tail`, `solves` and
-    `released` return. Calls from several threads take turns.
+    It cannot be pickled. Calls from several threads take turns.
 
     Parameters
     ----------
@@ -73,32 +72,36 @@ class LeastSquares:
     n_features : int
         Columns of the rows, without the plan's constant column.
     radius : float, optional
-        R of the ball. Without it C is R^p.
+        R of the ball; without it C is R^p.
     ridge_factor : float, default 2
         lambda_t/2 = ridge_factor L^2 sigma_c sqrt(v_t p), with v_t the variance factor of the noise
-        at t. The noise of W_t has a spectral norm of about sqrt(2) in these units; far below that
-        the models are worthless.
+        at t. The noise of W_t has a spectral norm of about sqrt(2) in these units; with a much
+        smaller factor the models are useless.
     solve_every : int, optional
-        Make a model after every so many steps and after the last one. Without it a model is made
-        when one is asked for.
+        Make a model after every `solve_every` steps and after the last one. Without it a model is
+        made on request.
     solver : {"auto", "cholesky", "cg"}
         Over R^p: Cholesky factors, or conjugate gradients that start from the last model ("auto":
-        from p = 1500 on). The latter see that a matrix is not positive definite only if their
-        directions show it.
+        from p = 1500 on). The latter detect that a matrix is not positive definite only along their
+        directions.
     memory, dtype
         Of the covariance's noise, see :meth:`LeastSquaresPlan.noise`. With "regenerate" noise is
-        made at the models only, and no vectors are kept for it.
+        made for models only, and no vectors are stored for it.
     seed : None, int or bytes
         For tests only: the models are then reproducible, not private.
     threads : int, optional
         For the noise. BLAS has its own settings.
     regret : bool
-        Also add up what `regret` needs. It is not private.
+        Also measure the regret. It is not private.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as described.
+    Notes
+    -----
+    **Formal guarantee.** Neighbouring runs differ in the contributions of one record, replaced by
+    zero. The results of `last`, `average`, `tail`, `solves` and `released` together satisfy the
+    (epsilon, delta) that `plan.epsilon(delta)` states. The caller ensures that each record takes
+    part in batches as the plan's participation declares, and publishes nothing else of the engine:
+    `regret` and the secret sums are not covered, nor are the low-order bits of floating-point
+    noise.
 
     Examples
     --------
@@ -139,10 +142,8 @@ class LeastSquares:
                 f"overflow, got {plan.row_norm:g}"
             )
         self._minimise = Minimiser(p, radius=radius, solver=solver)
-        self._ridge_factor = real("ridge_factor", ridge_factor, above=0.0)
-        self._solve_every = (
-            None if solve_every is None else positive_integer("solve_every", solve_every)
-        )
+        self._ridge_factor = positive("ridge_factor", ridge_factor)
+        self._solve_every = optional(positive_integer, "solve_every", solve_every)
         self._noises = plan.noise(p, seed=seed, memory=memory, dtype=dtype, threads=threads)
         self._update = update_of(plan, p)
         self._p, self._t, self._process = p, 0, os.getpid()
@@ -177,16 +178,16 @@ class LeastSquares:
         Parameters
         ----------
         batch : Batch
-            Rows (dense, or `SparseRows`) and targets; no rows give zeros. Values are never refused:
-            a row with a number that is not finite, in x or y, counts as zero.
+            Rows and targets; no rows give zeros. Values are never refused: a row with a number
+            that is not finite, in x or y, counts as zero.
 
         Raises
         ------
         TypeError, ValueError
             For types, dtypes, shapes and layouts. Nothing has changed then.
         RuntimeError
-            If all declared steps are taken, an earlier step was interrupted, or this is a copy that
-            a fork made.
+            If all declared steps are taken, an earlier step was interrupted, or the process is a
+            fork of the one that made the engine.
         """
         if batch.starts is not None:
             raise ValueError("least squares takes rows of single records, got rows of users")
@@ -197,7 +198,7 @@ class LeastSquares:
         before = self._objective() if self._loss is not None else 0.0
         self._whole = False
         try:
-            add_batch(self._update, batch, self._total, self._low, self._batch_bias)
+            self._update.add(batch.X, batch.y, self._total, self._low, self._batch_bias)
         except (TypeError, ValueError):  # the call was refused
             self._whole = True
             raise
@@ -207,19 +208,7 @@ class LeastSquares:
     def step_sums(self, bias: FloatArray, packed: FloatArray) -> None:
         """Take one step with the sums of a batch, as `batch_sums` returns them.
 
-        The models are those of `step` with the rows, to the bit.
-
-        Parameters
-        ----------
-        bias : (p,) array of float64
-            Sum of y x. Secret.
-        packed : (p (p + 1) / 2,) array of float64
-            Upper triangle of the sum of x x^T. Secret.
-
-        Raises
-        ------
-        TypeError, ValueError, RuntimeError
-            As for `step`.
+        The models are those of `step` with the rows, to the bit, and so are the errors.
         """
         self._check_turn()
         vector_of("bias", bias, self._p, (np.dtype(np.float64),))
@@ -235,11 +224,11 @@ class LeastSquares:
     sums_follow_model = False
 
     def summing(self) -> Callable[[Batch], tuple[FloatArray, FloatArray]]:
-        """Return what makes the sums of a batch, in any process: it holds public facts only."""
+        """Return the function that sums a batch, in any process; it holds public facts only."""
         return partial(batch_sums, self.plan)
 
     def advance(self, sums: tuple[FloatArray, FloatArray]) -> None:
-        """Take one step with what `summing` made of a batch, also where it lies unaligned."""
+        """Take one step with the sums that `summing` made of a batch; they may be unaligned."""
         self.step_sums(*(np.require(part, requirements=["C", "A"]) for part in sums))
 
     def _check_turn(self) -> None:
@@ -251,12 +240,12 @@ class LeastSquares:
         if not self._whole:
             raise RuntimeError(
                 "a step was interrupted: part of its rows may be in the sums, and this run cannot "
-                "go on"
+                "continue"
             )
         if os.getpid() != self._process and not self.reproducible:
             raise RuntimeError(
-                "this process was forked from one that holds the same key: both would put the same "
-                "noise on different sums"
+                "this process was forked from one that holds the same key: both would add the same "
+                "noise to different sums"
             )
 
     def _finish(self, bias: FloatArray, before: float) -> None:
@@ -276,7 +265,7 @@ class LeastSquares:
     def last(self) -> FloatArray:
         """The last model, of shape (1, p); zero before the first step.
 
-        Without `solve_every` it is made now, for the steps taken so far.
+        Without `solve_every` it is made by this call, for the steps taken so far.
         """
         if self._solve_every is None:
             self._solve()
@@ -284,7 +273,7 @@ class LeastSquares:
 
     @property
     def average(self) -> FloatArray:
-        """The mean of all models that were made, of shape (1, p)."""
+        """The mean of all models made so far, of shape (1, p)."""
         last = self.last
         return self._sums[0][np.newaxis] / len(self._solves) if self._solves else last
 
@@ -299,12 +288,12 @@ class LeastSquares:
 
     @property
     def solves(self) -> Sequence[Solve]:
-        """How each model was made."""
+        """Reports of the models made so far."""
         return tuple(self._solves)
 
     @_in_turn
     def released(self) -> tuple[FloatArray, NDArray[Any]]:
-        """Return the noisy sums that the last model was made of: private, like the model.
+        """Return the noisy sums behind the last model: as private as the model.
 
         Returns
         -------
@@ -316,7 +305,7 @@ class LeastSquares:
         Raises
         ------
         RuntimeError
-            If no model was made yet.
+            If there is no model yet.
         """
         if not self._solves:
             raise RuntimeError("released needs a model, got none so far")
@@ -349,16 +338,11 @@ class LeastSquares:
 
     @_in_turn
     def regret(self) -> float:
-        """Return the regret of the models so far: computed from raw sums, NOT PRIVATE.
+        """Return the regret of the models so far: computed from un-noised sums, NOT PRIVATE.
 
-        The sum over steps of the squared errors on the step's batch of the model at hand before it,
-        less that of the best parameters for all batches in hindsight (in the ball, if there is
-        one), with rows and targets clipped as in the sums.
-
-        Raises
-        ------
-        RuntimeError
-            If the engine was not made with ``regret=True``.
+        It is the sum over steps of the squared errors, on the step's batch, of the model before the
+        step, less that of the best parameters in hindsight (in the ball, if there is one), with
+        rows and targets clipped as in the sums. It needs an engine made with ``regret=True``.
         """
         if self._loss is None:
             raise RuntimeError("regret needs an engine that was made with regret=True")
@@ -370,7 +354,7 @@ class LeastSquares:
         return self._loss - self._objective(best)
 
     def _objective(self, theta: FloatArray | None = None) -> float:
-        """Return theta^T W theta - 2 <s, theta> with the raw sums."""
+        """Return theta^T W theta - 2 <s, theta> with the un-noised sums."""
         theta = self._theta if theta is None else theta
         image = packed_product(self._total, 0.0, theta, np.empty(self._p))
         return float(theta @ image - 2.0 * (self._bias @ theta))
@@ -380,5 +364,5 @@ class LeastSquares:
         return f"LeastSquares(p={self._p}, t={self._t}, steps={self.plan.steps})"
 
     def __getstate__(self) -> object:
-        """Refuse to be pickled or copied: sums and key are secret."""
-        raise TypeError("LeastSquares holds raw sums and a secret key and is not pickled")
+        """Refuse pickling and copying: sums and key are secret."""
+        raise TypeError("LeastSquares holds secret sums and a secret key and is not pickled")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,13 +27,14 @@ from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.accounting.curve.rounding import smallest_double
 from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
-from dpftrl_fast.accounting.statement.composition import Composition, compose
-from dpftrl_fast.accounting.statement.guarantee import Neighbours
-from dpftrl_fast.convex.least_squares.completion import best_completion, variance_at
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
+from dpftrl_fast.convex.least_squares.completion import best_completion
 from dpftrl_fast.convex.least_squares.plan_text import fields_from_dict, fields_to_dict, plan_words
-from dpftrl_fast.mechanisms.choices import PlanBound, Variant
+from dpftrl_fast.mechanisms import Tree, Variant
+from dpftrl_fast.mechanisms.tree_error import prefix_variance
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 #: Best or within 0.001 of it in held-out R^2 on the flights at epsilon 0.3, 1 and 3.
@@ -41,7 +42,7 @@ DEFAULT_SPLIT = 0.35
 
 
 @dataclass(frozen=True)
-class LeastSquaresPlan:
+class LeastSquaresPlan(PrivacyStatement):
     """Everything that decides the privacy of a least-squares run, public and fixed before it.
 
     Parameters
@@ -89,6 +90,8 @@ class LeastSquaresPlan:
     variant: Variant = "honaker"
     bound: PlanBound = "released"
     constant: float = 0.0
+    # The bias tree of the plan that this one was calibrated from: its sensitivity is this one's.
+    _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -105,7 +108,7 @@ class LeastSquaresPlan:
         if complete == "auto":
             complete = best_completion(self.participation, self.variant, self.bound)
         set_field(self, "complete", complete)
-        self.bias, self.covariance  # noqa: B018 - what does not fit together is refused here
+        self._covariance(self._bias(None))  # fields that do not fit together are refused here
 
     @classmethod
     def calibrate(
@@ -163,20 +166,13 @@ class LeastSquaresPlan:
         zeta, nodes = draft.sensitivity_squared, draft.bias.guarantee.touched
 
         def holds(sigma: float) -> bool:
-            plan = replace(draft, noise_multiplier=sigma)
-            plan._know(zeta)
-            return plan.delta(budget) <= total
+            return replace(draft._promised(sigma), otherwise=None).delta(budget) <= total
 
         # One tree has half the floor: a guess from below.
         guess = calibrated_noise_multiplier(budget, total, zeta, nodes)
         plan = replace(draft, noise_multiplier=smallest_double(holds, guess))
-        plan._know(zeta)
+        object.__setattr__(plan, "_origin", draft.bias)
         return plan
-
-    def _know(self, zeta: int | float) -> None:
-        """Take over a sensitivity, which can take seconds to compute."""
-        for part in (self.bias, self.covariance):
-            vars(part)["sensitivity_squared"] = zeta
 
     @property
     def row_norm(self) -> float:
@@ -186,21 +182,38 @@ class LeastSquaresPlan:
     @cached_property
     def bias(self) -> PrivacyPlan:
         """The tree over y x: clip norm L y_bound, noise multiplier sigma/sqrt(split)."""
-        return self._tree(self.row_norm * self.y_bound, self.split)
+        return self._bias(self._origin)
+
+    def _bias(self, origin: PrivacyPlan | None) -> PrivacyPlan:
+        clip_norm = self.row_norm * self.y_bound
+        sigma, _ = self._sigmas(self.noise_multiplier)
+        if origin is not None:
+            return origin.with_noise(sigma, clip_norm=clip_norm)
+        return PrivacyPlan(
+            clip_norm=clip_norm,
+            noise_multiplier=sigma,
+            participation=self.participation,
+            mechanism=self._tree,
+            bound=self.bound,
+        )
+
+    @property
+    def _tree(self) -> Tree:
+        return Tree(self.variant, complete=self.complete != "auto" and self.complete)
 
     @cached_property
     def covariance(self) -> PrivacyPlan:
         """The tree over x x^T: clip norm L^2, noise multiplier sigma/sqrt(1 - split)."""
-        return self._tree(self.row_norm**2, 1.0 - self.split)
+        return self._covariance(self.bias)
 
-    def _tree(self, clip_norm: float, share: float) -> PrivacyPlan:
-        return PrivacyPlan(
-            clip_norm=clip_norm,
-            noise_multiplier=self.noise_multiplier / math.sqrt(share),
-            participation=self.participation,
-            complete=self.complete if self.complete != "auto" else False,
-            variant=self.variant,
-            bound=self.bound,
+    def _covariance(self, bias: PrivacyPlan) -> PrivacyPlan:
+        _, sigma = self._sigmas(self.noise_multiplier)
+        return bias.with_noise(sigma, clip_norm=self.row_norm**2)
+
+    def _sigmas(self, noise_multiplier: float) -> tuple[float, float]:
+        return (
+            noise_multiplier / math.sqrt(self.split),
+            noise_multiplier / math.sqrt(1.0 - self.split),
         )
 
     @property
@@ -214,58 +227,18 @@ class LeastSquaresPlan:
         return self.bias.sensitivity_squared
 
     @cached_property
-    def guarantee(self) -> Composition:
+    def guarantee(self) -> Guarantee:
         """Both trees together: their mu^2 and their floors add up."""
-        return compose([self.bias, self.covariance])
+        return self._promised(self.noise_multiplier)
 
-    @property
-    def mu(self) -> float:
-        """sqrt(zeta (1/sigma_b^2 + 1/sigma_c^2)), rounded up: the run is mu-Gaussian-DP."""
-        return self.guarantee.mu
-
-    @property
-    def delta_floor(self) -> float:
-        """Part of delta that is owed to the finite tail of the noise streams."""
-        return self.guarantee.floor()
-
-    def epsilon(self, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Epsilon of the whole run at ``delta``, never understated.
-
-        Parameters
-        ----------
-        delta : float
-            0 < delta < 1, above the floor of the noise streams.
-        neighbours : {"zero-out", "replace-one"}
-            One record's (x, y) replaced by zero, or by another's (mu doubles).
-
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is not described above.
-        """
-        return self.guarantee.epsilon(delta, neighbours)
-
-    def delta(self, epsilon: float, *, neighbours: Neighbours = "zero-out") -> float:
-        """Delta of the whole run at ``epsilon``, never understated; it includes the floors.
-
-        Parameters
-        ----------
-        epsilon : float
-            Finite, >= 0.
-        neighbours : {"zero-out", "replace-one"}
-            As for :meth:`epsilon`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is not described above.
-        """
-        return self.guarantee.delta(epsilon, neighbours)
+    def _promised(self, noise_multiplier: float) -> Guarantee:
+        one = self.bias.guarantee
+        return compose([one.with_noise(sigma) for sigma in self._sigmas(noise_multiplier)])
 
     @cached_property
     def last_leaf(self) -> int:
         """The step whose prefix the last model is made of: past the last one if completed."""
-        return self.bias.trees.tallest
+        return self._tree.layout(self.steps).tallest
 
     @cached_property
     def variance_factors(self) -> NDArray[np.float64]:
@@ -280,8 +253,8 @@ class LeastSquaresPlan:
         >>> plan.variance_factors.round(4).tolist()
         [1.0, 0.6667, 0.5714]
         """
-        factors = noise_std(self.steps, variant=self.variant).prefix ** 2
-        factors[-1] = variance_at(self.last_leaf, self.variant)
+        factors = noise_std(self.steps, Tree(self.variant)).prefix ** 2
+        factors[-1] = prefix_variance(self.last_leaf, self.variant)
         factors.flags.writeable = False
         return factors
 
@@ -341,20 +314,11 @@ class LeastSquaresPlan:
         (10, 55, True)
         """
         size = p * (p + 1) // 2
-        check_coordinates(size, 0)
-        bias = self.bias.noise(p, seed=seed, dtype="float64", rounds=rounds, threads=threads)
-        covariance = PlannedNoise(
-            size,
-            std_up(self.covariance.clip_norm, self.covariance.noise_multiplier, dtype),
-            seed=seed,
-            purpose="covariance",  # unrelated to the bias tree's stream, under one seed too
-            variant=self.variant,
-            memory=memory,
-            dtype=dtype,
-            rounds=rounds,
-            threads=threads,
-            trees=self.covariance.trees,
+        # Unrelated to the bias tree's stream, under one seed too. Sizes are checked here first.
+        covariance = replace(self.covariance.noise_spec, purpose="covariance").source(
+            size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
         )
+        bias = self.bias.noise(p, seed=seed, dtype="float64", rounds=rounds, threads=threads)
         return bias, covariance
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import participation_from_dict
-from dpftrl_fast.accounting.statement.guarantee import Neighbours
 from dpftrl_fast.plan.plan_text import participation_words
 
 _HEAD = {"format": "dpftrl_fast.LeastSquaresPlan", "version": 1}
@@ -27,10 +25,6 @@ _FIELDS = (
     "variant",
     "bound",
     "constant",
-)
-_NEIGHBOURS: tuple[tuple[Neighbours, str], ...] = (
-    ("zero-out", "zero"),
-    ("replace-one", "another's"),
 )
 
 
@@ -62,23 +56,13 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_words(plan: Any, delta: float) -> str:
-    """Say, in lines, what is promised at ``delta``, and by what."""
-    total, lines = probability("delta", delta), []
-    for neighbours, by in _NEIGHBOURS:
-        promise = "no epsilon"
-        if neighbours == "zero-out" or total > plan.guarantee.floor(neighbours):
-            promise = f"epsilon {text_up(plan.epsilon(total, neighbours=neighbours))}"
-        lines.append(
-            f"{promise} at delta {total!r}"
-            f" (neighbours: one record's (or user's) x and y replaced by {by})"
-        )
+    """Return the guarantee at ``delta``, and the plan, in lines."""
     completed = ", completed after the last step" if plan.complete else ""
     constant = f", constant column {plan.constant!r}" if plan.constant else ""
     sigmas = (plan.bias.noise_multiplier, plan.covariance.noise_multiplier)
     return "\n".join(
         [
-            *lines,
-            f"delta includes {text_up(plan.delta_floor)} for the finite tail of the noise",
+            plan.promise(delta, replaced="x and y"),
             f"{participation_words(plan.participation)}; one tree for y x, one for x x^T"
             f"{completed}; {plan.variant}",
             f"norm of x at most {plan.x_norm_bound!r}{constant}, |y| at most {plan.y_bound!r},"

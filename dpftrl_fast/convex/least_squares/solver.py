@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From noisy sums to a model: which of the solvers is used, and what it found."""
+"""Solve for a model from noisy sums: the choice of the solver, and its report."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import real
+from dpftrl_fast._validate import choice, optional, positive
 from dpftrl_fast.convex.least_squares.trust_region import (
     conjugate_gradients,
     definite_solution,
     minimise_on_ball,
     projected_solution,
 )
-from dpftrl_fast.kernels._blas import one_blas_thread
+from dpftrl_fast.kernels.blas_threads import one_blas_thread
 from dpftrl_fast.kernels.packed import packed_product, unpack
 
 FloatArray = NDArray[np.float64]
 Solver = Literal["auto", "cholesky", "cg"]
 
-# From here on conjugate gradients take less time than a Cholesky factorisation (measured).
+# From this p on, conjugate gradients take less time than a Cholesky factorisation (measured).
 _ITERATIVE_FROM = 1500
 
 
 class Solve(NamedTuple):
-    """How a model was made. All of it follows from what is released.
+    """Report of the making of a model: a function of the released sums.
 
     Attributes
     ----------
@@ -34,12 +34,12 @@ class Solve(NamedTuple):
         t.
     case : {"definite", "projected", "interior", "boundary", "hard"}
         Over R^p: W_t + lambda_t/2 I was "definite", or W_t was "projected" on the positive
-        semidefinite matrices first. Over a ball: where the exact minimiser lies, see
+        semidefinite matrices first. Over a ball: the place of the exact minimiser, see
         :class:`dpftrl_fast.convex.least_squares.trust_region.BallSolution`.
     half_ridge : float
         lambda_t/2.
     multiplier : float
-        What the ball added to lambda_t/2; 0 without one.
+        Multiplier of the ball, added to lambda_t/2; 0 without a ball.
     products : int
         Matrix-vector products of conjugate gradients; 0 for a factorisation.
     """
@@ -52,22 +52,11 @@ class Solve(NamedTuple):
 
 
 class Minimiser:
-    """Minimises theta^T W theta - 2 <s, theta> + lambda/2 ||theta||^2 over R^p or a ball.
+    """Minimise theta^T W theta - 2 <s, theta> + lambda/2 ||theta||^2 over R^p or a ball.
 
-    Parameters
-    ----------
-    p : int
-        Size of theta.
-    radius : float, optional
-        R of the ball. Without it theta is any vector, and where W + lambda/2 I is not positive
-        definite, W is projected on the positive semidefinite matrices.
-    solver : {"auto", "cholesky", "cg"}
-        See :class:`dpftrl_fast.convex.least_squares.engine.LeastSquares`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as described.
+    `p` is the size of theta; `radius` and `solver` are those of
+    :class:`dpftrl_fast.convex.least_squares.engine.LeastSquares`. Over R^p, W is projected on the
+    positive semidefinite matrices where W + lambda/2 I is not positive definite.
 
     Examples
     --------
@@ -80,9 +69,8 @@ class Minimiser:
     """
 
     def __init__(self, p: int, *, radius: float | None = None, solver: Solver = "auto") -> None:
-        if solver not in ("auto", "cholesky", "cg"):
-            raise ValueError(f'solver must be "auto", "cholesky" or "cg", got {solver!r}')
-        self.radius = None if radius is None else real("radius", radius, above=0.0)
+        choice("solver", solver, ("auto", "cholesky", "cg"))
+        self.radius = optional(positive, "radius", radius)
         self._p = p
         self._iterates = solver == "cg" or (solver == "auto" and p >= _ITERATIVE_FROM)
         self._matrix = np.empty((0, 0))
@@ -91,19 +79,10 @@ class Minimiser:
     def __call__(
         self, t: int, packed: NDArray[Any], s: FloatArray, half_ridge: float, start: FloatArray
     ) -> tuple[FloatArray, Solve]:
-        """Return the minimiser and how it was found.
+        """Return the minimiser and the report.
 
-        Parameters
-        ----------
-        t : int
-            The step, for the report.
-        packed : (p (p + 1) / 2,) array of float32 or float64
-            Upper triangle of W, row after row.
-        s : (p,) array of float64
-        half_ridge : float
-            lambda/2, > 0.
-        start : (p,) array of float64
-            Where conjugate gradients begin.
+        `packed` is the upper triangle of W, `half_ridge` lambda/2; conjugate gradients begin at
+        `start`.
         """
         if self.radius is not None:
             ball = minimise_on_ball(self._lower(packed, half_ridge), s, self.radius)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The raw sums of a batch for private least squares, in the process that has the rows."""
+"""The un-noised sums of a batch for private least squares, in the process that has the rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.convex.row_batches import Batch, SparseRows
+from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.least_squares import RankUpdate
 from dpftrl_fast.kernels.packed import packed_size
 
@@ -15,14 +15,7 @@ FloatArray = NDArray[np.float64]
 
 
 def batch_sums(plan: LeastSquaresPlan, batch: Batch) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of a batch for `LeastSquares.step_sums`: for a process that has the rows.
-
-    Parameters
-    ----------
-    plan : LeastSquaresPlan
-        Its bounds and constant column are used.
-    batch : Batch
-        As for `LeastSquares.step`.
+    """Return the sums of a batch for `LeastSquares.step_sums`.
 
     Returns
     -------
@@ -41,23 +34,13 @@ def batch_sums(plan: LeastSquaresPlan, batch: Batch) -> tuple[FloatArray, FloatA
     """
     p = int(batch.X.shape[1]) + (plan.constant > 0)
     bias, total, low = np.empty(p), np.zeros(packed_size(p)), np.zeros(packed_size(p))
-    add_batch(update_of(plan, p), batch, total, low, bias)  # low stays zero up to MOST_ROWS rows
+    # low stays zero up to MOST_ROWS rows.
+    update_of(plan, p).add(batch.X, batch.y, total, low, bias)
     return bias, total + low
 
 
 def update_of(plan: LeastSquaresPlan, p: int) -> RankUpdate:
-    """Return what scales rows into the bounds of a plan and adds their products."""
+    """Return the update that scales rows into the bounds of a plan and adds their products."""
     return RankUpdate(
         p, x_norm_bound=plan.x_norm_bound, y_bound=plan.y_bound, constant=plan.constant
     )
-
-
-def add_batch(
-    update: RankUpdate, batch: Batch, total: FloatArray, low: FloatArray, bias: FloatArray
-) -> None:
-    """Add a batch to the packed sum, and set `bias` to its sum of y x."""
-    rows = batch.X
-    if isinstance(rows, SparseRows):
-        update.add_csr(rows.data, rows.indices, rows.indptr, batch.y, total, low, bias)
-    else:
-        update.add(rows, batch.y, total, low, bias)

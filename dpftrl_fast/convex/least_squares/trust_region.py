@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quadratic problems with a matrix that need not be positive definite: pure functions, exact.
+"""Exact minimisers of quadratics whose matrix need not be positive definite: pure functions.
 
 The noisy matrix of private least squares can be indefinite. Over a ball,
 
@@ -9,9 +9,8 @@ has a solution all the same, and theta is one if and only if some m >= 0 has
 
     (A + m I) theta = b,   A + m I positive semidefinite,   m (R - ||theta||) = 0
 
-(Gay 1981; More and Sorensen 1983). Over all of R^p there is none, and A is projected on the
-positive semidefinite matrices first. A matrix is given by its lower triangle; the other one is not
-read.
+(Gay 1981; More and Sorensen 1983). Over R^p there is none, and A is projected on the positive
+semidefinite matrices first. A matrix is given by its lower triangle; the upper one is not read.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import blas, eigh, lapack
+
+from dpftrl_fast._validate import positive
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -54,12 +55,7 @@ class BallSolution(NamedTuple):
 def definite_solution(matrix: Matrix, vector: Vector) -> Vector | None:
     """Solve A theta = b by Cholesky factors; None if A is not positive definite.
 
-    Parameters
-    ----------
-    matrix : (p, p) ndarray of float64
-        Lower triangle of A. Overwritten if its columns are contiguous.
-    vector : (p,) ndarray of float64
-        b.
+    `matrix` holds A in its lower triangle and is overwritten if its columns are contiguous.
 
     Examples
     --------
@@ -75,23 +71,10 @@ def definite_solution(matrix: Matrix, vector: Vector) -> Vector | None:
 def minimise_on_ball(matrix: Matrix, vector: Vector, radius: float) -> BallSolution:
     """Minimise theta^T A theta - 2 <b, theta> over the ball of a radius about 0, exactly.
 
-    Where A is positive definite and the solution of A theta = b lies outside of the ball, Newton's
-    method on 1/R - 1/||(A + m I)^-1 b||, concave in m, finds m from below, with a Cholesky
-    factorisation a step. Any other A is diagonalised.
-
-    Parameters
-    ----------
-    matrix : (p, p) ndarray of float64
-        Lower triangle of A, finite.
-    vector : (p,) ndarray of float64
-        b, finite.
-    radius : float
-        R, finite and > 0.
-
-    Raises
-    ------
-    ValueError
-        If the radius is not such a number.
+    `matrix` holds A in its lower triangle; A and b must be finite. If A is positive definite and
+    the solution of A theta = b lies outside the ball, Newton's method on 1/R - 1/||(A + m I)^-1
+    b||, concave in m, finds m from below, with one Cholesky factorisation per step. Any other A is
+    diagonalised.
 
     Examples
     --------
@@ -102,8 +85,7 @@ def minimise_on_ball(matrix: Matrix, vector: Vector, radius: float) -> BallSolut
     >>> solution.theta.round(6).tolist(), solution.multiplier, solution.case
     ([0.5, 1.936492], 1.0, 'hard')
     """
-    if not (radius > 0 and math.isfinite(radius)):
-        raise ValueError(f"radius must be a finite number > 0, got {radius}")
+    radius = positive("radius", radius)
     factor = _factor(np.array(matrix, order="F"))
     if factor is None:
         return _diagonalised(matrix, vector, radius)
@@ -111,7 +93,7 @@ def minimise_on_ball(matrix: Matrix, vector: Vector, radius: float) -> BallSolut
     multiplier = 0.0
     for _ in range(_STEPS):
         norm = _norm(theta)
-        if not math.isfinite(norm + multiplier):  # A is next to singular: factors tell nothing
+        if not math.isfinite(norm + multiplier):  # A is nearly singular: its factors are useless
             break
         if norm <= radius * (1 + _CLOSE):
             case: Case = "boundary" if multiplier > 0 else "interior"
@@ -131,16 +113,8 @@ def minimise_on_ball(matrix: Matrix, vector: Vector, radius: float) -> BallSolut
 def projected_solution(matrix: Matrix, vector: Vector, ridge: float) -> Vector:
     """Solve (A_+ + ridge I) theta = b, A_+ being A without its negative eigenvalues.
 
-    A_+ is the positive semidefinite matrix next to A in Frobenius norm.
-
-    Parameters
-    ----------
-    matrix : (p, p) ndarray of float64
-        Lower triangle of A.
-    vector : (p,) ndarray of float64
-        b.
-    ridge : float
-        > 0.
+    A_+ is the positive semidefinite matrix closest to A in Frobenius norm. `matrix` holds A in its
+    lower triangle.
 
     Examples
     --------
@@ -148,8 +122,7 @@ def projected_solution(matrix: Matrix, vector: Vector, ridge: float) -> Vector:
     >>> projected_solution(np.diag([1.0, -5.0]), np.ones(2), 1.0).round(12).tolist()
     [0.5, 1.0]
     """
-    if not (ridge > 0 and math.isfinite(ridge)):
-        raise ValueError(f"ridge must be a finite number > 0, got {ridge}")
+    ridge = positive("ridge", ridge)
     values, vectors = eigh(matrix, lower=True, driver="evd", check_finite=False)
     return np.asarray(vectors @ ((vectors.T @ vector) / (np.maximum(values, 0.0) + ridge)))
 
@@ -168,22 +141,22 @@ def conjugate_gradients(
     Parameters
     ----------
     product : callable
-        ``product(v)`` is A v; the result is not changed and may be overwritten by the next call.
+        ``product(v)`` returns A v, in memory that the next call may overwrite.
     diagonal : (p,) ndarray of float64
         The diagonal of A.
     vector, start : (p,) ndarrays of float64
-        b, and where to begin.
+        b, and the first theta.
     tolerance : float
-        Where to stop: the norm of b - A theta relative to that of b.
+        Norm of b - A theta relative to that of b at which to stop.
     iterations : int
-        Most products.
+        Maximum number of products.
 
     Returns
     -------
     theta, used : ndarray of shape (p,), int
-        The solution and how many products it took; or None where A showed itself not to be
-        positive definite, or the iterations did not do. Positive definiteness along the directions
-        that were searched is no proof of it.
+        The solution and the number of products; or None if A turned out not to be positive
+        definite or the iterations did not suffice. Positive curvature along the directions searched
+        does not prove that A is positive definite.
 
     Examples
     --------
@@ -220,7 +193,7 @@ def conjugate_gradients(
 
 
 def _factor(matrix: Matrix) -> Matrix | None:
-    """Return the Cholesky factor, in the lower triangle; None where there is none."""
+    """Return the Cholesky factor, in the lower triangle; None if there is none."""
     factor, info = lapack.dpotrf(matrix, lower=1, clean=0, overwrite_a=1)
     return factor if info == 0 else None
 

@@ -24,12 +24,7 @@ def mean_noise_norm(plan: PrivacyPlan, p: int, batch_size: int) -> float:
     batch_size : int
         B.
     """
-    std = noise_std(
-        plan.participation,
-        restart_every=plan.restart_every,
-        complete=plan.complete,
-        variant=plan.variant,
-    ).prefix
+    std = noise_std(plan.steps, plan.mechanism).prefix
     scale = plan.clip_norm * plan.noise_multiplier * math.sqrt(p) / batch_size
     return scale * float(np.sum(std[:-1])) / plan.steps
 

@@ -28,7 +28,7 @@ from dpftrl_fast.experiments.federated.search import Found, largest_noise
 from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
 from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, tuned
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
-from dpftrl_fast.kernels._blas import one_blas_thread
+from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
 
 def _shakespeare(data: Path | None, words: int) -> Clients:

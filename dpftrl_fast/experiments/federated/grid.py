@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from dpftrl_fast.experiments.federated.methods import MOMENTUM, Budget, Method
 from dpftrl_fast.experiments.federated.network import UNKNOWN, Sizes
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Variant
 
 #: How much is run.
 Size: TypeAlias = Literal["quick", "reduced", "full"]

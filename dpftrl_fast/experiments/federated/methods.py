@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
 from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, fixed_batches_sigma
 from dpftrl_fast.experiments.federated.clients import Population
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Tree, Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Floats = NDArray[np.float32]
@@ -127,7 +127,7 @@ def ftrl_plan(
     Examples
     --------
     >>> plan = ftrl_plan(Method("ftrl", restart=1), Budget(8.0, 1e-4, 78, 6), 1242, 0.3, 2.8)
-    >>> plan.restart_every, plan.steps, plan.complete, plan.epsilon(1e-4) <= 8.0
+    >>> plan.mechanism.restart_every, plan.steps, plan.mechanism.complete, plan.epsilon(1e-4) <= 8.0
     (16, 96, True, True)
     """
     return PrivacyPlan(clip_norm, noise, **_fields(method, budget, clients))
@@ -173,9 +173,11 @@ def _fields(method: Method, budget: Budget, clients: int) -> dict[str, Any]:
         "participation": SinglePass(rounds)
         if budget.passes == 1
         else FixedEpochs(rounds, budget.passes, reshuffle=True),
-        "restart_every": None if method.restart is None else method.restart * rounds,
-        "complete": method.restart is not None,
-        "variant": method.variant,
+        "mechanism": Tree(
+            method.variant,
+            None if method.restart is None else method.restart * rounds,
+            complete=method.restart is not None,
+        ),
         "bound": "released",
     }
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plots import Line, Panel, panels_png
 
 #: Of the paper's runs.
@@ -102,7 +103,7 @@ def pass_sensitivity(population: int, goal: int, bound: Bound = "exact") -> int 
 @cache
 def _zeta(rounds: int, bound: Bound) -> int | float:
     passes = acc.FixedEpochs(rounds, -(-ROUNDS // rounds))
-    return acc.sensitivity_squared(passes, restart_every=rounds, bound=bound)
+    return acc.sensitivity_squared(passes, Tree(restart_every=rounds), bound=bound)
 
 
 def epsilons(noise_multiplier: float, exact: int | float, released: int | float) -> Values:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
 from dpftrl_fast.experiments.images.methods import MOMENTUM, Budget, Method
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Variant
 
 #: How much is run.
 Size: TypeAlias = Literal["quick", "reduced", "full"]

@@ -18,7 +18,7 @@ from dpftrl_fast.accounting import FixedEpochs, SinglePass
 from dpftrl_fast.experiments.convex.dpsgd import fixed_batches_sigma
 from dpftrl_fast.experiments.images.data import Images
 from dpftrl_fast.experiments.images.network import ImageNetwork, clipped_sums
-from dpftrl_fast.mechanisms.choices import Variant
+from dpftrl_fast.mechanisms import Tree, Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch import DPFTRL
 from dpftrl_fast.torch.order import EpochOrder
@@ -106,7 +106,7 @@ def ftrl_plan(method: Method, budget: Budget, examples: int) -> PrivacyPlan:
     --------
     >>> method = Method("ftrl", restart=1, complete=True)
     >>> plan = ftrl_plan(method, Budget(8.0, 1e-5, 250, 5), 60_000)
-    >>> plan.restart_every, plan.steps, plan.epsilon(1e-5) <= 8.0
+    >>> plan.mechanism.restart_every, plan.steps, plan.epsilon(1e-5) <= 8.0
     (240, 1200, True)
     """
     steps = -(-examples // budget.batch_size)
@@ -120,9 +120,11 @@ def ftrl_plan(method: Method, budget: Budget, examples: int) -> PrivacyPlan:
         delta=budget.delta,
         clip_norm=CLIP_NORM,
         participation=pattern,
-        restart_every=None if method.restart is None else method.restart * steps,
-        complete=method.complete,
-        variant=method.variant,
+        mechanism=Tree(
+            method.variant,
+            None if method.restart is None else method.restart * steps,
+            complete=method.complete,
+        ),
         bound="released",
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 from dpftrl_fast.federated.sums.running_sum import RunningSum, tree_noise
 from dpftrl_fast.noise.arguments import std_in
-from dpftrl_fast.plan.planned_noise import PlannedNoise, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
@@ -70,12 +71,7 @@ class PrivateSums:
     ) -> None:
         self._plan, self._layout, self._options = plan, layout, options
         self._goal = report_goal
-        levels = [(run.end.bit_length(), run.count) for run in plan.trees.runs]
-        # Nodes that make up the noise of a step, carried ones included: its variance is at most so
-        # many times that of one. In the worst case Honaker's estimate at level l has l + 1 of the
-        # largest values of the stream.
-        self._nodes = sum(n * count for n, count in levels)
-        worst = sum(n * (n + 1) // 2 * count for n, count in levels)
+        self._nodes, worst = plan.layout.noise_limits
         # What float64 cannot hold is far from fitting: `sum_unit` refuses it.
         self._noise_limit = math.ceil(min(_LARGEST * plan.noise_multiplier * worst, 2.0**1000))
         self._members = 0  # of the cohorts whose updates are in the integers
@@ -85,8 +81,8 @@ class PrivateSums:
         else:
             self._clip = ClipNorm(plan, clipping, report_goal, key)
             for extreme in self._clip.range:
-                std = std_up(extreme, plan.noise_multiplier, options["dtype"])
-                std_in(std, options["dtype"])
+                spec = replace(plan.noise_spec, clip_norm=extreme)
+                std_in(spec.std(options["dtype"]), options["dtype"])
             noise = self._noise_of_tree(self._clip)
         self._begin(noise)
 
@@ -139,14 +135,14 @@ class PrivateSums:
         """
         self._members += members
         self.running.step(total)
-        clip, trees = self._clip, self._plan.trees
+        clip, layout = self._clip, self._plan.layout
         if clip is None:
             return
         clip.count(bits)
-        if number == trees.steps_before(clip.tree + 1) and number < trees.steps:
-            end = trees.run_of(clip.tree).end
+        if number == layout.steps_before(clip.tree + 1) and number < layout.steps:
             clip.next_tree()
-            self.running.go_on(self._noise_of_tree(clip), self._unit, self._nodes, end)
+            noise = self._noise_of_tree(clip)
+            self.running.go_on(noise, self._unit, self._nodes, ended=True)
             self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
             self._members = 0
 

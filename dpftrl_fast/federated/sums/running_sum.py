@@ -19,17 +19,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.federated.sums.grid import noisy_sum
-from dpftrl_fast.mechanisms.tree_layout import Trees
-from dpftrl_fast.noise.so_far import noise_so_far
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.run.account import trees_between
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -64,12 +62,10 @@ def tree_noise(
     **options
         ``dtype``, ``memory`` and ``threads`` of :meth:`dpftrl_fast.PrivacyPlan.noise`.
     """
-    check_coordinates(size, 0)
-    before = plan.trees.steps_before(tree)
-    only: Trees = trees_between(plan.trees, before + 1, plan.trees.steps_before(tree + 1))
-    std = std_up(clip_norm, plan.noise_multiplier, options["dtype"])
-    own = tree_key(key, "tree", tree)
-    return PlannedNoise(size, std, trees=only, variant=plan.variant, key=own, **options)
+    layout = plan.layout
+    only = layout.between(layout.steps_before(tree) + 1, layout.steps_before(tree + 1))
+    spec = replace(plan.noise_spec, clip_norm=clip_norm, layout=only)
+    return spec.source(size, key=tree_key(key, "tree", tree), **options)
 
 
 class RunningSum:
@@ -120,18 +116,18 @@ class RunningSum:
             value += self._base
         self._change = np.subtract(value, before, out=before)
 
-    def go_on(self, noise: PlannedNoise, unit: float, nodes: int, end: int | None = None) -> None:
+    def go_on(self, noise: PlannedNoise, unit: float, nodes: int, *, ended: bool = False) -> None:
         """Go on with other noise; the noisy sum of the present one stays for good.
 
         Parameters
         ----------
         noise, unit, nodes
             As at the beginning.
-        end : int, optional
-            Leaf of the present tree whose noise stays: where the plan ends or completes it. None
-            for that of the last step.
+        ended : bool
+            Whether the present tree has ended, and its noise there stays, completion included;
+            otherwise that of the last step stays.
         """
-        last = noise_so_far(self._noise) if end is None else self._noise.prefix(end)
+        last = self._noise.carried() if ended else self._noise.current()
         carried = self._noisy(last, np.empty(noise.size))
         self._base = carried if self._base is None else self._base + carried
         self._sum.fill(0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled loops of :mod:`dpftrl_fast.kernels.client_sums`.
 
-Arrays of an update come by address, one call for all of them. Each is walked in blocks of its own.
+Arrays of an update come by address, one call for all of them, and are walked in blocks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
-from dpftrl_fast.kernels._checks import Array
-from dpftrl_fast.kernels._jit import compiled, exact_helper, helper, read_only, writable
-from dpftrl_fast.kernels._pointers import pointer
+from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.jit import compiled, exact_helper, helper, pointer, read_only, writable
 
 BLOCK = 4096
-FULL = 2**31 - 1  # what a block of int32 can still take after it was drained
+FULL = 2**31 - 1  # room of a block of int32 after it was drained
 LARGE = 2**27  # blocks with larger integers go to int64 at once
 # 1.5 2^52: added to a number below 2^51 it leaves the number, rounded, in the last bits.
 _SHIFT = 6755399441055744.0
@@ -73,11 +72,13 @@ def _add_large(total: Array, values: Array, factor: float) -> None:
         total[i] += np.float64(shifted).view(np.int64) - _SHIFT_BITS
 
 
-@exact_helper
 def _drain(total: Array, pending: Array) -> None:
     for i in range(total.size):
         total[i] += np.int64(pending[i])
         pending[i] = 0
+
+
+_drain_helper = exact_helper(_drain)
 
 
 def _add(
@@ -95,7 +96,7 @@ def _add(
                 _add_large(total[a:b], values[first:stop], factor)
             else:
                 if largest > room[block]:
-                    _drain(total[a:b], pending[a:b])
+                    _drain_helper(total[a:b], pending[a:b])
                     room[block] = FULL
                 room[block] -= largest
                 _add_small(pending[a:b], values[first:stop], factor)
@@ -119,13 +120,9 @@ def _scale(
             out[starts[k] + i] = np.float64(values[i]) * factor
 
 
-def _drain_all(total: Array, pending: Array) -> None:
-    _drain(total, pending)
-
-
 @functools.cache
 def measure_loop(dtype: str) -> Callable[..., Any]:
-    """Return the loop that adds squares to ``square[0]`` and sets the bits of largest values."""
+    """Return the loop that adds squares to ``square[0]`` and stores the bits of largest values."""
     bits, magnitude = ("i", types.int32) if dtype == "f" else ("l", types.int64)
     inputs = *[read_only("l", 1)] * 3, read_only(dtype, 1), read_only(bits, 1), magnitude
     return compiled(_measure, *inputs, writable("d", 1), writable(bits, 1))
@@ -133,7 +130,7 @@ def measure_loop(dtype: str) -> Callable[..., Any]:
 
 @functools.cache
 def add_loop(dtype: str) -> Callable[..., Any]:
-    """Return the loop that adds to int32 where there is room, else to int64."""
+    """Return the loop that adds to int32 while there is room, else to int64."""
     inputs = *[read_only("l", 1)] * 4, read_only(dtype, 1), read_only("d", 1), types.float64
     return compiled(_add, *inputs, writable("l", 1), writable("i", 1), writable("l", 1))
 
@@ -155,4 +152,4 @@ def scale_loop(dtype: str) -> Callable[..., Any]:
 @functools.cache
 def drain_loop() -> Callable[..., Any]:
     """Return the loop that moves int32 into int64."""
-    return compiled(_drain_all, writable("l", 1), writable("i", 1))
+    return compiled(_drain, writable("l", 1), writable("i", 1))

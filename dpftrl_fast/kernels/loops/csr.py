@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops over compressed sparse rows.
+"""Loops over compressed sparse rows.
 
 A row in canonical form (column indices ascending, none twice) takes two passes over its entries:
 dot product and squared norm, then addition. Any other row (a column twice or out of order, entries
 whose squares leave the range of float64) is first merged in a dense float64 scratch vector, so that
 the norm that is clipped is the norm of what is added: entries of one column are added up in stored
-order. Clipping them apart would not bound their sum. Nothing is refused for what a row holds: a row
-with a column index outside [0, p) or with bounds outside the data counts as zero, since the indices
-are private values like any other.
+order. Clipping them separately would not bound their sum. No row is refused for its values: a row
+with a column outside [0, p) or with bounds outside the data counts as zero, since the indices are
+private values like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import (
     LARGEST_SQUARE,
     SMALLEST_SQUARE,
@@ -25,13 +25,14 @@ from dpftrl_fast.kernels.clipping import (
     row_scale,
     scaled_square,
 )
-from dpftrl_fast.kernels.loops.dense import CHUNK, Array
+from dpftrl_fast.kernels.jit import helper
+from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slope
 
 
 @helper
 def is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
-    """Tell whether columns ascend, none twice, within [0, p)."""
+    """Return whether columns ascend, none twice, within [0, p)."""
     previous = -1
     for k in range(begin, end):
         c = int(indices[k])
@@ -43,7 +44,7 @@ def is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
 
 @helper
 def is_in_range(indices: Array, begin: int, end: int, p: int) -> bool:
-    """Tell whether all columns are in [0, p)."""
+    """Return whether all columns are in [0, p)."""
     in_range = True
     for k in range(begin, end):
         in_range &= 0 <= indices[k] < p
@@ -54,7 +55,7 @@ def is_in_range(indices: Array, begin: int, end: int, p: int) -> bool:
 def load_row(
     data: Array, indices: Array, begin: int, end: int, merged: Array, columns: Array, values: Array
 ) -> int:
-    """Copy a row, each column once; return how many there are, -1 for a column outside [0, p).
+    """Copy a row, each column once; return their number, -1 for a column outside [0, p).
 
     `merged` has p entries, and is zero before and after.
     """
@@ -71,7 +72,7 @@ def load_row(
     size = 0
     for k in range(begin, end):
         c = indices[k]
-        if merged[c] != 0.0:  # a column that comes again is zero now
+        if merged[c] != 0.0:  # zero if the column was taken before
             columns[size] = c
             values[size] = merged[c]
             merged[c] = 0.0
@@ -93,7 +94,7 @@ def _add_unusual_row(
     constant: float,
     total: Array,
 ) -> None:
-    """Add a loaded row, whatever its entries are."""
+    """Add the clipped gradient of a loaded row, whatever its entries are."""
     largest = 0.0
     for k in range(size):
         v = abs(values[k])
@@ -158,7 +159,7 @@ def clipped_sum(
         for i in range(start, min(start + CHUNK, n)):
             begin = int(indptr[i])
             end = int(indptr[i + 1])
-            if not 0 <= begin <= end <= data.size:  # no row of this kind
+            if not 0 <= begin <= end <= data.size:  # not a row
                 continue
             target = np.float64(y[i])
             if is_canonical(indices, begin, end, p):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops over dense rows.
+"""Loops over dense rows.
 
 A row is read from memory once. Its first pass (dot product with theta and squared norm) brings it
 into the L1 cache; then two rows at a time are added to the float64 accumulator, from cache. Two
@@ -13,8 +13,8 @@ offsets in a page: with equal ones they crowd the same sets of L1 (a third slowe
 All arithmetic is in float64: three multiply-adds an entry. On a core that does eight of them a
 cycle, that is 3/8 of a cycle an entry at best, whatever the speed of memory.
 
-Rows are named by their index, never by a view: a view is counted by Numba's runtime with atomic
-instructions, each of which drains the pipeline.
+Rows are addressed by index, never by a view: Numba's runtime counts views with atomic instructions,
+each of which drains the pipeline.
 
 The accumulator is emptied into `out` every `CHUNK` = 2^12 rows. The roundings of a sum of n rows of
 norm at most L are then below (2^12 + n 2^-12) 2^-53 n L, so that for n up to 2^19 those of two sums
@@ -24,11 +24,10 @@ over neighbouring batches fit together in the margin 2^-20 L that clipping leave
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import (
     LARGEST_SQUARE,
     SMALLEST_SQUARE,
@@ -37,9 +36,8 @@ from dpftrl_fast.kernels.clipping import (
     row_scale,
     scaled_square,
 )
+from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.losses import slope
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK = 4096
 
@@ -148,7 +146,7 @@ def _clipped_sum(
                 v = np.float64(X[b, j])
                 dot_b += v * theta[j]
                 square_b += v * v
-            # fa and fb are the factors of the rows as they stand, ca and cb what the constant gets.
+            # fa and fb are the factors of the rows as they stand, ca and cb those of the constant.
             fa = 0.0
             ca = 0.0
             s = row_scale(square_a, row_bound)

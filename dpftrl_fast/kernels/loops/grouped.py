@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops over users: the gradients of a user's rows are summed, and that sum is clipped.
+"""Loops over users: the gradients of a user's rows are summed, and that sum is clipped.
 
-Work as in `multinomial_loops`, for any number of outputs, one included. A row that is not finite,
-or whose slopes are not, counts as zero, and so does a user whose summed gradient has a squared norm
-that overflows (beyond 1e154). Otherwise the sum is clipped to L (1 - 2^-20) with its norm in
-float64; where its squares vanish the sum is far below every clip norm.
+They take any number of outputs, one included. A row that is not finite, or whose slopes are not,
+counts as zero, and so does a user whose summed gradient has a squared norm that overflows (beyond
+1e154). Otherwise the sum is clipped to L (1 - 2^-20) with its norm in float64; where its squares
+vanish the sum is far below every clip norm.
 
-For sparse rows the sum of a user is held in a dense vector beside a list of the columns in use, so
+For sparse rows the sum of a user is kept in a dense vector beside a list of the columns in use, so
 that a user costs its entries and not the number of columns.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.loops.multinomial import csr_outputs, read_row, scale_values
 from dpftrl_fast.kernels.losses import slopes
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def clipped_sum(
@@ -50,7 +48,7 @@ def clipped_sum(
         for u in range(first, min(first + CHUNK, users)):
             begin = starts[u]
             end = starts[u + 1]
-            if not 0 <= begin < end <= X.shape[0]:  # no user of this kind, or one without rows
+            if not 0 <= begin < end <= X.shape[0]:  # not a user, or one without rows
                 continue
             own[:] = 0.0
             for i in range(begin, end):
@@ -114,13 +112,13 @@ def clipped_sum_csr(
     for first in range(0, users, CHUNK):
         total[:] = 0.0
         for u in range(first, min(first + CHUNK, users)):
-            if not 0 <= starts[u] < starts[u + 1] <= n:  # no user of this kind, or one without rows
+            if not 0 <= starts[u] < starts[u + 1] <= n:  # not a user, or one without rows
                 continue
             count = 0
             for i in range(starts[u], starts[u + 1]):
                 begin = int(indptr[i])
                 end = int(indptr[i + 1])
-                if not 0 <= begin <= end <= data.size:  # no row of this kind
+                if not 0 <= begin <= end <= data.size:  # not a row
                     continue
                 size = load_row(data, indices, begin, end, merged, columns, values)
                 if size < 0 or not math.isfinite(scale_values(values, size, row_bound)):

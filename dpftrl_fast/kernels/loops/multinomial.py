@@ -1,36 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops over rows with several outputs: one parameter vector a class.
+"""Loops over rows with several outputs: one parameter vector per class.
 
 The gradient of a row is the outer product of its slopes s and of the row x, of norm |s| |x|. Slopes
 are bounded here (|s| <= sqrt(2) for the softmax, sqrt(K) for hinges), so that a row whose squares
-vanish needs no clipping, and only rows whose squared norm overflows are lost: they count as zero.
-Squares of slopes that vanish beside a large row are made up for by `_LOST`.
+vanish needs no clipping, and only rows whose squared norm overflows count as zero. `_LOST` covers
+squares of slopes that vanish beside a large row.
 
 Dense rows are taken four at a time and copied first, as float64, scaled into the row bound and with
 their constant entry: the K passes over theta and over the sum then convert nothing, and read each
 parameter once for four rows, which matters since theta and the sum do not fit into the L1 cache.
 
-Sparse rows work on transposed parameters, of shape (p, K): an entry meets K numbers in a row. They
-are copied, too: what is added is then what was measured, also where a column comes twice.
+Sparse rows work on transposed parameters, of shape (p, K): an entry meets K consecutive numbers.
+They are copied too, so that the numbers added are those measured, also for a repeated column.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels._jit import helper
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import row_scale, scaled_square
+from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slopes
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 _BLOCK = 4
-# More than all squares of slopes that underflow, and nothing beside one that matters.
+# More than all squares of slopes that underflow, and negligible beside one that matters.
 _LOST = 2.0**-1000
 
 
@@ -188,7 +186,7 @@ def clipped_sum_csr(
         for i in range(start, min(start + CHUNK, n)):
             begin = int(indptr[i])
             end = int(indptr[i + 1])
-            if not 0 <= begin <= end <= data.size:  # no row of this kind
+            if not 0 <= begin <= end <= data.size:  # not a row
                 continue
             size = load_row(data, indices, begin, end, merged, columns, values)
             if size < 0:

@@ -1,36 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops over packed triangles, and over the rows whose outer products go into them.
+"""Loops over packed triangles, and over the rows whose outer products are added to them.
 
 A symmetric p x p matrix is kept as its upper triangle, row after row: entry (i, j), i <= j, is at
 i p - i (i + 1) / 2 + j. A row of the triangle is contiguous, so that every loop here runs over
-consecutive entries; in LAPACK's words it is the packed lower triangle, column by column.
+consecutive entries; LAPACK calls it the packed lower triangle, column by column.
 
-Sums go into a triangle with their rounding errors beside it (see `dpftrl_fast.summation`). The
-additions of `_two_sum` must stay as they are written: it is compiled without the licence to reorder
-that the other loops have.
+Sums are kept with their rounding errors beside them (see `dpftrl_fast.rounding`). `_two_sum` is
+compiled without the permission to reorder that the other loops have.
 
 Rows are scaled onto the norm x_norm_bound (1 - 2^-20) where theirs is larger; then the constant
-column, if there is one, is put behind. A row with a number that is not finite, in x or in y, is
-zero, constant column included, and keeps its slot.
+column, if there is one, is appended. A row with a number that is not finite, in x or in y, is zero,
+constant column included, and keeps its slot.
 
-Sparse rows first make the product of their batch in a triangle of zeros and then move it, entry by
-entry that they touch, into the sum, so that a batch is one addition there, as it is for dense rows.
+Sparse rows first make the product of their batch in a triangle of zeros and then move the entries
+that they touch into the sum, so that a batch is one addition there, as it is for dense rows.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.kernels._jit import exact_helper, helper
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import LARGEST_SQUARE
+from dpftrl_fast.kernels.jit import exact_helper, helper
 from dpftrl_fast.kernels.loops.csr import is_canonical, is_in_range
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-# Not below 2^-1/2: the noise off the diagonal is not below what is accounted for.
+# Not below 2^-1/2: the noise off the diagonal is at least what is accounted for.
 OFF_DIAGONAL = 0.7071067811865476
 
 
@@ -43,7 +40,7 @@ def _two_sum(a: float, b: float) -> tuple[float, float]:
 
 @helper
 def _row_start(i: int, p: int) -> int:
-    """Return where entry (i, 0) would be, so that entry (i, j) is j further."""
+    """Return the place of a virtual entry (i, 0): entry (i, j) is j further."""
     return i * p - i * (i + 1) // 2
 
 
@@ -161,7 +158,7 @@ def _load(
     merged: Array,
     seen: Array,
 ) -> int:
-    """Copy a row, its columns ascending and each once; return how many, -1 if it cannot be."""
+    """Copy a row, its columns ascending and each once; return their number, -1 for a bad row."""
     p = merged.size
     if not 0 <= begin <= end <= data.size:
         return -1
@@ -265,7 +262,7 @@ def move_csr(
     total: Array,
     low: Array,
 ) -> None:
-    """Move what `add_csr` made of these rows from `batch`, zero afterwards, into the sum."""
+    """Move the products that `add_csr` made of these rows from `batch`, then zero, to the sum."""
     columns = np.empty(p, np.int64)
     values = np.empty(p)
     merged = np.zeros(filled)

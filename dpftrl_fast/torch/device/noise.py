@@ -20,7 +20,7 @@ class DeviceNoise(PlannedNoise):
 
     Parameters
     ----------
-    size, std, trees, **options
+    size, std, layout, **options
         As for `PlannedNoise`. `threads` does not matter.
     device : torch.device
         A CUDA device; the CPU under Triton's interpreter (``TRITON_INTERPRET=1``).

@@ -13,8 +13,7 @@ from torch import Tensor
 from dpftrl_fast._validate import integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, key_of_seed
-from dpftrl_fast.noise.so_far import noise_so_far
-from dpftrl_fast.plan.planned_noise import PlannedNoise, check_coordinates, std_up
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
@@ -117,7 +116,7 @@ class FlatNoise:
         """Write what is on the running sum now: what `step` last wrote, or would have; else 0."""
         parts = torch.split(out, [count for _, count in self._ranges])
         for piece, part in zip(self._pieces, parts, strict=True):
-            part.copy_(torch.from_numpy(noise_so_far(piece)))
+            part.copy_(torch.from_numpy(piece.current()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, **a secret**: numbers, strings and lists, and tensors under "vectors".
@@ -201,7 +200,7 @@ def _noise_on(
     device: torch.device, plan: PrivacyPlan | RunAccount, size: int, **options: Any
 ) -> PlannedNoise:
     if device.type == "cpu":
-        return plan.noise(size, **options)
+        return plan.noise_spec.source(size, **options)
     if device.type != "cuda":
         raise ValueError(f"parameters must lie on the CPU or on a CUDA device, got {device}")
     try:
@@ -210,12 +209,4 @@ def _noise_on(
         raise ValueError(
             f"parameters on {device} need Triton, which makes their noise there, got none ({error})"
         ) from error
-    check_coordinates(size, options["offset"])
-    return DeviceNoise(
-        size,
-        std_up(plan.clip_norm, plan.noise_multiplier, options["dtype"]),
-        device=device,
-        variant=plan.variant,
-        trees=plan.trees,
-        **options,
-    )
+    return plan.noise_spec.source(size, make=partial(DeviceNoise, device=device), **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on a user's device."""
+"""The client: runs on a user's device."""
 
 from __future__ import annotations
 

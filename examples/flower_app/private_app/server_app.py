@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on the server."""
+"""The server: the plan, and the private strategy around FedAvg."""
 
 from __future__ import annotations
+
+from math import nan
 
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -15,7 +17,7 @@ app = ServerApp()
 
 
 def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-    """Public test data, on the server: nothing of the users is in it but the model."""
+    """Evaluate the released model on public test data, on the server."""
     model = {name: array.numpy() for name, array in arrays.items()}
     return MetricRecord({"accuracy": task.accuracy(model)})
 
@@ -34,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     size = int(config["cohort-size"])
     strategy = DPFTRLStrategy(
-        # It is offered `cohort_size` nodes whose turn it may be, and takes them all.
+        # It is offered `cohort_size` nodes that may take part now, and takes all of them.
         FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=size),
         plan=plan,
         report_goal=int(config["report-goal"]),
@@ -48,9 +50,10 @@ def main(grid: Grid, context: Context) -> None:
     model = ArrayRecord({name: Array(array) for name, array in task.initial_model().items()})
     with strategy:
         result = strategy.start(grid, model, evaluate_fn=evaluate)
+        replaced = strategy.server.epsilon(delta, neighbours="replace-one")
         last = result.evaluate_metrics_serverapp.get(strategy.rounds_done, {})
         print(
             f"after {strategy.rounds_done} rounds: epsilon {strategy.epsilon_spent():.3f} at delta "
-            f"{delta}, accuracy {last.get('accuracy', float('nan')):.3f}",
+            f"{delta} (replace-one {replaced:.3f}), accuracy {last.get('accuracy', nan):.3f}",
             flush=True,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model and its data: logistic regression on points that each user has some of.
+"""The model and its data: logistic regression on points that are divided among users.
 
-Put your own model here. Whatever it is, its arrays have names, and training takes and returns them.
+Put your own model here: a dictionary of named arrays, which training takes and returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def initial_model() -> Arrays:
 
 
 def examples(user: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Inputs and labels of a user; user -1 stands for the public test data."""
+    """Return inputs and labels of a user; user -1 stands for the public test data."""
     rng = np.random.default_rng([7, user + 1])
     x = rng.normal(size=(EXAMPLES if user >= 0 else 4000, FEATURES)).astype(np.float32)
     labels = x[:, 0] - x[:, 1] + 0.5 * rng.normal(size=len(x)) > 0
@@ -27,7 +27,7 @@ def examples(user: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 def train(model: Arrays, user: int, epochs: int) -> Arrays:
-    """Gradient descent on a user's examples."""
+    """Run gradient descent on a user's examples."""
     x, y = examples(user)
     w, b = model["weights"].copy(), model["bias"].copy()
     for _ in range(epochs):
@@ -38,6 +38,6 @@ def train(model: Arrays, user: int, epochs: int) -> Arrays:
 
 
 def accuracy(model: Arrays) -> float:
-    """Of the model on the public test data."""
+    """Compute the accuracy of the model on the public test data."""
     x, y = examples(-1)
     return float(np.mean((x @ model["weights"] + model["bias"] > 0) == (y > 0.5)))

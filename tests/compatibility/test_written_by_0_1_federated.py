@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Federated runs that version 0.1 was killed in go on, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import written_by_0_1 as old
+import written_by_0_1_federated as federated
+
+
+@pytest.mark.parametrize("kind", federated.KINDS)
+def test_a_run_goes_on(kind: str, tmp_path: Path) -> None:
+    case = old.read("federated/runs.json")[kind]
+    folder = old.taken(f"federated/{kind}", tmp_path / "run")
+    left = federated.run(kind, folder)
+    assert left == case["next"]
+    assert old.kept_state(folder) == case["then"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in federated.KINDS if kind != "rounds"])
+def test_a_run_stands_where_it_was_killed(kind: str, tmp_path: Path) -> None:
+    case = old.read("federated/runs.json")[kind]
+    folder = old.taken(f"federated/{kind}", tmp_path / "run")
+    (seen,) = federated.run(kind, folder, until=6)
+    before = {name: value for name, value in case["before"][-1].items() if name in seen}
+    assert seen == before and seen["round"] == 6

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of public calls: the same numbers are accepted and refused everywhere, in one form."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import dpftrl_fast as dpf
+from dpftrl_fast import accounting as acc
+from dpftrl_fast import mechanisms as mech
+from dpftrl_fast.ftrl import FTRL
+
+ONE_PASS = acc.SinglePass(8)
+EPOCHS = acc.FixedEpochs(4, 2)
+BEYOND = 10**400  # more than a float can hold
+
+
+class Kind(NamedTuple):
+    """Values that every argument of a kind takes, and those that it refuses."""
+
+    good: tuple[Any, ...]
+    wrong_type: tuple[Any, ...]
+    wrong_value: tuple[Any, ...]
+
+
+NOT_NUMBERS = (True, np.True_, "2", b"2", [2], 2j, np.zeros(2))
+INTEGER = Kind(
+    (2, np.int64(2), np.uint8(2), np.int16(2)),
+    (*NOT_NUMBERS, 2.0, np.float64(2), Fraction(2), math.nan),
+    (0, -1, np.int64(-1)),
+)
+REAL = (2, 2.0, np.float32(2), np.float64(2), np.int64(2), np.uint8(2), Fraction(2))
+POSITIVE = Kind(REAL, NOT_NUMBERS, (0, -1.0, math.nan, math.inf, -math.inf, BEYOND))
+NON_NEGATIVE = Kind((*REAL, 0), NOT_NUMBERS, (-1.0, math.nan, math.inf, BEYOND))
+HALVES = (0.5, np.float32(0.5), np.float64(0.5), Fraction(1, 2))
+PROBABILITY = Kind(HALVES, NOT_NUMBERS, (0, 1, 1.5, -0.5, math.nan, BEYOND))
+MOMENTUM = Kind((*HALVES, 0), NOT_NUMBERS, (1, 1.5, -0.5, math.nan, BEYOND))
+
+
+def ftrl(**changed: Any) -> FTRL:
+    return FTRL(np.zeros(2), **{"learning_rate": 1.0, "batch_size": 2, "steps": 4, **changed})
+
+
+ENTRIES: dict[str, tuple[str, Kind, Callable[[Any], Any]]] = {
+    "TreeNoise size": ("size", INTEGER, lambda v: dpf.TreeNoise(v, 1.0)),
+    "TreeNoise std": ("std", POSITIVE, lambda v: dpf.TreeNoise(2, v)),
+    "TreeNoise threads": ("threads", INTEGER, lambda v: dpf.TreeNoise(2, 1.0, threads=v)),
+    "TreeNoise memory": (
+        "memory",
+        Kind(INTEGER.good, tuple(x for x in INTEGER.wrong_type if not isinstance(x, str)), (0, -1)),
+        lambda v: dpf.TreeNoise(2, 1.0, memory=v),
+    ),
+    "PrefixSum size": ("size", INTEGER, lambda v: dpf.PrefixSum(v, 4, 1.0, 1.0)),
+    "PrefixSum steps": ("steps", INTEGER, lambda v: dpf.PrefixSum(2, v, 1.0, 1.0)),
+    "PrefixSum clip_norm": ("clip_norm", POSITIVE, lambda v: dpf.PrefixSum(2, 4, v, 1.0)),
+    "PrefixSum noise_multiplier": (
+        "noise_multiplier",
+        POSITIVE,
+        lambda v: dpf.PrefixSum(2, 4, 1.0, v),
+    ),
+    "PrivacyPlan clip_norm": ("clip_norm", POSITIVE, lambda v: dpf.PrivacyPlan(v, 2.0, ONE_PASS)),
+    "PrivacyPlan noise_multiplier": (
+        "noise_multiplier",
+        POSITIVE,
+        lambda v: dpf.PrivacyPlan(1.0, v, ONE_PASS),
+    ),
+    "PrivacyPlan.calibrate epsilon": (
+        "epsilon",
+        NON_NEGATIVE,
+        lambda v: dpf.PrivacyPlan.calibrate(
+            epsilon=v, delta=1e-6, clip_norm=1.0, participation=ONE_PASS
+        ),
+    ),
+    "PrivacyPlan.calibrate delta": (
+        "delta",
+        PROBABILITY,
+        lambda v: dpf.PrivacyPlan.calibrate(
+            epsilon=1.0, delta=v, clip_norm=1.0, participation=ONE_PASS
+        ),
+    ),
+    "PrivacyPlan.epsilon": (
+        "delta",
+        PROBABILITY,
+        lambda v: dpf.PrivacyPlan(1.0, 2.0, ONE_PASS).epsilon(v),
+    ),
+    "PrivacyPlan.delta": (
+        "epsilon",
+        NON_NEGATIVE,
+        lambda v: dpf.PrivacyPlan(1.0, 2.0, ONE_PASS).delta(v),
+    ),
+    "PrivacyPlan.noise size": (
+        "size",
+        INTEGER,
+        lambda v: dpf.PrivacyPlan(1.0, 2.0, ONE_PASS).noise(v),
+    ),
+    "Tree restart_every": ("restart_every", INTEGER, lambda v: mech.Tree(restart_every=v)),
+    "Tree tree_lengths": ("tree_lengths", INTEGER, lambda v: mech.Tree(tree_lengths=[v])),
+    "SinglePass steps": ("steps", INTEGER, acc.SinglePass),
+    "FixedEpochs steps_per_epoch": (
+        "steps_per_epoch",
+        INTEGER,
+        lambda v: acc.FixedEpochs(v, 2),
+    ),
+    "FixedEpochs epochs": ("epochs", INTEGER, lambda v: acc.FixedEpochs(2, v)),
+    "MinSeparation steps": ("steps", INTEGER, lambda v: acc.MinSeparation(v, 1, 1)),
+    "MinSeparation max_participations": (
+        "max_participations",
+        INTEGER,
+        lambda v: acc.MinSeparation(8, v, 1),
+    ),
+    "MinSeparation min_separation": (
+        "min_separation",
+        INTEGER,
+        lambda v: acc.MinSeparation(8, 1, v),
+    ),
+    "epsilon noise_multiplier": (
+        "noise_multiplier",
+        POSITIVE,
+        lambda v: acc.epsilon(v, 3, 1e-6),
+    ),
+    "epsilon delta": ("delta", PROBABILITY, lambda v: acc.epsilon(2.0, 3, v)),
+    "delta epsilon": ("epsilon", NON_NEGATIVE, lambda v: acc.delta(2.0, 3, v)),
+    "noise_multiplier delta": ("delta", PROBABILITY, lambda v: acc.noise_multiplier(1.0, v, 3)),
+    "Ledger noise_multiplier": ("noise_multiplier", POSITIVE, lambda v: acc.Ledger(ONE_PASS, v)),
+    "plan_schedule epsilon": ("epsilon", NON_NEGATIVE, lambda v: acc.plan_schedule(v, 0.5, 4, 2)),
+    "plan_schedule delta": ("delta", PROBABILITY, lambda v: acc.plan_schedule(1.0, v, 4, 2)),
+    "plan_schedule steps_per_epoch": (
+        "steps_per_epoch",
+        INTEGER,
+        lambda v: acc.plan_schedule(1.0, 0.5, v, 2),
+    ),
+    "plan_schedule momentum": (
+        "momentum",
+        MOMENTUM,
+        lambda v: acc.plan_schedule(1.0, 0.5, 4, 2, momentum=v),
+    ),
+    "noise_std steps": ("steps", INTEGER, acc.noise_std),
+    "FTRL learning_rate": ("learning_rate", POSITIVE, lambda v: ftrl(learning_rate=v)),
+    "FTRL batch_size": ("batch_size", INTEGER, lambda v: ftrl(batch_size=v)),
+    "FTRL steps": ("steps", INTEGER, lambda v: ftrl(steps=v)),
+    "FTRL momentum": ("momentum", MOMENTUM, lambda v: ftrl(momentum=v)),
+    "FTRL l1": ("l1", NON_NEGATIVE, lambda v: ftrl(l1=v)),
+    "FTRL radius": ("radius", POSITIVE, lambda v: ftrl(radius=v)),
+}
+
+CASES = [pytest.param(*entry, id=name) for name, entry in ENTRIES.items()]
+
+
+@pytest.mark.parametrize(("argument", "kind", "call"), CASES)
+def test_numbers_of_every_library_are_taken_alike(
+    argument: str, kind: Kind, call: Callable[[Any], Any]
+) -> None:
+    for value in kind.good:
+        call(value)
+
+
+@pytest.mark.parametrize(("argument", "kind", "call"), CASES)
+def test_wrong_values_are_refused_alike(
+    argument: str, kind: Kind, call: Callable[[Any], Any]
+) -> None:
+    form = re.compile(rf"(each of )?{argument} must be .+, got .+")
+    for values, error in ((kind.wrong_type, TypeError), (kind.wrong_value, ValueError)):
+        for value in values:
+            with pytest.raises(error) as caught:
+                call(value)
+            assert form.match(str(caught.value)), f"{value!r}: {caught.value}"
+            assert "\n" not in str(caught.value)
