@@ -257,7 +257,7 @@ LEAST_SQUARES = {"method": "least-squares"}
          "loss of a multinomial task must be one of 'multinomial', 'hinge', got"),
         ("y", {"loss": "multinomial"}, "loss of a regression task must be one of 'squared', "),
         ("y", {"loss_param": 2}, "loss_param must be None for the loss squared, got 2.0"),
-        ("y", {"loss": "quantile", "loss_param": 1}, "loss_param of quantile must lie between"),
+        ("y", {"loss": "quantile", "loss_param": 1}, "loss_param must be a finite number > 0 and < 1, got"),
         ("y", {"loss": "huber", "loss_param": "nan"},
          "loss_param must be a finite number, got nan"),
         ("y", {"learning_rate": "fast"}, "--learning-rate must be a number, auto or theory, got"),
