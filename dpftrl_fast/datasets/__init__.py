@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public data sets: ``python -m dpftrl_fast.datasets flights``.
 
-Nothing is downloaded. Files come from installed packages, or from a folder that the caller names.
+Nothing is downloaded. Files come from installed packages, or from a folder of the caller.
 """
 
 from dpftrl_fast.datasets.cifar10 import CIFAR10, cifar10
-from dpftrl_fast.datasets.command import main
 from dpftrl_fast.datasets.emnist import EMNIST, EMNIST_CLASSES, emnist
 from dpftrl_fast.datasets.fashion_mnist import FashionMNIST, fashion_mnist
 from dpftrl_fast.datasets.flights import (
@@ -13,11 +12,12 @@ from dpftrl_fast.datasets.flights import (
     flights,
     flights_order,
     flights_schema,
+    hashed_order,
+    main,
 )
 from dpftrl_fast.datasets.insteval import InstEval, insteval
 from dpftrl_fast.datasets.mnist_digits import MNISTDigits, mnist_digits
 from dpftrl_fast.datasets.online_retail import OnlineRetail, online_retail
-from dpftrl_fast.datasets.order import hashed_order
 from dpftrl_fast.datasets.shakespeare import Shakespeare, shakespeare
 
 __all__ = [

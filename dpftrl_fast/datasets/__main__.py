@@ -3,6 +3,6 @@
 
 import sys
 
-from dpftrl_fast.datasets.command import main
+from dpftrl_fast.datasets.flights import main
 
 sys.exit(main())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CIFAR-10: pictures of things, 32 x 32 in three colours, ten classes (Krizhevsky 2009).
+"""CIFAR-10: images of objects, 32 x 32 in three colours, ten classes (Krizhevsky 2009).
 
 The binary version: six files of records of 3,073 bytes, the class and then 1,024 bytes each of red,
 green and blue, by rows. (The version for Python is a pickle, which is a program, and is not read.)
@@ -8,31 +8,23 @@ Either the folder with the files or the official archive ``cifar-10-binary.tar.g
 
 from __future__ import annotations
 
-import gzip
-import tarfile
-import zlib
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+
+from dpftrl_fast.datasets.idx import Bytes, ImageSet
+from dpftrl_fast.datasets.packages import file_content, files_in_tar
 
 _TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 _TEST = "test_batch.bin"
+_FILES = (*_TRAIN, _TEST)
 _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32
 _LARGEST = 1 << 26  # bytes of a file; the official ones have 31 million
 
-Bytes = npt.NDArray[np.uint8]
 
-
-class CIFAR10(NamedTuple):
-    """Pictures of shape (n, 3, 32, 32), levels 0 to 255, and the numbers of their classes."""
-
-    images: Bytes
-    labels: Bytes
-    test_images: Bytes
-    test_labels: Bytes
+class CIFAR10(ImageSet):
+    """Images of shape (n, 3, 32, 32), levels 0 to 255, and the numbers of their classes."""
 
 
 def cifar10(source: str | Path) -> CIFAR10:
@@ -43,19 +35,19 @@ def cifar10(source: str | Path) -> CIFAR10:
     source : str or Path
         Folder with ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, or with the
         folder ``cifar-10-batches-bin`` of them, or with the archive; or the archive
-        ``cifar-10-binary.tar.gz`` itself, which is read where it lies.
+        ``cifar-10-binary.tar.gz`` itself, which is read in place.
 
     Returns
     -------
     CIFAR10
-        50,000 and 10,000 pictures, and their labels (or what the files hold).
+        50,000 and 10,000 images, and their labels (or those of the given files).
 
     Raises
     ------
     FileNotFoundError
         If there is no such folder, archive or file.
     ValueError
-        If a file is not what it should be.
+        If a file is invalid.
     """
     path = Path(source)
     if path.is_dir():
@@ -65,7 +57,7 @@ def cifar10(source: str | Path) -> CIFAR10:
         if folder is path and archive.exists() and not (path / _TEST).exists():
             files = _from_archive(archive)
         else:
-            files = _from_folder(folder)
+            files = {name: file_content(folder / name, _LARGEST) for name in _FILES}
     else:
         files = _from_archive(path)
     train = [_records(files[name], name) for name in _TRAIN]
@@ -76,36 +68,9 @@ def cifar10(source: str | Path) -> CIFAR10:
     )
 
 
-def _from_folder(folder: Path) -> dict[str, bytes]:
-    found = {}
-    for name in (*_TRAIN, _TEST):
-        path = folder / name
-        if not path.exists():
-            raise FileNotFoundError(f"expected {str(path)!r}, not found")
-        if path.stat().st_size > _LARGEST:
-            raise ValueError(f"expected at most {_LARGEST} bytes in {str(path)!r}, got more")
-        found[name] = path.read_bytes()
-    return found
-
-
 def _from_archive(path: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    try:
-        with gzip.open(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
-            for member in archive:
-                name = PurePosixPath(member.name).name
-                if not (member.isfile() and name in (*_TRAIN, _TEST)):
-                    continue
-                if member.size > _LARGEST:
-                    raise ValueError(f"expected at most {_LARGEST} bytes in {name!r}, got more")
-                content = archive.extractfile(member)
-                assert content is not None
-                found[name] = content.read()
-            while unpacked.read(_LARGEST):  # to the end, where the checksum is
-                pass
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"expected a whole tar.gz archive, {str(path)!r}: {error}") from None
-    if missing := [name for name in (*_TRAIN, _TEST) if name not in found]:
+    found = files_in_tar(path, lambda name: name.name in _FILES, _LARGEST)
+    if missing := [name for name in _FILES if name not in found]:
         raise FileNotFoundError(f"expected {', '.join(missing)} in {str(path)!r}, not found")
     return found
 

@@ -2,24 +2,22 @@
 """EMNIST: handwritten letters and digits, 28 x 28 grey levels (Cohen et al. 2017).
 
 IDX files, compressed by gzip, from a folder or from the official archive ``gzip.zip``. The files
-hold each picture by columns; it is turned, so that rows are rows as in MNIST.
+hold each image by columns; it is transposed, so that rows are rows as in MNIST.
 """
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from dpftrl_fast.datasets.idx import read_idx
+from dpftrl_fast._validate import choice
+from dpftrl_fast.datasets.idx import ImageSet, read_labelled
+from dpftrl_fast.datasets.packages import file_content, file_in_zip
 
-#: The splits, and how many classes each has.
+#: The splits, and the number of classes of each.
 EMNIST_CLASSES: Mapping[str, int] = {
     "byclass": 62,
     "bymerge": 47,
@@ -31,16 +29,9 @@ EMNIST_CLASSES: Mapping[str, int] = {
 _SIDE = 28
 _LARGEST = 1 << 29  # bytes of a compressed file; the largest has 172 million
 
-Bytes = npt.NDArray[np.uint8]
 
-
-class EMNIST(NamedTuple):
-    """Pictures as rows of grey levels 0 to 255, and the numbers of their classes from 0."""
-
-    images: Bytes
-    labels: Bytes
-    test_images: Bytes
-    test_labels: Bytes
+class EMNIST(ImageSet):
+    """Images as rows of grey levels 0 to 255, and the numbers of their classes from 0."""
 
 
 def emnist(source: str | Path, split: str = "bymerge") -> EMNIST:
@@ -50,8 +41,8 @@ def emnist(source: str | Path, split: str = "bymerge") -> EMNIST:
     ----------
     source : str or Path
         Folder with ``emnist-<split>-train-images-idx3-ubyte.gz`` and the three files like it (or
-        with ``gzip.zip``, or a folder ``gzip`` of them), or the archive itself, which is read where
-        it lies.
+        with ``gzip.zip``, or a folder ``gzip`` of them), or the archive itself, which is read in
+        place.
     split : str
         Of `EMNIST_CLASSES`. The paper's is "bymerge".
 
@@ -65,40 +56,26 @@ def emnist(source: str | Path, split: str = "bymerge") -> EMNIST:
     FileNotFoundError
         If there is no such folder, archive or file.
     ValueError
-        If a file is not what it should be, or there is no such split.
+        If a file is invalid, or there is no such split.
     """
-    if split not in EMNIST_CLASSES:
-        raise ValueError(f"split must be one of {', '.join(EMNIST_CLASSES)}, got {split!r}")
+    choice("split", split, tuple(EMNIST_CLASSES))
     path = Path(source)
     if path.is_dir() and (path / "gzip").is_dir():
         path = path / "gzip"
     elif path.is_dir() and (path / "gzip.zip").exists():
         path = path / "gzip.zip"
-    found: list[Bytes] = []
     first = 1 if split == "letters" else 0
+    classes = range(first, first + EMNIST_CLASSES[split])
+    found = []
     for part in ("train", "test"):
         names = [
             f"emnist-{split}-{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")
         ]
-        images, labels = (
-            read_idx(io.BytesIO(_content(path, name)), name, dimensions)
-            for name, dimensions in zip(names, (3, 1), strict=True)
-        )
+        images, labels = read_labelled(partial(_content, path), names, classes)
         if images.shape[1:] != (_SIDE, _SIDE):
             raise ValueError(
-                f"expected pictures of {_SIDE} x {_SIDE} in {names[0]!r}, got "
+                f"expected images of {_SIDE} x {_SIDE} in {names[0]!r}, got "
                 f"{images.shape[1]} x {images.shape[2]}"
-            )
-        if len(images) != len(labels):
-            raise ValueError(
-                f"expected as many labels as pictures, got {len(labels)} for {len(images)} in "
-                f"{names[0]!r}"
-            )
-        last = first + EMNIST_CLASSES[split] - 1
-        if not np.all((labels >= first) & (labels <= last)):
-            raise ValueError(
-                f"expected labels {first} to {last} in {names[1]!r}, got {labels.min()} to "
-                f"{labels.max()}"
             )
         upright = np.ascontiguousarray(images.transpose(0, 2, 1))
         found += [upright.reshape(len(images), -1), (labels - first).astype(np.uint8)]
@@ -107,19 +84,5 @@ def emnist(source: str | Path, split: str = "bymerge") -> EMNIST:
 
 def _content(path: Path, name: str) -> bytes:
     if path.is_dir():
-        file = path / name
-        if not file.exists():
-            raise FileNotFoundError(f"expected {str(file)!r}, not found")
-        if file.stat().st_size > _LARGEST:
-            raise ValueError(f"expected at most {_LARGEST} bytes in {str(file)!r}, got more")
-        return file.read_bytes()
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if PurePosixPath(info.filename).name == name:
-                    if info.file_size > _LARGEST:
-                        raise ValueError(f"expected at most {_LARGEST} bytes in {name!r}, got more")
-                    return archive.read(info)
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"expected a whole zip archive, {str(path)!r}: {error}") from None
-    raise FileNotFoundError(f"expected {name!r} in {str(path)!r}, not found")
+        return file_content(path / name, _LARGEST)
+    return file_in_zip(path, name, _LARGEST)

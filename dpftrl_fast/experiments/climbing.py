@@ -16,19 +16,10 @@ def climb(
 ) -> list[int]:
     """Return the exponent with the best score for each place, whose neighbours are not better.
 
-    Three about each first guess are scored; while the best of a place has a neighbour that was not,
-    the neighbour is. Of equal scores the smallest exponent's is the best.
-
-    Parameters
-    ----------
-    score : callable
-        From a list of (place, exponent) to their scores.
-    first : sequence of int
-        Where each place begins.
-    lowest, highest : int
-        Where climbing ends.
-    rounds : int, optional
-        At most so many calls of `score`.
+    The first guess of each place and its two neighbours are scored; while the best exponent of a
+    place has a neighbour in [lowest, highest] without a score, the neighbour is scored. Of equal
+    scores the smallest exponent's is the best. `score` maps a list of (place, exponent) to their
+    scores and is called at most `rounds` times.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, as a file of JSON lines: a row once made is not made again."""
+"""Results as a file of JSON lines: a row that exists is not computed again."""
 
 from __future__ import annotations
 
@@ -17,19 +17,10 @@ Values: TypeAlias = Mapping[str, float]
 class Results:
     """Rows ``{"experiment", "setting", "seed", "values"}``, one a line, kept in a file.
 
-    Lines are only ever appended, each in one write, and are on disk before the next is made. What a
-    write that was cut short left at the end is dropped. A row is found again by experiment, setting
-    and seed; to measure afresh, delete the file. One process writes to a file at a time.
-
-    Parameters
-    ----------
-    path : Path
-        The file; made with the first row, as its folder is.
-
-    Raises
-    ------
-    ValueError
-        If a whole line of the file is no such row.
+    Lines are only appended, each in one write, and are on disk before the next is computed. An
+    incomplete line at the end is dropped. A row is found again by experiment, setting and seed; to
+    measure again, delete the file. One process writes to a file at a time. File and folder are
+    created with the first row; ValueError if a complete line is not such a row.
 
     Examples
     --------
@@ -64,7 +55,7 @@ class Results:
         return len(self._rows)
 
     def get(self, experiment: str, setting: Setting, seed: int) -> Values | None:
-        """Return what was measured, or None."""
+        """Return the values of a row, or None."""
         return self._rows.get(_key(experiment, setting, seed))
 
     def add(self, experiment: str, setting: Setting, seed: int, values: Values) -> None:
@@ -75,7 +66,7 @@ class Results:
         ValueError
             If a value is not finite: JSON has no such numbers.
         FileExistsError
-            If the file is not as it was left: another process writes to it.
+            If another process has written to the file.
         """
         values = {name: float(value) for name, value in values.items()}
         for name, value in values.items():

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment is: a function that asks for measurements and returns a report."""
+"""Experiments: functions that ask for measurements and return a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from dpftrl_fast.experiments.results import Results, Setting, Values
 
-#: From a title to a context that gives a callback (done, total), or None.
+#: Maps a title to a context that gives a callback (done, total), or None.
 Progress: TypeAlias = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 
 
@@ -20,15 +21,20 @@ class Job(NamedTuple):
     Attributes
     ----------
     setting : mapping
-        All that it depends on but the seed, of what JSON knows.
+        All facts that it depends on except the seed, JSON-able.
     seed : int
     work : callable
-        Makes the values, finite numbers; it depends on setting and seed alone.
+        Computes the values, finite numbers; it depends on setting and seed alone.
     """
 
     setting: Setting
     seed: int
     work: Callable[[], Values]
+
+
+def seeded(setting: Setting, work: Callable[..., Values]) -> Callable[[int], Job]:
+    """Return jobs of one setting by their seeds, whose work is ``work(seed=seed)``."""
+    return lambda seed: Job(setting, seed, partial(work, seed=seed))
 
 
 class Table(NamedTuple):
@@ -55,14 +61,31 @@ class Table(NamedTuple):
         return "\n".join([f"**{self.title}**", "", *lines])
 
 
+def grid_table(title: str, axis: str, cells: Sequence[tuple[str, float, str]]) -> Table:
+    """Return a table of (row, column, text), empty where there is no cell.
+
+    Examples
+    --------
+    >>> grid_table("T", "epsilon", [("x", 2.0, "b"), ("x", 1.0, "a"), ("y", 1.0, "c")]).rows
+    [('x', 'a', 'b'), ('y', 'c', '')]
+    """
+    columns = sorted({column for _, column, _ in cells})
+    texts = {(row, column): text for row, column, text in cells}
+    rows = [
+        (name, *(texts.get((name, column), "") for column in columns))
+        for name in dict.fromkeys(name for name, _, _ in cells)
+    ]
+    return Table(title, ("", *(f"{axis} {column:g}" for column in columns)), rows)
+
+
 @dataclass(frozen=True)
 class Report:
-    """What came out.
+    """The outcome of an experiment.
 
     Attributes
     ----------
     data : list of mappings
-        The numbers, of what JSON knows.
+        The numbers, JSON-able.
     tables : list of Table
     figures : mapping of file name to bytes
         PNG files.
@@ -74,15 +97,7 @@ class Report:
 
 
 class Laboratory:
-    """Does the jobs of one experiment, but those whose results are there already.
-
-    Parameters
-    ----------
-    experiment : str
-        Its name.
-    results : Results
-    progress : callable, optional
-        See `Progress`.
+    """Runs the jobs of one experiment, except those whose results exist already.
 
     Examples
     --------
@@ -103,7 +118,7 @@ class Laboratory:
         self._progress = progress
 
     def run(self, title: str, jobs: Sequence[Job]) -> list[Values]:
-        """Return the values of jobs, in their order."""
+        """Return the values of jobs, in order."""
         found = []
         bar = nullcontext() if self._progress is None else self._progress(title)
         with bar as tell:
@@ -118,3 +133,10 @@ class Laboratory:
                 if tell is not None:
                     tell(number, len(jobs))
         return found
+
+    def repeat(
+        self, title: str, jobs: Sequence[Callable[[int], Job]], seeds: int
+    ) -> list[list[Values]]:
+        """Return for each job its values with the seeds 0, 1, .., ``seeds - 1``."""
+        found = self.run(title, [job(seed) for job in jobs for seed in range(seeds)])
+        return [found[start : start + seeds] for start in range(0, len(found), seeds)]

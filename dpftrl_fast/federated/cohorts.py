@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Cohorts`: who may be in the next round, by the plan and by who took part before."""
+"""`Cohorts`: the clients that may be in the next round, by the plan and past participation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ class Cohort:
     Parameters
     ----------
     clients : tuple of int or str
-        Those who are to train, as they were named.
+        Clients that train, as they were named.
     turned_away : dict of client to str
-        Those who must not, and why.
+        Clients that must not train, with the reason.
     members : ndarray of int64
-        Ids of all who count as having taken part: the clients, and those whom the plan has in the
-        round and who are not there.
+        Ids of all users that count as having taken part: the clients, and the absent ones.
     absent : int
-        Number of the latter.
+        Number of users that the plan has in the round and that are not connected.
     """
 
     clients: tuple[Client, ...]
@@ -42,7 +41,7 @@ class Cohort:
 
 
 class Cohorts:
-    """Chooses cohorts that the plan allows, and keeps count of them.
+    """Selection of cohorts that the plan allows, with a record of past participation.
 
     Parameters
     ----------
@@ -63,22 +62,16 @@ class Cohorts:
         self._guard = plan.guard()
 
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
-        """Say of each client whether it may be in the next round.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If one is no client.
-        """
+        """Return for each client whether it may be in the next round."""
         return self._guard.eligible(_ids(_listed(clients)))
 
     def choose(self, clients: Iterable[Client]) -> Cohort:
-        """Return the cohort of the next round out of the clients that are there.
+        """Return the cohort of the next round out of the connected clients.
 
         Raises
         ------
         ValueError, TypeError
-            If all declared rounds are done; if a client is none, or is there twice.
+            If all declared rounds are done; if an entry is not a client id, or appears twice.
         """
         guard, given = self._guard, _listed(clients)
         if guard.steps_taken == guard.steps:
@@ -112,20 +105,20 @@ class Cohorts:
     def _why_not(self) -> str:
         pattern = self._pattern
         if isinstance(pattern, SinglePass):
-            return "took part in an earlier round, and the plan has each client in one"
+            return "took part in an earlier round, and the plan allows one participation"
         if isinstance(pattern, (FixedOrder, FixedEpochs)):
-            return "not one of those that the plan has in this round"
+            return "not one of the users that the plan has in this round"
         return (
             f"took part {pattern.most_participations} times, or less than {pattern.min_separation} "
             "rounds ago"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who took part: as secret as their ids."""
+        """Return past participation: as secret as the ids."""
         return self._guard.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state of the same plan."""
+        """Load a state of the same plan."""
         self._guard.load_state_dict(guard_state(state))
 
 

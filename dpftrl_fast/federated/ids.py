@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a client is: the integers that the accountant counts users by, from the names they have."""
+"""Client ids: the integers that the accountant counts users by, from the names of clients."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Client: TypeAlias = int | str
 
 _LABEL = b"dpftrl_fast/client/v1\x00"
 _BITS = 63
-_NONE = (bool, np.bool_, np.timedelta64)  # which Python or NumPy count as integers
+_NONE = (bool, np.bool_, np.timedelta64)  # integers for Python or NumPy, refused here
 
 
 def client_id(client: object) -> int:
     """Return the integer that stands for a client in the accounting.
 
-    A client is whoever the guarantee is for: a person, not one of several devices of a person. It
-    must come under one name, spelt alike, in all rounds: 7 and "7" are two users.
+    A client is the unit that the guarantee protects: a person, not one of several devices of a
+    person. It must have one name, spelt alike, in all rounds: 7 and "7" are two users.
 
     Parameters
     ----------
     client : int or str
-        An integer in [0, 2^63) stands for itself; of a name the first 63 bits of SHA-256 with a
-        domain label. Two names with the same 63 bits (of n names there are such with a chance below
-        n^2 2^-64) count as one user, who then takes part less often than allowed, never more.
+        An integer in [0, 2^63) stands for itself; a name for the first 63 bits of its SHA-256 with
+        a domain label. Two names with the same 63 bits (probability below n^2 2^-64 among n names)
+        count as one user, who then takes part less often than allowed, never more.
 
     Returns
     -------
@@ -36,7 +36,7 @@ def client_id(client: object) -> int:
     Raises
     ------
     TypeError
-        If it is neither.
+        If it is neither an integer nor a name.
     ValueError
         If an integer is out of range, or a name is empty.
 

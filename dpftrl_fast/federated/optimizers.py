@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server does with the noised sums of its clients' updates.
+"""Server updates: the next model from the noised sums of the clients' updates.
 
-With s_t the sum of all clipped updates of rounds 1..t, n_t its noise and B the report goal, a
-server sees (s_t + n_t)/B after round t (`FTRLUpdate`), or the change of it, which is that round's
-noised mean update (`AdamUpdate`). An update is a client's model after training less the model that
-it was sent: it points to where the model is to go, so the signs are those of an ascent.
+With s_t the sum of all clipped updates of rounds 1..t, n_t its noise and B the report goal, the
+input after round t is (s_t + n_t)/B (`FTRLUpdate`), or its change in the round, which is the
+round's noised mean update (`AdamUpdate`). An update is a client's model after training minus the
+model that it was sent: it points in the direction of descent, so it is added with a plus sign.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import real
+from dpftrl_fast._validate import flag, positive, real
 
 Vector = NDArray[np.float64]
 
 
 class ServerUpdate(Protocol):
-    """From what leaves a round to the next model."""
+    """Computes the next model from the noised value of a round."""
 
     @property
     def release(self) -> Literal["sum", "residual"]:
-        """What `step` takes: the noised sum of all rounds so far, or its change in this round."""
+        """Input of `step`: the noised sum of all rounds so far, or its change in this round."""
         ...
 
     @property
     def theta(self) -> Vector:
-        """The model now, float64."""
+        """The current model, float64."""
         ...
 
     def step(self, value: Vector) -> None:
@@ -39,15 +39,15 @@ class ServerUpdate(Protocol):
         ...
 
     def options(self) -> dict[str, Any]:
-        """Return the settings, as JSON can hold them."""
+        """Return the settings, JSON-able."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what changes from step to step."""
+        """Return all that changes from step to step."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same settings."""
+        """Load a state of the same settings."""
         ...
 
 
@@ -68,11 +68,6 @@ class FTRLUpdate:
     nesterov : bool
         theta_t = theta_0 + rate (x_t + gamma v_t).
 
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is not of its kind or out of its range.
-
     Examples
     --------
     >>> update = FTRLUpdate(np.zeros(1), learning_rate=1.0, momentum=0.5)
@@ -92,10 +87,9 @@ class FTRLUpdate:
         momentum: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        self._rate = real("learning_rate", learning_rate, above=0.0)
+        self._rate = positive("learning_rate", learning_rate)
         self._momentum = real("momentum", momentum, least=0.0, below=1.0)
-        if not isinstance(nesterov, bool):
-            raise TypeError(f"nesterov must be a bool, got {type(nesterov).__name__}")
+        nesterov = flag("nesterov", nesterov)
         if nesterov and not self._momentum > 0.0:
             raise ValueError("nesterov must come with a momentum greater than 0, got momentum 0")
         self._nesterov = nesterov
@@ -105,13 +99,13 @@ class FTRLUpdate:
 
     @property
     def theta(self) -> Vector:
-        """The model now; to be read only."""
+        """The current model; to be read only."""
         return self._theta
 
     def step(self, value: Vector) -> None:
         """Take a step with x_t, the noised sum of all rounds so far over the goal."""
         theta, velocity = self._theta, self._velocity
-        with np.errstate(all="ignore"):  # no warning tells of a value
+        with np.errstate(all="ignore"):  # a warning would reveal something about a value
             if velocity is None:
                 np.multiply(value, self._rate, out=theta)
             else:
@@ -139,7 +133,7 @@ class FTRLUpdate:
         return {"theta_0": self._theta_0, "theta": self._theta, "velocity": self._velocity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the vectors of a state of the same settings."""
+        """Load the vectors of a state of the same settings."""
         self._theta_0, self._theta = state["theta_0"], state["theta"]
         self._velocity = state["velocity"]
 
@@ -153,7 +147,8 @@ class AdamUpdate:
 
     with m_0 = v_0 = 0; the exponent t + 1 is that of Flower's FedAdam, whose steps these are. The
     source is Reddi et al. 2021, "Adaptive Federated Optimization", algorithm 2, where rate_t is
-    constant. The square of the noise is in v_t: where noise dominates, all coordinates move alike.
+    constant. v_t includes the square of the noise: where noise dominates, all coordinates move
+    alike.
 
     Parameters
     ----------
@@ -165,11 +160,6 @@ class AdamUpdate:
         b1 and b2, each in [0, 1).
     eps : float
         Greater than 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is not of its kind or out of its range.
 
     Examples
     --------
@@ -189,27 +179,27 @@ class AdamUpdate:
         betas: Sequence[float] = (0.9, 0.99),
         eps: float = 1e-3,
     ) -> None:
-        self._rate = real("learning_rate", learning_rate, above=0.0)
+        self._rate = positive("learning_rate", learning_rate)
         pair: Any = betas
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise TypeError(f"betas must be a pair of numbers, got {pair!r}")
         first, second = (real("each of betas", beta, least=0.0, below=1.0) for beta in pair)
         self._betas = first, second
-        self._eps = real("eps", eps, above=0.0)
+        self._eps = positive("eps", eps)
         self._theta = theta_0.copy()
         self._mean, self._square = np.zeros_like(theta_0), np.zeros_like(theta_0)
         self._t = 0
 
     @property
     def theta(self) -> Vector:
-        """The model now; to be read only."""
+        """The current model; to be read only."""
         return self._theta
 
     def step(self, value: Vector) -> None:
         """Take a step with g_t, the noised mean update of the round."""
         (b1, b2), power = self._betas, self._t + 2
         rate = self._rate * math.sqrt(1.0 - b2**power) / (1.0 - b1**power)
-        with np.errstate(all="ignore"):  # no warning tells of a value
+        with np.errstate(all="ignore"):  # a warning would reveal something about a value
             self._mean *= b1
             self._mean += (1.0 - b1) * value
             self._square *= b2
@@ -231,6 +221,6 @@ class AdamUpdate:
         return {"theta": self._theta, "mean": self._mean, "square": self._square, "t": self._t}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the vectors of a state of the same settings."""
+        """Load the vectors of a state of the same settings."""
         self._theta, self._mean, self._square = state["theta"], state["mean"], state["square"]
         self._t = state["t"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Round`: the clients of one round, and their updates as they come in, one by one."""
+"""`Round`: the clients of one round, and their updates, added one by one."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 
 class Round:
-    """A round that has begun: made by `begin_round`, ended by `end_round`.
+    """An open round: made by `begin_round`, ended by `end_round`.
 
-    Whatever is wrong about an update is no error: the client's slot stays empty, and the reason is
-    returned and kept for the metrics. Nobody stands in for it, and the divisor stays the report
-    goal, so that nothing public follows from an update.
+    An invalid update is not an error: the client's slot stays empty, and the reason is returned and
+    kept for the metrics. No other client replaces it, and the divisor stays the report goal, so
+    that nothing public depends on an update.
 
     Attributes
     ----------
     number : int
         From 1.
     token : str
-        Says of which run and round an update is; public. Clients get it with the model and send it
+        Identifies run and round of an update; public. Clients receive it with the model and send it
         back.
     cohort : tuple of int or str
-        The clients that are to train, as they were named.
+        The clients that train, as they were named.
     turned_away : dict of client to str
-        Those that may not take part in this round, and why.
+        Clients that may not take part in this round, with the reason.
     absent : int
-        Users whom the plan has in this round and who are not there: empty slots.
+        Users that the plan has in this round and that are not connected: empty slots.
 
     Notes
     -----
@@ -64,38 +64,38 @@ class Round:
 
     @property
     def ended(self) -> bool:
-        """Whether no more updates are taken."""
+        """Whether the round has ended: no more updates are accepted."""
         return self._ended is not None
 
     def add(self, client: Client, update: Any, *, token: object = None) -> str | None:
-        """Take a client's update: clip it and add it to the sum of the round.
+        """Clip a client's update and add it to the sum of the round.
 
         Parameters
         ----------
         client : int or str
             As it is named in `cohort`.
         update : mapping of str to ndarray, or sequence of ndarray
-            The client's model after training less the model that it was sent, in the structure of
-            the model; float16, float32 or float64. It is not kept, and not changed; others must not
-            change it during the call, which reads it twice: for its norm, then to add it.
+            The client's model after training minus the model that it was sent, in the structure of
+            the model; float16, float32 or float64. It is neither kept nor changed. It must not be
+            changed during the call, which reads it twice: for its norm, then to add it.
         token : str, optional
-            What the client sent back; where the way of an update leaves no doubt of which run and
-            round it is, None.
+            The token that the client sent back; None where the transport guarantees that the update
+            belongs to this run and round.
 
         Returns
         -------
         str or None
-            None if the update is in the sum; else why not. A client that is not of this cohort, or
-            has answered already, an update of another run or round, or one that comes after the
-            end, leaves everything as it was. One that does not fit the model or is not finite is
-            an answer: its slot stays empty.
+            None if the update is in the sum; otherwise the reason why not. Nothing changes for a
+            client outside of the cohort or one that has answered already, for an update of another
+            run or round, or for one that comes after the end. An update that does not fit the model
+            or is not finite is an answer: its slot stays empty.
         """
         with self._turn:
             answers = len(self._answered)
             reason = self._add(client, update, token)
             name = _name(client)
             if reason is not None and (name not in self._refused or len(self._answered) > answers):
-                self._refused[name] = reason  # what made the slot empty stays
+                self._refused[name] = reason  # the first reason stays
             return reason
 
     def _add(self, client: Client, update: Any, token: object) -> str | None:
@@ -124,12 +124,12 @@ class Round:
         return None
 
     def metrics(self) -> dict[str, Any]:
-        """Return what happened in the round: of private data, NOT PRIVATE, not to be published.
+        """Return counts of the round: computed from private data, NOT PRIVATE, not to be published.
 
         Returns
         -------
         dict
-            ``"accepted"`` and ``"missing"`` (of the cohort, whether refused or silent) as numbers,
+            ``"accepted"`` and ``"missing"`` (cohort members, refused or silent) as numbers,
             ``"refused"`` and ``"turned_away"`` as dictionaries of client to reason, ``"absent"``,
             and ``"private"``, False.
         """
@@ -145,7 +145,7 @@ class Round:
             }
 
     def _end(self, reason: str) -> int:
-        """Take no more updates; return those within the clip norm less those above it."""
+        """End the round; return the number of updates within the clip norm minus those above it."""
         with self._turn:
             self._ended = reason
             return self._within

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PrivateRounds`: cohorts, clipped sums, noise and the journal of a federated run.
 
-What is done with what leaves a round (the update rule) is the caller's: `ServerDPFTRL`, or any
-strategy of another library.
+The update rule is the caller's: `ServerDPFTRL`, or any strategy of another library.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ Ints = NDArray[np.int64]
 class PrivateRounds(Stated):
     """The private part of a federated run, without an update rule.
 
-    A round begins with the clients that are there (`begin_round`): those that the plan does not
+    `begin_round` starts a round with the clients that are connected: those that the plan does not
     allow now are turned away before they train, the others are the cohort, and all of them count as
-    having taken part. Their updates come one by one (:meth:`Round.add`), each clipped as a whole.
-    `end_round` writes the sum ahead, puts the tree's noise on it and returns what may leave.
+    having taken part. Their updates are added one by one (:meth:`Round.add`), each clipped as a
+    whole. `end_round` writes the sum ahead, adds the tree's noise and returns the result, which may
+    be released.
 
     Parameters
     ----------
@@ -50,26 +50,25 @@ class PrivateRounds(Stated):
     plan : PrivacyPlan
         One step is one round, one record is one client. The clip norm is that of a whole update.
     report_goal : int
-        What sums are divided by (B): fixed and public, however many clients answer.
+        Divisor of the sums (B): fixed and public, however many clients answer.
     clipping : AdaptiveClipping, optional
-        Fits the clip norm to the updates at each restart; the plan must have some.
+        Adapts the clip norm to the updates at each restart of the tree; the plan must have some.
     folder : str or Path, optional
-        Where the run is kept (see docs/resume.md): **a secret**. None keeps it in memory only: a
-        run that is killed is then lost, and must not be begun again with the same key.
+        Folder that keeps the run (see docs/resume.md): **a secret**. None keeps it in memory only:
+        a run that is killed is then lost, and must not be started again with the same key.
     identity : mapping, optional
-        What else says which run this is, as JSON can hold it; a folder of another is refused.
+        More facts that identify the run, JSON-able; a folder of another run is refused.
     state : mapping, optional
         The caller's own state before round 1, for `state` (see there).
-    spare_restarts, restart, accept_epsilon
-        As for :class:`dpftrl_fast.run.account.RunAccount` and its `restarted`: ``restart=True``
-        abandons rounds that were written ahead and goes on with fresh noise. Needed only where a
-        file of the folder was lost, since a round's sum is kept until the next checkpoint. Not with
-        `clipping`.
+    spare_recoveries, recover, accept_epsilon
+        As for :class:`dpftrl_fast.run.account.RunAccount`: ``recover=True`` abandons rounds that
+        were written ahead and continues with fresh noise. Needed only where a file of the folder
+        was lost, since a round's sum is kept until the next checkpoint. Not with `clipping`.
     allow_fork : bool
-        Takes a folder that was copied, which voids the guarantee.
+        Opens a folder that was copied, which voids the guarantee.
     memory, dtype, threads
-        Of the noise, as for :class:`dpftrl_fast.TreeNoise`. What leaves is float64, on a grid that
-        is as coarse as the noise of `dtype` (see `dpftrl_fast.federated.sums.running_sum`).
+        Of the noise, as for :class:`dpftrl_fast.TreeNoise`. Released values are float64, on a grid
+        as coarse as the noise of `dtype` (see `dpftrl_fast.federated.sums.running_sum`).
     noise_seed : int or bytes, optional
         For tests: the run is then `reproducible`, not private.
     key : bytes, optional
@@ -86,8 +85,16 @@ class PrivateRounds(Stated):
 
     Notes
     -----
-    The object holds bare sums and the key: it is not pickled. A folder's own key goes before `key`
-    and `noise_seed`.
+    **Formal guarantee.** Neighbours differ in one client, whose updates are replaced by zero in all
+    rounds. All values that `end_round` and `replay` return, with the sequence of clip norms, are
+    (epsilon, delta)-private for the epsilon of :meth:`epsilon`, which is that of `plan`, with spare
+    recoveries and the estimates of `clipping`. The caller must ensure that a client id stands for
+    one person, that the reasons for abandoning a round and the choice of the connected clients do
+    not depend on updates, and that folder and key stay secret. Not covered: the low-order bits of
+    floating-point noise, timing, and everything that clients reveal otherwise.
+
+    The object holds un-noised sums and the key: it is not pickled. A folder's own key takes
+    precedence over `key` and `noise_seed`.
 
     Examples
     --------
@@ -101,6 +108,8 @@ class PrivateRounds(Stated):
     'answered already in this round'
     >>> rounds.end_round().shape, rounds.rounds_done, round(rounds.epsilon(1e-6), 3)
     ((3,), 1, 2.254)
+    >>> round(rounds.epsilon(1e-6, neighbours="replace-one"), 3)
+    4.887
     >>> rounds.eligible(["Hamlet", "Laertes"]).tolist()
     [False, True]
     """
@@ -115,8 +124,8 @@ class PrivateRounds(Stated):
         folder: str | Path | None = None,
         identity: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
-        spare_restarts: int = 0,
-        restart: bool = False,
+        spare_recoveries: int = 0,
+        recover: bool = False,
         accept_epsilon: tuple[float, float] | None = None,
         allow_fork: bool = False,
         memory: Memory = "stored",
@@ -127,11 +136,11 @@ class PrivateRounds(Stated):
     ) -> None:
         if noise_seed is not None and key is not None:
             raise ValueError("expected a noise_seed or a key, got both")
-        if clipping is not None and (spare_restarts or restart):
+        if clipping is not None and (spare_recoveries or recover):
             raise ValueError(
-                "adaptive clipping goes without spare_restarts and restart, got one of them"
+                "adaptive clipping does not support spare_recoveries and recover, got one of them"
             )
-        self._account = RunAccount(plan, spare_restarts)
+        self._account = RunAccount(plan, spare_recoveries)
         self._clipping = clipping
         self._goal = positive_integer("report_goal", report_goal)
         self._layout = ModelLayout(parameters)
@@ -161,7 +170,7 @@ class PrivateRounds(Stated):
                 folder, {**self._identity(), **(identity or {})}, allow_fork=allow_fork
             )
             try:
-                self._begin(self._journal, restart, accept_epsilon)
+                self._begin(self._journal, recover, accept_epsilon)
             except BaseException:
                 self._journal.close()
                 raise
@@ -180,7 +189,7 @@ class PrivateRounds(Stated):
         }
 
     def _begin(
-        self, journal: RunJournal, restart: bool, accept_epsilon: tuple[float, float] | None
+        self, journal: RunJournal, recover: bool, accept_epsilon: tuple[float, float] | None
     ) -> None:
         kept = journal.resume()
         if kept is None:
@@ -191,7 +200,7 @@ class PrivateRounds(Stated):
                 self.plan, self._account.spare_restarts, journal.abandoned, journal.start
             )
         after = self._account
-        if restart and journal.replaying:
+        if recover and journal.replaying:
             after = after.restarted(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
         self._run, self._reproducible = kept["run"], kept["reproducible"]
         self._rounds_done, self._state = kept["rounds_done"], kept["state"]
@@ -199,8 +208,8 @@ class PrivateRounds(Stated):
         self._sums.load_state_dict(kept["sums"], self._account)
         if after is not self._account:
             self._account = after
-            self._run = secrets.token_hex(8)  # the next rounds have numbers that others had
-            self._sums.restart(after)
+            self._run = secrets.token_hex(8)  # the next rounds repeat numbers of earlier ones
+            self._sums.recover(after)
             journal.restart(self._all_state())
 
     def _all_state(self) -> dict[str, Any]:
@@ -217,20 +226,20 @@ class PrivateRounds(Stated):
     def state(self) -> Mapping[str, Any] | None:
         """The caller's own state as it was last kept: given at the beginning, or to `checkpoint`.
 
-        After a restart of the program it is that of `rounds_done` rounds. The rounds since then,
-        which were written ahead, come from `replay`.
+        When a program resumes, it is that of `rounds_done` rounds. The rounds since then, which
+        were written ahead, come from `replay`.
         """
         return self._state
 
     @property
     def replaying(self) -> bool:
-        """Whether rounds were written ahead that `replay` has not taken again."""
+        """Whether rounds that were written ahead are still to be replayed."""
         return self._journal is not None and self._journal.replaying
 
     def replay(self, release: Release = "sum") -> Iterator[Vector]:
-        """Take again, one by one, the rounds that were written ahead before a crash.
+        """Repeat, one by one, the rounds that were written ahead before a crash.
 
-        No client is asked: what was kept of each is its sum. To be exhausted before a round begins.
+        No client is asked: the sum of each round was kept. To be exhausted before a round begins.
 
         Parameters
         ----------
@@ -240,12 +249,12 @@ class PrivateRounds(Stated):
         Yields
         ------
         ndarray of float64, shape (size,)
-            As `end_round` returned, or would have.
+            As `end_round` returned, or would have returned.
 
         Raises
         ------
         ValueError
-            If what was kept of a round is missing or damaged.
+            If the sum of a round is missing or damaged.
         """
         choice("release", release, ("sum", "residual"))
         while self.replaying:
@@ -256,13 +265,13 @@ class PrivateRounds(Stated):
                 if kept is None:
                     raise ValueError(
                         f"the sum of round {self._rounds_done + 1} is missing from the folder, and "
-                        "the round may have left: restart=True abandons it (see docs/resume.md)"
+                        "may have been released: recover=True abandons it (see docs/resume.md)"
                     )
                 value = self._take(kept["ids"], kept["sum"], kept["bits"], release, keep=False)
             yield value
 
     def checkpoint(self, state: Mapping[str, Any] | None = None) -> None:
-        """Keep the whole state between two rounds; without a folder, only the caller's own.
+        """Save the whole state between two rounds; without a folder, only the caller's own.
 
         Parameters
         ----------
@@ -283,39 +292,15 @@ class PrivateRounds(Stated):
             if self._journal is not None:
                 self._journal.checkpoint(self._all_state())
 
-    def close(self) -> None:
-        """Let the folder go; an open round is given up, what was written is on disk already."""
-        with self._turn:
-            if self._round is not None:
-                self._give_up(self._round)
-            if self._journal is not None:
-                self._journal.close()
-
-    def __enter__(self) -> PrivateRounds:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     # ---- A round ----
-
-    def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
-        """Say of each client whether it may be in the next round.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If one is no client.
-        """
-        with self._turn:
-            return self._cohorts.eligible(clients)
 
     def begin_round(self, clients: Iterable[Client]) -> Round:
         """Begin a round with those of the clients that the plan allows now.
 
-        Where the plan settles who is in the round (`FixedOrder`, later epochs of `FixedEpochs`),
-        the cohort is those of them who are here, and the others are empty slots. Else it is all who
-        are eligible. It may have more or fewer clients than the report goal.
+        Where the plan determines the members of the round (`FixedOrder`, later epochs of
+        `FixedEpochs`), the cohort is those of them that are connected, and the others are empty
+        slots. Otherwise it is all eligible clients. It may be larger or smaller than the report
+        goal.
 
         Parameters
         ----------
@@ -325,15 +310,15 @@ class PrivateRounds(Stated):
         Returns
         -------
         Round
-            With the reasons for those that were turned away, who must not train.
+            With the reasons for the clients that were turned away, which must not train.
 
         Raises
         ------
         RuntimeError
             If a round is open, or rounds are to be replayed.
         ValueError, TypeError
-            If all declared rounds are done; if a client is none, or is there twice; if the run's
-            sums could leave their integers. Nothing is changed.
+            If all declared rounds are done; if an entry is not a client id, or appears twice; if
+            the run's sums could overflow their integers. Nothing is changed.
         """
         with self._turn:
             self._check_between()
@@ -352,17 +337,17 @@ class PrivateRounds(Stated):
             return self._round
 
     def end_round(self, release: Release = "sum") -> Vector:
-        """End the open round: write its sum ahead, put noise on it, and return what may leave.
+        """End the open round: write its sum ahead, add the noise, and return the noised result.
 
-        All of the cohort has taken part, whoever answered. A round in which nobody did is a step
-        like any other.
+        The whole cohort has taken part, whoever answered. A round in which nobody answered is a
+        step like any other.
 
         Parameters
         ----------
         release : {"sum", "residual"}
-            What to return: the noised sum of all rounds so far over the report goal,
-            (s_t + n_t)/B, or what this round changed in it, the round's noised mean update. The one
-            follows from the others: both may leave.
+            Return the noised sum of all rounds so far over the report goal, (s_t + n_t)/B, or its
+            change in this round, the round's noised mean update. Each follows from the other: both
+            may be released.
 
         Returns
         -------
@@ -371,12 +356,12 @@ class PrivateRounds(Stated):
         Raises
         ------
         RuntimeError
-            If no round is open, or an earlier one was interrupted half-way.
+            If no round is open, or an earlier one was interrupted.
         ValueError
             If `release` is neither.
         OSError
-            If it cannot be written ahead: nothing has left, and the round is still open for another
-            `end_round`, though not for updates.
+            If the sum cannot be written ahead: nothing was released, and `end_round` may be called
+            again, but no more updates are accepted.
         """
         choice("release", release, ("sum", "residual"))
         with self._turn:
@@ -387,30 +372,9 @@ class PrivateRounds(Stated):
             bits = now._end("late: the round has ended")
             return self._take(self._members, self._sums.sums.total, bits, release, keep=True)
 
-    def abandon_round(self) -> None:
-        """Give up the open round: nothing of it has left, nobody has taken part, it begins anew.
-
-        For public reasons only, such as a lost network. A round that is given up for what came in,
-        or for who answered, tells of it.
-
-        Raises
-        ------
-        RuntimeError
-            If no round is open, or one was interrupted half-way.
-        """
-        with self._turn:
-            self._check_whole()
-            if self._round is None:
-                raise RuntimeError("expected an open round, got abandon_round before begin_round")
-            self._give_up(self._round)
-
-    def _give_up(self, now: Round) -> None:
-        now._end("the round was abandoned")
-        self._round = None
-
     def _take(self, ids: Ints, total: Ints, bits: int, release: Release, *, keep: bool) -> Vector:
         number, journal = self._rounds_done + 1, self._journal
-        # Where this ends in between, journal, ledger, sums and noise may be a step apart.
+        # An interruption from here on may leave journal, guard, sums and noise a step apart.
         self._torn = True
         if journal is not None:
             kept = {"ids": ids, "sum": total, "bits": bits} if keep else None
@@ -426,12 +390,6 @@ class PrivateRounds(Stated):
         self._rounds_done, self._round, self._torn = number, None, False
         return value
 
-    def _check_whole(self) -> None:
-        if self._torn:
-            raise RuntimeError(
-                "a round was interrupted half-way: go on from the folder, with a new object"
-            )
-
     def _check_between(self) -> None:
         self._check_whole()
         if self._round is not None:
@@ -440,11 +398,6 @@ class PrivateRounds(Stated):
             )
         if self.replaying:
             raise RuntimeError("expected replay() to be exhausted first: rounds were written ahead")
-
-    # ---- What is stated ----
-
-    def _private(self) -> PrivateRounds:
-        return self
 
     @property
     def layout(self) -> ModelLayout:

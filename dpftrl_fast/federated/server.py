@@ -11,27 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import choice, positive_integer
-from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdate
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
-from dpftrl_fast.noise.arguments import Memory
-from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Vector = NDArray[np.float64]
 
 
 class ServerDPFTRL(Stated):
-    """Trains one model with clients that never take part more often than a plan allows.
+    """Server that trains a model with clients that take part at most as often as a plan allows.
 
-    Each round: `begin_round` with the clients that are there, who say who they are before they
-    train; the cohort is sent `parameters` and trains; each update (the client's model less the one
-    it was sent) is given to :meth:`Round.add`; `end_round` takes the step. Updates are clipped as a
-    whole, summed, noised by the plan's tree, and divided by the report goal, whoever answered:
+    Each round: call `begin_round` with the ids of the connected clients; send `parameters` to the
+    cohort, which trains; pass each update (the client's model minus the one it was sent) to
+    :meth:`Round.add`; call `end_round`, which takes the step. Updates are clipped as a whole,
+    summed, noised by the plan's tree, and divided by the report goal, whoever answered:
 
         theta_t = theta_0 + rate v_t,   v_t = momentum v_(t-1) + (s_t + n_t)/goal
 
@@ -46,31 +43,31 @@ class ServerDPFTRL(Stated):
     plan : PrivacyPlan
         One step is one round, one record is one client, the clip norm is that of a whole update.
     report_goal : int
-        Fixed and public: what sums are divided by.
+        Fixed, public divisor of the sums.
     learning_rate : float
         Of the server.
     momentum, nesterov
         Of ``optimizer="ftrl"``, see :class:`dpftrl_fast.federated.optimizers.FTRLUpdate`.
     optimizer : {"ftrl", "adam"} or callable
         "adam": :class:`dpftrl_fast.federated.optimizers.AdamUpdate` on each round's noised mean
-        update. A callable takes theta_0 as one vector and returns a
-        :class:`dpftrl_fast.federated.optimizers.ServerUpdate` of one's own.
+        update. A callable takes theta_0 as one vector and returns a custom
+        :class:`dpftrl_fast.federated.optimizers.ServerUpdate`.
     betas, eps
         Of ``optimizer="adam"``.
-    clipping : AdaptiveClipping, optional
-        Fits the clip norm at each restart, with noise of its own.
     folder : str or Path, optional
         **A secret.** Keeps the run there: a program that is killed at any point and started again
-        with the same arguments goes on, with the same model, bit for bit, and the same epsilon, if
-        clients do what they would have done. The model is then the folder's, not `parameters`.
-        None: in memory only.
+        with the same arguments resumes the run, with the same model, bit for bit, and the same
+        epsilon, if clients train as they would have done. The model is then the folder's, not
+        `parameters`. None: in memory only.
     identity : mapping, optional
-        What else says which run this is, as JSON can hold it, who names the clients for instance; a
-        folder of another is refused.
+        More facts that identify the run, JSON-able, for instance the source of the client ids; a
+        folder of another run is refused.
     checkpoint_every : int
-        Rounds between checkpoints; of the rounds since then the sum is kept.
-    spare_restarts, restart, accept_epsilon, allow_fork, memory, dtype, threads, noise_seed, key
-        As for :class:`dpftrl_fast.federated.PrivateRounds`.
+        Rounds between checkpoints; the sums of the rounds since the last one are kept.
+    **options
+        `clipping` (an :class:`AdaptiveClipping`), `spare_recoveries`, `recover`, `accept_epsilon`,
+        `allow_fork`, `memory`, `dtype`, `threads`, `noise_seed` and `key` of
+        :class:`dpftrl_fast.federated.PrivateRounds`.
 
     Raises
     ------
@@ -79,7 +76,14 @@ class ServerDPFTRL(Stated):
 
     Notes
     -----
-    The object holds bare sums and the key: it is not pickled. What may leave is `parameters`.
+    **Formal guarantee.** As for :class:`dpftrl_fast.federated.PrivateRounds`: neighbours differ in
+    one client, whose updates are replaced by zero; `epsilon` states the guarantee, of `plan` with
+    spare recoveries and `clipping`. It covers `parameters` after every round, which may be
+    published. The caller must ensure that a client id stands for one person and that folder and
+    key stay secret. Not covered: the low-order bits of floating-point noise, and
+    :meth:`Round.metrics`.
+
+    The object holds un-noised sums and the key: it is not pickled.
 
     Examples
     --------
@@ -93,6 +97,8 @@ class ServerDPFTRL(Stated):
     ...     assert problem is None
     >>> server.end_round()["w"].dtype, server.rounds_done, round(server.epsilon(1e-6), 3)
     (dtype('float32'), 1, 2.254)
+    >>> round(server.epsilon(1e-6, neighbours="replace-one"), 3)
+    4.887
     """
 
     def __init__(
@@ -107,19 +113,10 @@ class ServerDPFTRL(Stated):
         optimizer: Literal["ftrl", "adam"] | Callable[[NDArray[np.float64]], ServerUpdate] = "ftrl",
         betas: Sequence[float] = (0.9, 0.99),
         eps: float = 1e-3,
-        clipping: AdaptiveClipping | None = None,
         folder: str | Path | None = None,
         identity: Mapping[str, Any] | None = None,
         checkpoint_every: int = 10,
-        spare_restarts: int = 0,
-        restart: bool = False,
-        accept_epsilon: tuple[float, float] | None = None,
-        allow_fork: bool = False,
-        memory: Memory = "stored",
-        dtype: Literal["float32", "float64"] = "float32",
-        threads: int | None = None,
-        noise_seed: Seed = None,
-        key: bytes | None = None,
+        **options: Any,
     ) -> None:
         theta_0 = ModelLayout(parameters).flatten(parameters)
         if not bool(np.isfinite(theta_0).all()):
@@ -134,7 +131,7 @@ class ServerDPFTRL(Stated):
             if (learning_rate, momentum, nesterov) != (1.0, 0.0, False):
                 raise ValueError(
                     "learning_rate, momentum and nesterov are settings of 'ftrl' and 'adam', got "
-                    "them with an optimizer of one's own"
+                    "them with a custom optimizer"
                 )
             self._update = optimizer(theta_0)
         elif choice("optimizer", optimizer, ("ftrl", "adam")) == "ftrl":
@@ -147,19 +144,10 @@ class ServerDPFTRL(Stated):
             parameters,
             plan=plan,
             report_goal=report_goal,
-            clipping=clipping,
             folder=folder,
             identity={**(identity or {}), "update": self._update.options()},
             state=self._update.state_dict(),
-            spare_restarts=spare_restarts,
-            restart=restart,
-            accept_epsilon=accept_epsilon,
-            allow_fork=allow_fork,
-            memory=memory,
-            dtype=dtype,
-            threads=threads,
-            noise_seed=noise_seed,
-            key=key,
+            **options,
         )
         try:
             if folder is not None:
@@ -176,34 +164,25 @@ class ServerDPFTRL(Stated):
         self._update.step(value)
         self._steps += 1
 
-    def _check_whole(self) -> None:
-        if self._steps != self._rounds.rounds_done:
-            raise RuntimeError("a step was interrupted half-way: go on from the folder")
+    @property
+    def _private(self) -> PrivateRounds:
+        return self._rounds
 
     @property
     def parameters(self) -> Any:
-        """The model now, in the structure and dtypes that were given, as new arrays: may leave."""
+        """The current model, in the given structure and dtypes, as new arrays: may be released."""
         return self._rounds.layout.unflatten(self._update.theta)
-
-    # ---- Rounds ----
-
-    def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
-        """Say of each client whether it may be in the next round.
-
-        As :meth:`dpftrl_fast.federated.PrivateRounds.eligible`.
-        """
-        return self._rounds.eligible(clients)
 
     def begin_round(self, clients: Iterable[Client]) -> Round:
         """Begin a round with those of the clients that the plan allows now.
 
         As :meth:`dpftrl_fast.federated.PrivateRounds.begin_round`.
         """
-        self._check_whole()
+        self._check_step()
         return self._rounds.begin_round(clients)
 
     def end_round(self) -> Any:
-        """End the open round: write its sum ahead, put noise on it, take the step.
+        """End the open round: write its sum ahead, add the noise, take the step.
 
         Returns
         -------
@@ -213,51 +192,33 @@ class ServerDPFTRL(Stated):
         Raises
         ------
         RuntimeError
-            If no round is open, or an earlier one was interrupted half-way.
+            If no round is open, or an earlier one was interrupted.
         OSError
-            If the sum cannot be written ahead (then nothing has left, and `end_round` may be called
-            again), or a checkpoint is due and cannot be written (then the round is done).
+            If the sum cannot be written ahead (then nothing was released, and `end_round` may be
+            called again), or a checkpoint is due and cannot be written (then the round is done).
         """
         self._step(self._rounds.end_round(self._update.release))
         if self._steps % self._every == 0 or self._steps == self.plan.steps:
             self.checkpoint()
         return self.parameters
 
-    def abandon_round(self) -> None:
-        """Give up the open round, which begins anew: for public reasons only.
-
-        As :meth:`dpftrl_fast.federated.PrivateRounds.abandon_round`.
-        """
-        self._rounds.abandon_round()
-
     def checkpoint(self) -> None:
-        """Keep the state between two rounds, besides the regular checkpoints.
+        """Save the state between two rounds, besides the regular checkpoints.
 
         Raises
         ------
         RuntimeError
-            If a round is open, or an earlier one was interrupted half-way.
+            If a round is open, or an earlier one was interrupted.
         OSError
             If it cannot be written; the checkpoint before is then still there.
         """
-        self._check_whole()
+        self._check_step()
         self._rounds.checkpoint(self._update.state_dict())
 
-    def close(self) -> None:
-        """Let the folder go; an open round is given up."""
-        self._rounds.close()
-
-    def __enter__(self) -> ServerDPFTRL:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    # ---- What is stated ----
-
-    def _private(self) -> PrivateRounds:
-        return self._rounds
+    def _check_step(self) -> None:
+        if self._steps != self._rounds.rounds_done:
+            raise RuntimeError("a step was interrupted half-way: resume from the folder")
 
     def epsilon_spent(self, delta: float) -> float:
-        """Return `epsilon`: what is stated is the declared run's, from the first round on."""
+        """Return `epsilon`: the stated figure is the declared run's, from the first round on."""
         return self.epsilon(delta)

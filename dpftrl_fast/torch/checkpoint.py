@@ -72,14 +72,14 @@ class TrainingRun(PrivacyStatement):
     keep_sums : bool
         Keep each step's sums until the next checkpoint: then no replay can differ, whatever the
         device does. Costs the bytes of one sum a step.
-    spare_restarts : int
-        How many restarts with fresh noise the stated epsilon covers from the start.
-    restart : bool
-        What to do about steps that were written ahead after the last checkpoint: False takes them
-        again, True abandons them and goes on with fresh noise. That costs privacy: refused unless
-        the spare restarts cover it, or `accept_epsilon` accepts it.
+    spare_recoveries : int
+        Number of recoveries with fresh noise that the stated epsilon covers from the start.
+    recover : bool
+        Treatment of steps that were written ahead after the last checkpoint: False repeats them,
+        True abandons them and continues with fresh noise. That costs privacy: it is refused unless
+        the spare recoveries cover it, or `accept_epsilon` accepts it.
     accept_epsilon : (epsilon, delta), optional
-        The larger figure that the run is to state after a restart.
+        The larger figure that the run states after a recovery.
     allow_fork : bool
         Take a folder that was copied; voids the guarantee, see :class:`RunJournal`.
 
@@ -122,8 +122,8 @@ class TrainingRun(PrivacyStatement):
         extra: Mapping[str, Stateful] | None = None,
         checkpoint_every: int = 100,
         keep_sums: bool = False,
-        spare_restarts: int = 0,
-        restart: bool = False,
+        spare_recoveries: int = 0,
+        recover: bool = False,
         accept_epsilon: tuple[float, float] | None = None,
         allow_fork: bool = False,
     ) -> None:
@@ -143,10 +143,10 @@ class TrainingRun(PrivacyStatement):
         self._extra = dict(extra or {})
         self._every = positive_integer("checkpoint_every", checkpoint_every)
         self._keep_sums, self._kept_at = keep_sums, 0
-        account = RunAccount(loader.plan, spare_restarts)
+        account = RunAccount(loader.plan, spare_recoveries)
         self._journal = RunJournal(folder, self._identity(account), allow_fork=allow_fork)
         try:
-            self._account = self._begin(account, restart, accept_epsilon)
+            self._account = self._begin(account, recover, accept_epsilon)
         except BaseException:
             self._journal.close()
             raise
@@ -155,7 +155,7 @@ class TrainingRun(PrivacyStatement):
             self._guard.state_by(self)
 
     def _begin(
-        self, account: RunAccount, restart: bool, accept_epsilon: tuple[float, float] | None
+        self, account: RunAccount, recover: bool, accept_epsilon: tuple[float, float] | None
     ) -> RunAccount:
         journal = self._journal
         state = journal.resume()
@@ -166,13 +166,13 @@ class TrainingRun(PrivacyStatement):
             account = RunAccount(
                 account.plan, account.spare_restarts, journal.abandoned, journal.start
             )
-            self._noise.restart(account)
+            self._noise.recover(account)
         after = account
-        if restart and journal.replaying:
+        if recover and journal.replaying:
             after = account.restarted(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
         self._load(state)
         if after is not account:
-            self._noise.restart(after)
+            self._noise.recover(after)
             journal.restart(self._state())
         return after
 
@@ -211,7 +211,7 @@ class TrainingRun(PrivacyStatement):
         OSError
             If it cannot be written; the checkpoint before is then still there.
         """
-        if self._sums.is_open or self._guard.steps_taken != self._journal.step:
+        if self._sums.is_open:
             raise ValueError("expected optimizer.step() before a checkpoint, got an open batch")
         self._journal.checkpoint(self._state())
         self._kept_at = self._journal.step
@@ -334,7 +334,7 @@ def _source_of_noise(given: Any, known: Any, optimizer: Optimizer) -> Any:
     if given is not None and known is not None and given is not known:
         raise ValueError("noise must be that of the run, as make_private made it, got another")
     noise = given if given is not None else optimizer if known is None else known
-    if not callable(getattr(noise, "restart", None)):
+    if not callable(getattr(noise, "recover", None)):
         raise TypeError(
             "expected a DPFTRL, or the ResidualNoise of the run as noise=, got "
             f"{type(noise).__name__}, which makes no noise"

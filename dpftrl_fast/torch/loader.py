@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from dpftrl_fast._validate import positive_integer
+from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.order import EpochOrder
 
 Ints = NDArray[np.int64]
 
@@ -320,7 +320,7 @@ class FixedOrderLoader:
             )
         order = old
         if old.seed is not None and seed is not None and not self._given_seed:
-            order = EpochOrder(old.examples, old.batch_size, self.plan, _seed(seed), old.drop_last)
+            order = EpochOrder(old.units, old.batch_size, self.plan, _seed(seed), old.drop_last)
         found = order.fingerprint(), order.deal_hash(min(position + 1, self.plan.steps))
         if found != (state["fingerprint"], state["deal"]):
             raise ValueError(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -14,38 +14,32 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from dpftrl_fast._validate import positive_integer
-from dpftrl_fast.accounting import Participation
+from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.mechanisms import Mechanism
+from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import TreeSearch, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
-from dpftrl_fast.torch.gradients.clipping import clipping_of
+from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
 from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule, check_criterion
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
-from dpftrl_fast.torch.order import steps_per_epoch
-from dpftrl_fast.torch.private_arguments import (
-    check_dtypes,
-    check_optimizer,
-    check_plan,
-    sgd_options,
-)
 from dpftrl_fast.torch.residual import ResidualNoise
 
 
 class PrivateTraining(NamedTuple):
-    """What `make_private` returns: four things to train with, and what joins them.
+    """Result of `make_private`: model, optimiser, loader and ledger.
 
     Attributes
     ----------
     model : nn.Module
         The wrapped model: Opacus's ``GradSampleModule``, or a `VmapModule`.
     optimizer : torch.optim.Optimizer
-        `DPFTRL`, or the optimiser that was given, on noisy sums.
+        `DPFTRL`, or the given optimiser, on noisy sums.
     data_loader : FixedOrderLoader
         Yields (ids, batch).
     ledger : TrainingLedger
@@ -59,7 +53,7 @@ class PrivateTraining(NamedTuple):
 
     @property
     def noise(self) -> DPFTRL | ResidualNoise:
-        """What makes the noise and has its state: the optimiser itself, or what it stands on."""
+        """Source of the noise, with its state: the optimiser itself or a `ResidualNoise`."""
         accumulator = self.data_loader.accumulator
         assert accumulator is not None
         assert isinstance(accumulator.noise, (DPFTRL, ResidualNoise))
@@ -93,7 +87,7 @@ def make_private(
 ) -> PrivateTraining:
     """Make a model, an optimiser and a loader private, in the manner of Opacus.
 
-    The loop stays as it was, but that batches come with the ids of their examples::
+    The training loop does not change, except that batches come with the ids of their examples::
 
         for epoch in range(epochs):
             for ids, (x, y) in data_loader:
@@ -104,18 +98,18 @@ def make_private(
     Parameters
     ----------
     model : nn.Module
-        Layers that cannot be trained privately (BatchNorm) are refused by name.
+        Layers that cannot be trained privately (BatchNorm, for instance) are refused by name.
     optimizer : torch.optim.Optimizer
         An SGD becomes a `DPFTRL` with its rates, momentum and Nesterov; any other stays and gets
         noisy mean gradients (`ResidualNoise`). Learning-rate schedulers belong to the optimiser
         that is returned.
     data_loader : DataLoader
-        Without shuffling of its own. Its data set's length n and batch size B are public.
+        Must not shuffle. The length n of its data set and the batch size B are public.
     epsilon, noise_multiplier : float
-        Exactly one of them, unless there is a `plan`: the budget at `delta`, for neighbours that
-        differ in one example's gradients replaced by zero, or the noise in clip norms (sigma).
+        Exactly one of them, unless there is a `plan`: the budget at `delta` for zero-out
+        neighbours, or the standard deviation of the noise in clip norms (sigma).
     delta : float
-        At which epsilon is stated.
+        Delta of the stated epsilon, 0 < delta < 1.
     epochs : int
         Passes over the data.
     clip_norm : float or sequence of float
@@ -125,29 +119,29 @@ def make_private(
     gamma : float, optional
         Of automatic clipping.
     plan : PrivacyPlan, optional
-        Instead of a schedule that is picked here, and without `epsilon`, `noise_multiplier` and the
-        two arguments below: of the same epochs, with a clip norm of at least L.
+        Used instead of a computed plan; then `epsilon`, `noise_multiplier` and the two arguments
+        below are not given. For the same epochs, with a clip norm of at least L.
     mechanism, bound
         As for `plan.from_budget.plan_of`. A noise multiplier is kept for any schedule.
     shuffle, order_seed
-        As for `FixedOrderLoader`: the fixed order is dealt at random, and afresh at restarts that
-        begin an epoch.
+        As for `FixedOrderLoader`: the fixed order is drawn at random, again at each restart of the
+        tree that begins an epoch.
     grad_sample_mode : {"hooks", "functorch", "vmap"}
-        Opacus's formulas and hooks, Opacus's hooks with ``torch.func`` for all layers, or
-        ``torch.func`` over the whole model, for those that Opacus refuses. With "vmap" the loop
+        Opacus's formulas and hooks; Opacus's hooks with ``torch.func`` for all layers; or
+        ``torch.func`` over the whole model, for models that Opacus refuses. With "vmap" the loop
         calls ``model.backward(x, y)``, see `VmapModule`.
     criterion : callable, optional
         The loss. "vmap" needs it; with the others it is only checked, see `check_criterion`.
     loss_reduction : {"mean", "sum"}
-        How the loss is reduced over the examples of a batch, for the hooks.
+        Reduction of the loss over the examples of a batch, for the hooks.
     batch_first : bool
         Whether examples are along the first dimension of every layer's input, for the hooks.
     chunk_size : int, optional
-        Of "vmap": examples whose gradients exist at a time.
+        For "vmap": number of examples whose gradients are in memory at a time.
     keep_optimizer : bool
-        Leave an SGD as it is, with `ResidualNoise`.
+        Keep an SGD as it is, with `ResidualNoise`.
     **noise
-        Of `DPFTRL` or `ResidualNoise`, such as ``memory``, ``threads``. The processes of
+        Options of `DPFTRL` or `ResidualNoise`, such as ``memory`` or ``threads``. The processes of
         ``process_group`` share each batch.
 
     Returns
@@ -158,17 +152,23 @@ def make_private(
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above. Model and optimiser can be used again then, but
-        that ``p.grad`` is cleared.
+        If an argument is not as described above. Model and optimiser can be used again then, but
+        ``p.grad`` is cleared.
 
     Notes
     -----
-    With the hooks, the model is tried before its first pass in training mode, which takes the time
-    of some steps, see `gradients.rows`: models whose rows are not the examples, each apart
-    from the others, are refused there.
+    **Formal guarantee.** For neighbouring data sets in which the gradients of one example are
+    replaced by zero, the parameters of all steps together are (epsilon, delta)-differentially
+    private with the epsilon of ``ledger.epsilon_spent()``: that of the plan
+    (``data_loader.plan.epsilon(delta)``; ``neighbours="replace-one"`` for a replaced example). The
+    caller must take the batches from the returned loader, one ``optimizer.step()`` each, keep the
+    noise key and optimiser states secret, and release nothing else that is computed from the data:
+    the loss printed while training is not private. Attacks on the low-order bits of floating-point
+    noise are not covered.
 
-    Sums of clipped gradients get noise and are divided by B, the last batch of an epoch too if it
-    has fewer examples. The loss that is printed while training is not private.
+    With the hooks, the model is tried before its first pass in training mode, at the cost of a few
+    steps (see `gradients.rows`): a model that does not treat the rows as separate examples is
+    refused. Sums of clipped gradients get noise and are divided by B, also in a smaller last batch.
 
     Examples
     --------
@@ -205,9 +205,9 @@ def make_private(
             f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out the "
             "batch in pieces instead (loader.in_pieces)"
         )
-    check_optimizer(optimizer)
+    _check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    check_dtypes(parameters, noise.get("dtype", "float32"))
+    _check_dtypes(parameters, noise.get("dtype", "float32"))
     clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
     batch_size = positive_integer("the loader's batch_size", data_loader.batch_size)
     participation = _participation(data_loader, batch_size, epochs, shuffle)
@@ -223,11 +223,11 @@ def make_private(
             participation,
             delta=delta,
             clip_norm=clip.clip_norm,
-            momentum=sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
+            momentum=_sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
             **schedule,
         )
     else:
-        check_plan(plan, participation, clip, schedule)
+        _check_plan(plan, participation, clip, schedule)
     shard, order_seed = _shard(order_seed, noise.get("process_group"))
     loader = FixedOrderLoader.from_loader(
         data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
@@ -240,7 +240,7 @@ def make_private(
             {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
         ]
         lr = optimizer.param_groups[0]["lr"]
-        options = sgd_options(optimizer)
+        options = _sgd_options(optimizer)
         source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
     else:
         source = ResidualNoise(parameters, plan=plan, **noise)
@@ -260,7 +260,7 @@ def make_private(
     sums.noise = source
     if isinstance(source, DPFTRL):
         optimizer = source
-        sums.attach(optimizer, check=source.check_rates)
+        sums.attach(optimizer, check=source.prepare_step)
     else:
         means = partial(_noisy_means, parameters, source, batch_size)
         sums.attach(optimizer, after_sum=means)
@@ -301,3 +301,87 @@ def _shard(order_seed: int | None, group: Any) -> tuple[tuple[int, int], int | N
     source = 0 if group is None else distributed.get_global_rank(group, 0)
     distributed.broadcast_object_list(shared, src=source, group=group)
     return (rank, processes), shared[0]
+
+
+# ---- Checks ----
+
+#: Arguments that a given plan decides, with their defaults.
+_OF_PLAN = {
+    "epsilon": None,
+    "noise_multiplier": None,
+    "mechanism": "auto",
+    "bound": "released",
+}
+
+
+def _check_plan(
+    plan: PrivacyPlan, participation: Participation, clip: Clipping, schedule: Mapping[str, Any]
+) -> None:
+    """Refuse a plan that is not for this run, or that comes with arguments which a plan decides."""
+    if not isinstance(plan, PrivacyPlan):
+        raise TypeError(f"plan must be a PrivacyPlan, got {type(plan).__name__}")
+    asked = [name for name, value in schedule.items() if value != _OF_PLAN[name]]
+    if asked:
+        raise ValueError(f"expected a plan, or {', '.join(asked)}, got both")
+    if plan.steps != participation.steps:
+        raise ValueError(
+            f"the plan must be for the {participation.steps} steps of {participation!r}, got "
+            f"{plan.steps}"
+        )
+    if not _allows(plan.participation, participation):
+        raise ValueError(
+            f"the plan must be for {participation!r}, got {plan.participation!r}, which does not "
+            "allow as many participations of an example"
+        )
+    if not clip.clip_norm <= plan.clip_norm:
+        raise ValueError(
+            f"clip_norm must be at most the plan's, {plan.clip_norm}, got {clip.clip_norm}"
+        )
+
+
+def _allows(declared: Participation, wanted: Participation) -> bool:
+    """Whether whole passes in a fixed order are allowed; the guard looks at the examples too."""
+    if not isinstance(wanted, FixedEpochs):
+        return True
+    if isinstance(declared, MinSeparation):
+        often = declared.max_participations >= wanted.epochs
+        return often and declared.min_separation <= wanted.steps_per_epoch
+    return not isinstance(declared, SinglePass)
+
+
+def _check_dtypes(parameters: Sequence[torch.Tensor], dtype: Any) -> None:
+    if dtype != "float64" and any(p.dtype == torch.float64 for p in parameters):
+        raise ValueError(f"float64 parameters need dtype='float64', got {dtype!r}")
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimiser that cannot run on noisy gradients, one a step."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("optimizer must take one gradient a step, got LBFGS with its closure")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("optimizer must take dense gradients, got SparseAdam")
+    if isinstance(optimizer, DPFTRL):
+        raise ValueError("optimizer must be an optimiser without noise, got DPFTRL: give an SGD")
+
+
+def _sgd_options(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the options that DPFTRL takes over from an SGD; refuse those that it lacks."""
+    for group in optimizer.param_groups:
+        if "initial_lr" in group:
+            raise ValueError(
+                "an SGD that becomes DPFTRL must have no learning-rate scheduler yet, got one: "
+                "make it for the optimiser that make_private returns"
+            )
+        for name in ("weight_decay", "dampening", "maximize"):
+            if group[name]:
+                raise ValueError(
+                    f"an SGD that becomes DPFTRL must have {name} 0 or False, got {group[name]!r}: "
+                    "keep_optimizer=True keeps it as an SGD with noise"
+                )
+    found = {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups}
+    if len(found) != 1:
+        raise ValueError(
+            f"all parameter groups must have the same momentum and nesterov, got {sorted(found)}"
+        )
+    momentum, nesterov = found.pop()
+    return {"momentum": momentum, "nesterov": nesterov}

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -21,7 +19,8 @@ from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of
 from dpftrl_fast.torch.flat.layout import ParameterLayout
 from dpftrl_fast.torch.flat.noise import FlatNoise, check_noise_state
-from dpftrl_fast.torch.flat.views import FlatViews
+from dpftrl_fast.torch.flat.views import FlatViews, contiguous
+from dpftrl_fast.torch.steps import Steps
 
 # Elsewhere a block costs a few launches.
 _LONG_BLOCK = 2**26
@@ -86,15 +85,14 @@ class NoiseRun:
         self._process = os.getpid()
         self._process_group = process_group
         self._reduced: Tensor | None = None
-        self._torn = False
-        self._turn = threading.Lock()
         self._seeded = noise_seed is not None
-        self._before = 0  # steps of the stretches before a restart
+        self._before = 0  # steps of the stretches before a recovery
+        self.steps = Steps(plan.steps, lambda: self.steps_taken)
         self.started = False
 
     @property
     def steps_taken(self) -> int:
-        """Steps taken, over all trees."""
+        """Steps whose noise was made, over all trees."""
         return self._before + self.noise.steps_taken if self.started else 0
 
     @property
@@ -139,17 +137,8 @@ class NoiseRun:
             same["initial values (a hash)"] = _digest(local)
         ranks.check_same(same)
         seed, key = ranks.share(self._secret())
-        self.noise = FlatNoise(
-            self.plan,
-            layout.ranges,
-            dtype=self._dtype_name,
-            device=layout.device,
-            memory=self._memory,
-            threads=self._threads,
-            seed=seed,
-            key=key,
-        )
         self.layout, self.ranks = layout, ranks
+        self.noise = self._source(self.plan, seed=seed, key=key)
         block = {} if layout.device.type == "cpu" else {"block_size": _LONG_BLOCK}
         self.flat = FlatViews(local, layout.group_sizes, **block)
         self.vector = torch.empty(self.flat.size, dtype=self.dtype, device=layout.device)
@@ -171,35 +160,37 @@ class NoiseRun:
 
     def check_account(self, account: RunAccount) -> None:
         """Refuse, as :meth:`RunAccount.check_goes_on` does; also after an interrupted step."""
-        self._refuse_torn()
+        self.steps.check_whole()
         if not isinstance(account, RunAccount):
             raise TypeError(f"account must be a RunAccount, got {type(account).__name__}")
         account.check_goes_on(self.plan, self._before + 1, self.steps_taken)
 
-    def restart(self, account: RunAccount) -> None:
-        """Go on with fresh noise, of a new key, for the present stretch of an account.
+    def recover(self, account: RunAccount) -> None:
+        """Make fresh noise, of a new key, for the present stretch of an account.
 
-        All ranks call it together. What the noise so far leaves on the running sum is the caller's
-        to add.
+        All ranks call it together. The noise so far is the caller's to add to the running sums.
         """
         self._seeded = self.reproducible
-        self.noise = FlatNoise(
-            account,
+        self.noise = self._source(account, key=self.ranks.share(key_of_seed(None)))
+        self._before = account.start - 1
+
+    def _source(self, plan: PrivacyPlan | RunAccount, **secret: Any) -> FlatNoise:
+        return FlatNoise(
+            plan,
             self.layout.ranges,
             dtype=self._dtype_name,
             device=self.layout.device,
             memory=self._memory,
             threads=self._threads,
-            key=self.ranks.share(key_of_seed(None)),
+            **secret,
         )
-        self._before = account.start - 1
 
     def open_step(
         self, groups: Groups, check: Callable[[list[Tensor]], _T], *, compare: bool = False
     ) -> tuple[list[Tensor], list[Tensor | None], _T]:
         """Check all that is public about the next step; nothing has changed if it is refused.
 
-        What one rank refuses is refused on all.
+        A step that one rank refuses is refused on all.
 
         Parameters
         ----------
@@ -208,7 +199,7 @@ class NoiseRun:
         check : callable
             Gets the parameters; a TypeError or ValueError of it refuses the step.
         compare : bool
-            Whether what `check` returns must be the same on all ranks.
+            Whether the result of `check` must be the same on all ranks.
 
         Returns
         -------
@@ -217,25 +208,12 @@ class NoiseRun:
         gradients : list of Tensor or None
             This rank's parts of ``p.grad``.
         found
-            What `check` returned.
-
-        Raises
-        ------
-        ValueError
-            If parameters are not those of the start, gradients are missing, sparse or of half
-            precision, all declared steps are taken, or ranks are at different steps.
-        RuntimeError
-            If an earlier step was interrupted.
+            The result of `check`.
         """
         refusal: Exception | None = None
         gradients: list[Tensor | None] = []
         try:
-            self._refuse_torn()
-            if self.steps_taken == self.plan.steps:
-                raise ValueError(
-                    f"all {self.plan.steps} declared steps are taken: the epsilon is stated for no "
-                    "more"
-                )
+            self.steps.check_next_noise()
             parameters = self.layout.parameters(groups)
             gradients = self.layout.gradients(parameters)
             found = check(parameters)
@@ -244,7 +222,7 @@ class NoiseRun:
         present = any(gradient is not None for gradient in gradients)
         same = str(found) if compare and refusal is None else ""
         if not self.ranks.open_step(
-            self.steps_taken, present, self.layout.device, same=same, refusal=refusal
+            self.steps.taken, present, self.layout.device, same=same, refusal=refusal
         ):
             raise ValueError(
                 "expected the clipped gradient sum of a batch in p.grad, got None for all "
@@ -252,44 +230,15 @@ class NoiseRun:
             )
         return parameters, gradients, found
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the run for a step.
-
-        Raises
-        ------
-        RuntimeError
-            If another thread is in one: both would take the same sums.
-        """
-        if not self._turn.acquire(blocking=False):
-            raise RuntimeError("expected one step at a time, got one while another is being taken")
-        try:
-            yield
-        finally:
-            self._turn.release()
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Remember a change that ends in an error: noise and sums may be at different steps."""
-        self._torn = True
-        yield
-        self._torn = False
-
-    def _refuse_torn(self) -> None:
-        if self._torn:
-            raise RuntimeError("a step was interrupted half-way: go on from a checkpoint")
-
     def sums(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | Tensor:
-        """Return the sums of all ranks together: contiguous, in parts or as one vector."""
-        if self.ranks.reduces:
-            return self.reduced(gradients)
-        return _contiguous(gradients)
+        """Return the sums of all ranks together, in parts or as one vector."""
+        return self.reduced(gradients) if self.ranks.reduces else gradients
 
     def reduced(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sums of all ranks together as one vector."""
         if self._reduced is None:
             self._reduced = torch.empty_like(self.vector)
-        dense = _contiguous(gradients)
+        dense = contiguous(gradients)
         for block in self.flat.blocks:
             self.flat.copy_to(self._reduced[block.part], block, dense)
         self.ranks.reduce_(self._reduced)
@@ -303,7 +252,7 @@ class NoiseRun:
         RuntimeError
             If a step was interrupted half-way.
         """
-        self._refuse_torn()
+        self.steps.check_whole()
         return {
             **self._identity(),
             "start": self._before + 1,
@@ -350,7 +299,7 @@ class NoiseRun:
         if state["start"] != self._before + 1:
             raise ValueError(
                 f"state must be of noise that began with step {self._before + 1}, got "
-                f"{state['start']!r}: after a restart, call restart with its account first"
+                f"{state['start']!r}: after a recovery, call recover with its account first"
             )
 
     def load_noise(self, state: Mapping[str, Any], *, allow_fork: bool) -> None:
@@ -362,7 +311,7 @@ class NoiseRun:
         self.ranks.check_same(facts)
         self.noise.load_state_dict(noise, allow_fork=allow_fork)
         self._seeded = bool(state["reproducible"])
-        self._torn = False
+        self.steps.restored()
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -370,10 +319,6 @@ class NoiseRun:
             "parameters": self.layout.fingerprint(),
             "dtype": self._dtype_name,
         }
-
-
-def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
 def _digest(tensors: Sequence[Tensor]) -> str:

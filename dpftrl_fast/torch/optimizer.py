@@ -18,6 +18,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
 from dpftrl_fast.torch.noise_run import NoiseRun
+from dpftrl_fast.torch.steps import Steps
 
 _HEADER = {"format": "dpftrl_fast.torch.DPFTRL", "version": 1}
 _REST = ("param_groups", "l1_weights", "vectors")
@@ -90,7 +91,7 @@ class DPFTRL(Optimizer):
     -----
     An optimiser holds the sums without noise, and the key: it is not pickled or copied, and
     :meth:`state_dict` is a secret. What may leave is `dpftrl_fast.torch.model_state_dict`. On many
-    processes :meth:`step`, :meth:`load_state_dict`, :meth:`restart` and the first
+    processes :meth:`step`, :meth:`load_state_dict`, :meth:`recover` and the first
     :meth:`state_dict` are collective calls.
 
     Examples
@@ -137,6 +138,7 @@ class DPFTRL(Optimizer):
         )
         self.plan = plan
         self._update: FlatFTRL | None = None
+        self._admitted_rates: list[Rates] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "l1": l1})
 
     @property
@@ -148,6 +150,11 @@ class DPFTRL(Optimizer):
     def steps_taken(self) -> int:
         """Steps taken, over all trees."""
         return self._run.steps_taken
+
+    @property
+    def run_steps(self) -> Steps:
+        """Owner of the run's step, which an `Accumulator` shares."""
+        return self._run.steps
 
     @property
     def batch_size(self) -> int:
@@ -203,42 +210,39 @@ class DPFTRL(Optimizer):
         """
         if closure is not None:
             raise ValueError("step() takes no closure: a batch may be used once only, got one")
-        with self._run.alone():
+        with self._run.steps.alone():
             self._step()
 
     def _step(self) -> None:
-        update, run = self._started(), self._run
+        run = self._run
+        # Rates are read once: before ids are admitted, where there are any.
+        held = self._admitted_rates if run.steps.admitted else None
+        self._admitted_rates = None
+        if held is None and self._update is None:
+            held = self._read_rates()
+        update = self._started(held)
         parameters, gradients, rates = run.open_step(
-            self.param_groups, lambda _: self._present_rates(), compare=True
+            self.param_groups, lambda _: self._read_rates() if held is None else held, compare=True
         )
-        with torch.no_grad(), run.changing():
+        with torch.no_grad(), run.steps.changing(step=True):
             sums = run.sums(gradients)
             run.noise.step(run.vector)
-            update.step(
-                run.steps_taken,
-                sums,
-                run.vector,
-                rates,
-                run.layout.local(parameters),
-                run.ranks.norm,
-            )
+            parts = run.layout.local(parameters)
+            update.step(run.steps_taken, sums, run.vector, rates, parts, run.ranks.norm)
             for p in parameters:
                 p.grad = None
 
-    def check_rates(self) -> None:
-        """Refuse rates of the groups with which `step` would be refused; nothing is changed.
-
-        For whoever does something before the step that cannot be taken back, such as counting who
-        takes part.
+    def prepare_step(self) -> None:
+        """Read the rates of the next step before its ids are admitted.
 
         Raises
         ------
         TypeError, ValueError
             If a rate is out of its range, or momentum comes after the first step.
         """
-        self._present_rates()
+        self._admitted_rates = self._read_rates()
 
-    def _present_rates(self) -> list[Rates]:
+    def _read_rates(self) -> list[Rates]:
         rates = [_rates(group) for group in self.param_groups]
         update = self._update
         if update is not None and update.velocity is None and any(r.momentum > 0.0 for r in rates):
@@ -247,9 +251,9 @@ class DPFTRL(Optimizer):
             )
         return rates
 
-    def _started(self) -> FlatFTRL:
+    def _started(self, rates: list[Rates] | None = None) -> FlatFTRL:
         if self._update is None:
-            run, rates = self._run, [_rates(group) for group in self.param_groups]
+            run, rates = self._run, self._read_rates() if rates is None else rates
             if not run.started:
                 shown = {"rates of the groups": [vars(rate) for rate in rates]}
                 run.start(self.param_groups, {**self._settings(), **shown})
@@ -328,38 +332,38 @@ class DPFTRL(Optimizer):
         for group in saved:
             _rates(group)
         self._run.load_noise(state_dict, allow_fork=allow_fork)
-        with self._run.changing():
+        with self._run.steps.changing():
             for name, vector in update.vectors().items():
                 vector.copy_(state_dict["vectors"][name])
             update.l1_weights = [float(weight) for weight in state_dict["l1_weights"]]
             for group, values in zip(self.param_groups, saved, strict=True):
                 group.update(values)
 
-    def restart(self, account: RunAccount) -> None:
-        """Go on with fresh noise, where steps that may have left cannot be taken again.
+    def recover(self, account: RunAccount) -> None:
+        """Continue with fresh noise where steps that may have been released cannot be repeated.
 
-        The noise so far stays in the running sums for good. On a new optimiser it only sets up the
-        noise of the account's present stretch, whose state can then be loaded. `TrainingRun` calls
-        it; see docs/resume.md.
+        The noise so far stays in the running sums for good. On a new optimiser this only sets up
+        the noise of the account's present stretch, whose state can then be loaded. `TrainingRun`
+        calls it; see docs/resume.md.
 
         Parameters
         ----------
         account : RunAccount
-            Of this plan; it has taken the restart in, and goes on with the next step of this run.
+            Of this plan, with this recovery in it; it continues with the next step of this run.
 
         Raises
         ------
         TypeError, ValueError
-            If it is no such account.
+            If the account is not such a one.
         RuntimeError
             If a step was interrupted half-way.
         """
         update, run = self._started(), self._run
         run.check_account(account)
-        with run.changing():
+        with run.steps.changing():
             run.noise.so_far(run.vector)
             update.add_to_sum(run.vector)
-            run.restart(account)
+            run.recover(account)
 
     def _settings(self) -> dict[str, Any]:
         return {"batch_size": self._batch_size, "radius": self._radius}

@@ -18,6 +18,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.noise_run import NoiseRun
+from dpftrl_fast.torch.steps import Steps
 
 _HEADER = {"format": "dpftrl_fast.torch.ResidualNoise", "version": 1}
 
@@ -113,6 +114,11 @@ class ResidualNoise:
         return self._run.steps_taken
 
     @property
+    def run_steps(self) -> Steps:
+        """Owner of the run's step, which an `Accumulator` shares."""
+        return self._run.steps
+
+    @property
     def reproducible(self) -> bool:
         """True when a seed was given: whoever guesses it can take the noise away."""
         return self._run.reproducible
@@ -131,13 +137,13 @@ class ResidualNoise:
         RuntimeError
             If an earlier call was interrupted half-way.
         """
-        with self._started().alone():
+        with self._started().steps.alone():
             self._add()
 
     def _add(self) -> None:
         run = self._run
         parameters, gradients, sums = run.open_step(self._groups, self._writable_sums)
-        with torch.no_grad(), run.changing():
+        with torch.no_grad(), run.steps.changing(step=True):
             for p, own in zip(parameters, sums, strict=True):
                 p.grad = own
             parts = run.layout.local(sums)
@@ -193,21 +199,21 @@ class ResidualNoise:
         run.check_state(state, {**_HEADER, "batch_size": self._batch_size})
         run.load_noise(state, allow_fork=allow_fork)
 
-    def restart(self, account: RunAccount) -> None:
-        """Go on with fresh noise, where steps that may have left cannot be taken again.
+    def recover(self, account: RunAccount) -> None:
+        """Continue with fresh noise, as :meth:`DPFTRL.recover`.
 
-        The noise so far is in the noisy sums that left, and stays there: the first residual of the
-        fresh noise is its first noise. As :meth:`DPFTRL.restart` else.
+        The noise so far stays in the noisy sums that were released: the first residual of the
+        fresh noise is its first noise.
 
         Parameters
         ----------
         account : RunAccount
-            Of this plan; it has taken the restart in.
+            Of this plan, with this recovery in it.
         """
         run = self._started()
         run.check_account(account)
-        with run.changing():
-            run.restart(account)
+        with run.steps.changing():
+            run.recover(account)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuse to be pickled or copied: the key is secret."""

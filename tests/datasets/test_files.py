@@ -143,7 +143,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_pictures_are_rows(folder):
+def test_images_are_rows(folder):
     found = fashion_mnist(folder)
     assert found.images.shape == (5, 6) and found.test_images.shape == (3, 6)
     rng = np.random.default_rng(0)
@@ -159,9 +159,9 @@ def test_pictures_are_rows(folder):
         ("train-images-idx3", idx(np.ones((5, 2, 3)))[:-1], "expected 30 numbers in .*, got 29"),
         ("train-images-idx3", idx(np.ones((5, 2, 3))) + b"\0", "expected 30 numbers .* got more"),
         ("train-images-idx3", bytes([0, 0, 8, 3]) + b"\xff" * 12, "expected at most"),
-        ("train-images-idx3", idx(np.ones((4, 2, 3))), "as many labels as pictures"),
-        ("t10k-images-idx3", idx(np.ones((3, 2, 2))), "pictures of one size"),
-        ("t10k-labels-idx1", idx([0, 1, 10]), "expected labels 0 to 9 in .*, got 10"),
+        ("train-images-idx3", idx(np.ones((4, 2, 3))), "as many labels as images"),
+        ("t10k-images-idx3", idx(np.ones((3, 2, 2))), "images of one size"),
+        ("t10k-labels-idx1", idx([0, 1, 10]), "expected labels 0 to 9 in .*, got 0 to 10"),
     ],
 )  # fmt: skip
 def test_broken_files_are_refused(folder, name, content, message):
@@ -186,7 +186,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.skipif(not FASHION_MNIST_FOLDER.exists(), reason="needs dataset-fashion-mnist")
-def test_the_pictures_of_debian():
+def test_the_images_of_debian():
     found = fashion_mnist()
     assert found.images.shape == (60_000, 784) and found.test_images.shape == (10_000, 784)
     for labels, each in ((found.labels, 6_000), (found.test_labels, 1_000)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders of pictures: small files in the official formats, changed ones, broken ones."""
+"""Loaders of images: small files in the official formats, changed ones, broken ones."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_missing_package_of_digits_is_named(monkeypatch, tmp_path):
 
 @pytest.fixture
 def batches(tmp_path):
-    """A folder with three pictures a file; (images, labels) of all of them, the test ones last."""
+    """A folder with three images a file; (images, labels) of all of them, the test ones last."""
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     images = RNG.integers(0, 256, (18, 3, 32, 32)).astype(np.uint8)
@@ -196,7 +196,7 @@ def idx(numbers):
 
 
 def letters(split, first=0, **changed):
-    """The four files of a split, by name, and the training pictures upright."""
+    """The four files of a split, by name, and the training images upright."""
     found, last = {}, first + EMNIST_CLASSES[split] - 1
     upright = RNG.integers(0, 256, (4, 28, 28))
     for part in ("train", "test"):
@@ -235,7 +235,7 @@ def test_pictures_are_turned_upright_and_classes_begin_at_zero(tmp_path, split, 
 def test_other_letters_are_refused(tmp_path):
     name = "emnist-bymerge-train-labels-idx1-ubyte.gz"
     for labels, message in (
-        ([0, 1, 2], "expected as many labels as pictures, got 3 for 4"),
+        ([0, 1, 2], "expected as many labels as images, got 3 for 4"),
         ([0, 1, 2, 47], "expected labels 0 to 46 in .*, got 0 to 47"),
     ):
         files, _ = letters("bymerge", **{name: idx(labels)})
@@ -246,7 +246,7 @@ def test_other_letters_are_refused(tmp_path):
         emnist(tmp_path)
     images = "emnist-bymerge-train-images-idx3-ubyte.gz"
     for pixels, message in (
-        (np.zeros((4, 27, 29)), "expected pictures of 28 x 28 in .*, got 27 x 29"),
+        (np.zeros((4, 27, 29)), "expected images of 28 x 28 in .*, got 27 x 29"),
         (np.zeros((0, 28, 28)), "expected numbers in .*, got the shape"),
         (np.zeros((4, 784)), "expected unsigned bytes in 3 dimensions"),
     ):
@@ -254,7 +254,7 @@ def test_other_letters_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             emnist(write(tmp_path, files))
     write(tmp_path, letters("bymerge")[0])
-    with pytest.raises(ValueError, match="split must be one of byclass, bymerge"):
+    with pytest.raises(ValueError, match="split must be one of 'byclass', 'bymerge'"):
         emnist(tmp_path, "by-merge")
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):
@@ -264,7 +264,7 @@ def test_other_letters_are_refused(tmp_path):
 def test_an_archive_of_letters_that_lacks_files_or_is_none_is_refused(tmp_path):
     files, _ = letters("digits")
     path = zipped(tmp_path / "gzip.zip", files)
-    with pytest.raises(FileNotFoundError, match="expected 'emnist-bymerge-train-images"):
+    with pytest.raises(FileNotFoundError, match="expected emnist-bymerge-train-images"):
         emnist(path)
     whole = path.read_bytes()
     at = whole.index(files["emnist-digits-test-images-idx3-ubyte.gz"]) + 20

@@ -377,7 +377,10 @@ def test_the_command_writes_results_tables_and_figures_and_resumes(tmp_path):
 
 def test_an_unknown_experiment_or_folder_is_refused(tmp_path):
     result = run("experiment", "convex", "--only", "mnist", "--out", tmp_path, code=2)
-    assert "experiments are theory, flights, insteval, fashion-mnist; got 'mnist'" in result.stderr
+    assert (
+        "experiment must be one of 'theory', 'flights', 'insteval', 'fashion-mnist', got"
+        in result.stderr
+    )
     result = run("experiment", "convex", "--data", tmp_path / "none", "--out", tmp_path, code=2)
     assert "expected a folder" in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from dpftrl_fast.experiments.federated import command as federated
 from dpftrl_fast.experiments.federated import methods as federated_methods
 from dpftrl_fast.experiments.federated import report as federated_report
 from dpftrl_fast.experiments.federated.clients import Population
-from dpftrl_fast.experiments.federated.grid import Cell, all_methods, grid, held_out
+from dpftrl_fast.experiments.federated.grid import all_methods, grid, held_out
 from dpftrl_fast.experiments.federated.methods import (
     Budget,
     Method,
@@ -34,6 +34,7 @@ from dpftrl_fast.experiments.federated.search import (
     largest_passing,
 )
 from dpftrl_fast.experiments.federated.tuning import Fitted, Stage
+from dpftrl_fast.experiments.fitted import Cell
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory
 
@@ -216,7 +217,7 @@ def test_rates_are_climbed_until_both_neighbours_are_worse():
 def fitted_at(noises, means):
     method = Method("ftrl", 0.9, 1)
     return [
-        Fitted(Cell(method, Budget(e, 1e-4, 78, 4)), SETTING, noise, (mean, mean))
+        Fitted(Cell(method, Budget(e, 1e-4, 78, 4)), (mean, mean), SETTING, noise)
         for e, noise, mean in zip((4.0, 8.0, 16.0), noises, means, strict=True)
     ]
 
@@ -291,7 +292,7 @@ def test_claims_say_in_a_word_what_differs():
         Method("amplified", 0.9): (0.1, 0.1, 0.1),
         Method("amplified", 0.0): (0.1, 0.1, 0.1),
     }
-    fitted = [Fitted(Cell(m, budget), SETTING, 1.0, tuple(v)) for m, v in scores.items()]
+    fitted = [Fitted(Cell(m, budget), tuple(v), SETTING, 1.0) for m, v in scores.items()]
     rows = {row[0]: row[2:] for row in claims_table("title", fitted).rows}
     ours = "DP-FTRLM, restart 1"
     assert rows[f"{ours}: above DP-FedAvg, not amplified"] == ("+1.10", "0.06", "yes")
@@ -341,7 +342,10 @@ def test_the_table_of_report_goals_is_one_of_the_experiments(tmp_path):
     ("arguments", "words"),
     [
         (("--full", "--quick"), "expected --full or --quick, got both"),
-        (("--only", "words"), "experiments are report-goals, shakespeare; got 'words'"),
+        (
+            ("--only", "words"),
+            "experiment must be one of 'report-goals', 'shakespeare', got 'words'",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(small, tmp_path, arguments, words):
@@ -350,5 +354,7 @@ def test_bad_arguments_are_refused(small, tmp_path, arguments, words):
 
 
 def test_sizes_have_names(tmp_path):
-    with pytest.raises(ValueError, match="size must be one of quick, reduced, full, got 'small'"):
+    with pytest.raises(
+        ValueError, match="size must be one of 'quick', 'reduced', 'full', got 'small'"
+    ):
         next(federated.run_federated([], tmp_path, size="small"))

@@ -96,7 +96,7 @@ def test_accuracy_is_of_the_likeliest_word_over_known_words():
 
 def test_bad_batches_are_refused():
     network, theta = NextToken(SIZES, 10), SIZES.initial(0)
-    with pytest.raises(ValueError, match="expected tokens to foretell, got none"):
+    with pytest.raises(ValueError, match="expected tokens to predict, got none"):
         Packed.of(np.array([[BEGIN, PAD]]))
     with pytest.raises(ValueError, match="expected at most 10 places, got"):
         network.gradient(theta, Packed.of(sequences(16)), theta.copy())

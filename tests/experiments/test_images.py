@@ -32,12 +32,21 @@ PNG = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = 26_010
 
 
-def pictures(n=120, held_out=40, seed=0):
+def small_images(n=120, held_out=40, seed=0):
     rng = np.random.default_rng(seed)
     labels = np.arange(n + held_out, dtype=np.uint8) % 10
     pixels = rng.integers(0, 256, (n + held_out, 784)).astype(np.uint8)
     pixels[np.arange(n + held_out), labels] = 255
     return Images.of(pixels[:n], labels[:n], pixels[n:], labels[n:])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """More threads are slower for a network so small, and on a busy machine much slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 # ---- The network and its gradients ----
@@ -141,7 +150,7 @@ def ends_of(method, budget, data, *, seed, rate=0.1, sigma=1.0):
 
 @pytest.mark.parametrize("kind", ["ftrl", "fixed", "amplified"])
 def test_a_step_adds_the_noise_of_the_budget_and_divides_by_the_batch(kind):
-    data, rate = pictures(), 0.5
+    data, rate = small_images(), 0.5
     batch = len(data.y) if kind != "amplified" else 2 * len(data.y)
     budget, method = Budget(2.0, 1e-5, batch, 1), Method(kind, 0.9)
     sigma = 3.0
@@ -161,7 +170,7 @@ def test_a_step_adds_the_noise_of_the_budget_and_divides_by_the_batch(kind):
 
 @pytest.mark.parametrize("kind", ["ftrl", "fixed", "amplified"])
 def test_noise_is_unrelated_to_the_first_weights(kind):
-    data, start = pictures(), ImageNetwork(5)
+    data, start = small_images(), ImageNetwork(5)
     budget = Budget(0.1, 1e-5, len(data.y), 1)
     ((_, end),) = ends_of(Method(kind), budget, data, seed=5, sigma=1e4)
     weights = start.conv1.weight.detach().reshape(-1)
@@ -173,7 +182,7 @@ def test_noise_is_unrelated_to_the_first_weights(kind):
 def test_runs_of_dp_sgd_are_those_of_opacus(monkeypatch, kind, momentum):
     opacus = pytest.importorskip("opacus.optimizers.optimizer")
     grad_sample = pytest.importorskip("opacus.grad_sample")
-    data, batch, epochs, rate, seed = pictures(n=70), 20, 2, 0.5, 3  # last batches are partial
+    data, batch, epochs, rate, seed = small_images(n=70), 20, 2, 0.5, 3  # last batches are partial
     sigma = acc.noise_multiplier(8.0, 1e-5, epochs) if kind == "fixed" else 0.7
     drawn, randn = [], torch.randn
 
@@ -210,7 +219,7 @@ def test_runs_of_dp_sgd_are_those_of_opacus(monkeypatch, kind, momentum):
 
 
 def test_runs_follow_from_their_seed():
-    data, budget = pictures(), Budget(8.0, 1e-5, 50, 2)
+    data, budget = small_images(), Budget(8.0, 1e-5, 50, 2)
     for method in (Method("ftrl", 0.9, 1, True), Method("amplified")):
         ends = [ends_of(method, budget, data, seed=seed) for seed in (0, 0, 1)]
         assert all([epoch for epoch, _ in run] == [1, 2] for run in ends)
@@ -220,7 +229,9 @@ def test_runs_follow_from_their_seed():
 
 def test_the_noise_of_amplified_methods_must_be_given():
     with pytest.raises(ValueError, match="sigma must be given for 'DP-SGD, amplified', got None"):
-        train(Method("amplified"), Budget(1.0, 1e-5, 50, 1), pictures(), learning_rate=1.0, seed=0)
+        train(
+            Method("amplified"), Budget(1.0, 1e-5, 50, 1), small_images(), learning_rate=1.0, seed=0
+        )
 
 
 def test_fixed_batches_are_dealt_and_samples_have_the_expected_size():
@@ -283,11 +294,11 @@ def test_rates_are_climbed_until_both_neighbours_are_worse():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Small pictures, and a noise multiplier that is found at once."""
+    """Small images, and a noise multiplier that is found at once."""
     from dpftrl_fast.experiments.images import tuning as images_tuning
 
     monkeypatch.setattr(images_tuning, "amplified_sigma", lambda *a, **b: 1.0)
-    loaders = {"images-digits": lambda data: pictures()}
+    loaders = {"images-digits": lambda data: small_images()}
     monkeypatch.setattr(images, "IMAGES", loaders)
 
 
@@ -320,8 +331,8 @@ def test_the_command_writes_results_tables_and_figures_and_resumes(small, tmp_pa
     ("arguments", "words"),
     [
         (("--full", "--quick"), "expected --full or --quick, got both"),
-        (("--only", "mnist"), "experiments are images-digits; got 'mnist'"),
-        (("--threads", "0"), "threads must be at least 1, got 0"),
+        (("--only", "mnist"), "experiment must be one of 'images-digits', got 'mnist'"),
+        (("--threads", "0"), "threads must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_arguments_are_refused(small, tmp_path, arguments, words):

@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dpftrl_fast.experiments.fitted import Cell  # noqa: E402
 from dpftrl_fast.experiments.images import tuning as images_tuning  # noqa: E402
 from dpftrl_fast.experiments.images.command import study  # noqa: E402
 from dpftrl_fast.experiments.images.data import Images  # noqa: E402
-from dpftrl_fast.experiments.images.grid import Cell, Group  # noqa: E402
+from dpftrl_fast.experiments.images.grid import Group  # noqa: E402
 from dpftrl_fast.experiments.images.methods import Budget, Method  # noqa: E402
 from dpftrl_fast.experiments.images.report import (  # noqa: E402
     claims_table,
@@ -32,7 +33,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def fitted_group(scores, *, epsilons=(4.0,), batch=250, restart=1):
     """Cells of a group with their scores, from {method: scores at each epsilon}."""
     fitted = [
-        Fitted(Cell(method, Budget(epsilon, 1e-5, batch, 5)), 0.125, tuple(found))
+        Fitted(Cell(method, Budget(epsilon, 1e-5, batch, 5)), tuple(found), 0.125)
         for method, columns in scores.items()
         for epsilon, found in zip(epsilons, columns, strict=True)
     ]
@@ -124,7 +125,7 @@ def test_the_tables_of_the_docs_are_those_of_the_committed_rows(monkeypatch, pat
         raise AssertionError(f"a row of {name} is missing in {path}")
 
     monkeypatch.setattr(images_tuning, "_fit", missing)
-    monkeypatch.setattr(images_tuning, "_sigma", missing)
+    monkeypatch.setattr(images_tuning, "amplified_sigma", missing)
     rows, test_rows = SIZES[name]
     labels = torch.zeros(rows), torch.zeros(test_rows)
     images = Images(labels[0], labels[0], labels[1], labels[1])  # only their number matters

@@ -146,9 +146,9 @@ def test_one_tree_is_refused() -> None:
     clipping = AdaptiveClipping(noise_multiplier=2.0)
     plan = plan_of(SinglePass(5))
     for call in (clipping.sensitivity_squared, clipping.guarantee, clipping.composition):
-        with pytest.raises(ValueError, match="needs a plan with restarts"):
+        with pytest.raises(ValueError, match="must have a plan with restarts"):
             call(plan)
-    with pytest.raises(ValueError, match="needs a plan with restarts"):
+    with pytest.raises(ValueError, match="must have a plan with restarts"):
         PrivateRounds([np.zeros(2)], plan=plan, report_goal=1, clipping=clipping)
 
 
@@ -169,10 +169,10 @@ def test_what_is_stated_is_both_together() -> None:
     [
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be a finite number > 0"),
         ({"noise_multiplier": math.nan}, ValueError, "noise_multiplier must be a finite number"),
-        ({"quantile": 1.5}, ValueError, r"quantile must be a number in \[0, 1\], got 1.5"),
+        ({"quantile": 1.5}, ValueError, r"quantile must be a finite number in \[0, 1\], got 1.5"),
         ({"quantile": math.nan}, ValueError, "quantile must be a finite number"),
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be a finite number > 0"),
-        ({"learning_rate": True}, TypeError, "learning_rate must be a number"),
+        ({"learning_rate": True}, TypeError, "learning_rate must be a finite number > 0, got bool"),
     ],
 )
 def test_wrong_settings(wrong: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -205,6 +205,7 @@ def test_nothing_of_the_clients_is_reported_unless_asked_for() -> None:
     assert set(metrics) == {
         "round",
         "epsilon_spent",
+        "epsilon_replace_one",
         "delta",
         "report_goal",
         "turned_away",
@@ -214,6 +215,10 @@ def test_nothing_of_the_clients_is_reported_unless_asked_for() -> None:
     }
     assert metrics["round"] == 2
     assert metrics["epsilon_spent"] == every_round().epsilon(1e-5) == strategy.epsilon_spent()
+    other = every_round().epsilon(1e-5, neighbours="replace-one")
+    assert (
+        metrics["epsilon_replace_one"] == other == strategy.epsilon_spent(neighbours="replace-one")
+    )
     assert strategy.epsilon_spent(1e-4) == every_round().epsilon(1e-4)
 
     shown = private(FedAvg(fraction_evaluate=1.0), report_metrics=True)
@@ -313,9 +318,9 @@ def test_a_strategy_of_ones_own_goes_on_with_its_own_state(tmp_path: Path) -> No
 # ---- Wrong calls ----
 
 
-@pytest.mark.parametrize("module", ["flower", "flower_clients", "flower_mod", "flower_records"])
+@pytest.mark.parametrize("module", ["clients", "mod", "records", "strategy"])
 def test_examples_in_docstrings(module: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"dpftrl_fast.federated.{module}"))
+    found = doctest.testmod(importlib.import_module(f"dpftrl_fast.federated.flower.{module}"))
     assert found.failed == 0
 
 
@@ -327,8 +332,12 @@ def test_examples_in_docstrings(module: str) -> None:
         ({"delta": float("nan")}, ValueError, "delta"),
         ({"delta": 1e-300}, ValueError, "delta must be above the floor"),
         ({"report_goal": 0}, ValueError, "report_goal"),
-        ({"aggregate": "mean"}, ValueError, "aggregate must be 'server' or 'strategy', got 'mean'"),
-        ({"strategy": flower.FedAdam()}, ValueError, "if the step of FedAdam is to be used"),
+        (
+            {"aggregate": "mean"},
+            ValueError,
+            "aggregate must be one of 'server', 'strategy', got 'mean'",
+        ),
+        ({"strategy": flower.FedAdam()}, ValueError, "'strategy' to use the step of FedAdam"),
         (
             {"strategy": flower.FedAdam(), "aggregate": "strategy", "momentum": 0.9},
             ValueError,
@@ -336,7 +345,11 @@ def test_examples_in_docstrings(module: str) -> None:
         ),
         ({"client_id": "user"}, TypeError, "client_id must be 'node'"),
         ({"client_id": 3}, TypeError, "client_id must be 'node'"),
-        ({"client_id": None, "folder": "x"}, ValueError, "expected client_id with a folder"),
+        (
+            {"client_id": None, "folder": "x"},
+            ValueError,
+            "client_id must be given with a folder, got None",
+        ),
         ({"cohort_size": 0}, ValueError, "cohort_size"),
         ({"max_wait": float("nan")}, ValueError, "max_wait"),
         ({"report_metrics": 1}, TypeError, "report_metrics must be a bool, got int"),

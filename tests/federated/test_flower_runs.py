@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -25,22 +26,53 @@ SCRIPT = Path(__file__).parents[1] / "support" / "flower_run.py"
 SIMULATION = Path(__file__).parents[1] / "support" / "flower_simulation.py"
 
 
-def test_killed_processes_leave_the_same_bits() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "10"], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "the same bits"
+def is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # an import hook hides it
+        return False
 
 
-def test_a_simulation_with_clients_in_several_processes(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SIMULATION), str(tmp_path)],
-        capture_output=True,
+needs_ray = pytest.mark.skipif(not is_installed("ray"), reason="a simulation needs Ray")
+
+
+def output_of(*command: str, **environment: str) -> str:
+    """Output of a program that must succeed; nothing that it started outlives the call."""
+    program = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        env={**os.environ, **environment},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        output, _ = program.communicate(timeout=600)
+    finally:
+        kill_with_descendants(program)
+    assert program.returncode == 0, output
+    return output
+
+
+def test_killed_processes_leave_the_same_bits() -> None:
+    output = output_of(sys.executable, str(SCRIPT), "10")
+    assert output.splitlines()[-1] == "the same bits"
+
+
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None  # an import of it fails
+from flower_cases import CLIENTS, LocalGrid, by_hand, client_app, model, private, record, same_bits
+same_bits(private().start(LocalGrid(client_app(), CLIENTS), record(model())).arrays, by_hand())
+"""
+
+
+def test_a_run_without_a_simulation_needs_no_ray() -> None:
+    output_of(sys.executable, "-c", WITHOUT_RAY, PYTHONPATH=os.pathsep.join(sys.path))
+
+
+@needs_ray
+def test_a_simulation_with_clients_in_several_processes(tmp_path: Path) -> None:
+    output_of(sys.executable, str(SIMULATION), str(tmp_path))
     found = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert found["processes"] >= 2
     assert found["same bits as in one process"]
@@ -66,7 +98,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         del sys.modules[name]
 
 
-def test_the_template_trains_and_goes_on(
+def test_the_template_trains_and_resumes(
     example: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     client, server = (
@@ -78,10 +110,12 @@ def test_the_template_trains_and_goes_on(
         server(grid, Context(1, 1, {}, RecordDict(), config))
         line = capsys.readouterr().out.splitlines()[-1]
         assert line.startswith(f"after {example['rounds']} rounds: epsilon 8.000 at delta 1e-05")
+        assert float(line.split("(replace-one: ")[1].split(")")[0]) > 16.0
     assert grid.sent == []
     assert float(line.rsplit(" ", 1)[1]) > 0.8
 
 
+@needs_ray
 @pytest.mark.slow
 def test_the_template_runs_with_flwr_run(example: dict[str, Any], tmp_path: Path) -> None:
     """With Flower's command, its SuperLink, and clients in processes of their own."""
@@ -127,10 +161,14 @@ def test_the_template_runs_with_flwr_run(example: dict[str, Any], tmp_path: Path
             time.sleep(1)
         assert "after 3 rounds: epsilon 8.000 at delta 1e-05" in done.stdout, done.stdout
     finally:
-        for pid in (*descendants(superlink.pid), superlink.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        superlink.wait(60)
+        kill_with_descendants(superlink)
+
+
+def kill_with_descendants(program: subprocess.Popen[Any]) -> None:
+    for pid in (*descendants(program.pid), program.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    program.wait(60)
 
 
 def descendants(pid: int) -> list[int]:

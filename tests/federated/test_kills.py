@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is killed after any call goes on: same model, same epsilon, bit for bit."""
+"""A server that is killed after any call resumes: same model, same epsilon, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def launcher() -> Iterator[Any]:
         text=True,
     )
     assert program.stdin is not None and program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
 
     def launch(kind: str, folder: Path, released: Path, when: str | int) -> tuple[str, str]:
         program.stdin.write(f"{kind} {folder} {released} {when}\n")
@@ -35,10 +34,15 @@ def launcher() -> Iterator[Any]:
         place, outcome = program.stdout.readline().split()
         return place, outcome
 
-    yield launch
-    program.stdin.close()
-    assert program.wait() == 0
-    program.stdout.close()
+    try:
+        assert program.stdout.readline() == "ready\n"
+        yield launch
+        program.stdin.close()
+        assert program.wait(60) == 0
+    finally:
+        program.kill()
+        program.wait(60)
+        program.stdout.close()
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -72,7 +76,7 @@ def test_twenty_kills_change_no_bit_of_what_leaves(
 EDGES = ["write_secret:1", "create_log:2", "write_ahead:5", "write_ahead:6", "append:5", "append:6"]
 EDGES += ["write_sealed:3", "write_sealed:4", "_all_state:3", "drop_kept:5", "record:4", "step:7"]
 EDGES += ["__exit__:3"]
-OF_TREES = ["go_on:1", "go_on:4", "next_tree:3"]
+OF_TREES = ["replace_noise:1", "replace_noise:4", "next_tree:3"]
 
 
 @pytest.mark.parametrize(("kind", "edges"), [("momentum", EDGES), ("clipping", OF_TREES)])

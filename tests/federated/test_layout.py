@@ -212,9 +212,9 @@ def test_vectors_that_do_not_fit() -> None:
     layout = ModelLayout(model())
     with pytest.raises(ValueError, match=r"vector must have shape \(9,\), got \(8,\)"):
         layout.unflatten(np.zeros(8))
-    with pytest.raises(TypeError, match="vector must be an array of float32 or float64, got int64"):
+    with pytest.raises(TypeError, match="vector must be of float32 or float64, got int64"):
         layout.unflatten(np.zeros(9, int))
-    with pytest.raises(TypeError, match="out must be an array of float32 or float64, got list"):
+    with pytest.raises(TypeError, match="out must be a NumPy array, got list"):
         layout.flatten(model(), [0.0] * 9)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"out must have shape \(9,\), got \(3, 3\)"):
         layout.flatten(model(), np.zeros((3, 3)))

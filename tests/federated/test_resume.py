@@ -119,7 +119,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="of another run: they differ in plan"):
         server(tmp_path / "run", momentum=0.5, plan=PrivacyPlan(0.5, 3.1, SinglePass(6)))
     with pytest.raises(ValueError, match="of another run: they differ in spare_restarts"):
-        server(tmp_path / "run", momentum=0.5, spare_restarts=1)
+        server(tmp_path / "run", momentum=0.5, spare_recoveries=1)
     with server(tmp_path / "run", momentum=0.5) as one:
         with pytest.raises(RuntimeError, match="in use by another run of this process"):
             server(tmp_path / "run", momentum=0.5)
@@ -192,7 +192,7 @@ def test_an_interrupted_step_goes_on_from_the_folder_only(
         with pytest.raises(KeyboardInterrupt):
             play(one, 1)
     for call in (one.end_round, one.abandon_round, one.checkpoint, lambda: one.begin_round([])):
-        with pytest.raises(RuntimeError, match="interrupted half-way: go on from the folder"):
+        with pytest.raises(RuntimeError, match="interrupted half-way: resume from the folder"):
             call()
     one.close()
     with server(tmp_path / "run") as two:
@@ -218,7 +218,7 @@ def test_an_interrupt_when_a_round_was_just_written_ahead(
         with pytest.raises(KeyboardInterrupt):
             play(one, 1)
     for call in (one.end_round, one.abandon_round, one.checkpoint, lambda: one.begin_round([])):
-        with pytest.raises(RuntimeError, match="interrupted half-way: go on from the folder"):
+        with pytest.raises(RuntimeError, match="interrupted half-way: resume from the folder"):
             call()
     one.close()
     with server(tmp_path / "run") as two:
@@ -248,7 +248,7 @@ def test_a_step_of_the_update_rule_that_fails_is_not_kept(tmp_path: Path) -> Non
         play(one, 1)
     Fails.failing = False
     for call in (one.checkpoint, lambda: one.begin_round([])):
-        with pytest.raises(RuntimeError, match="interrupted half-way: go on from the folder"):
+        with pytest.raises(RuntimeError, match="interrupted half-way: resume from the folder"):
             call()
     one.close()
     with opened(tmp_path / "run") as two:
@@ -306,7 +306,7 @@ def test_a_round_that_could_not_be_written_may_be_abandoned_for_another(
 # ---- Restarts with fresh noise ----
 
 
-def test_a_lost_sum_needs_a_restart_with_fresh_noise_that_is_paid(tmp_path: Path) -> None:
+def test_a_lost_sum_needs_a_recovery_with_fresh_noise_that_is_paid(tmp_path: Path) -> None:
     with server(tmp_path / "run") as one:
         play(one, 2)
         one.checkpoint()
@@ -316,13 +316,13 @@ def test_a_lost_sum_needs_a_restart_with_fresh_noise_that_is_paid(tmp_path: Path
         play(one, 2)
     (lost,) = (tmp_path / "run").glob("kept-0-4.npz")
     lost.unlink()
-    with pytest.raises(ValueError, match=r"the sum of round 4 is missing .* restart=True"):
+    with pytest.raises(ValueError, match=r"the sum of round 4 is missing .* recover=True"):
         server(tmp_path / "run")
     with pytest.raises(ValueError, match=r"this restart is not covered: it puts steps 3 to 4"):
-        server(tmp_path / "run", restart=True)
+        server(tmp_path / "run", recover=True)
     epsilon = RunAccount(PLAN).epsilon_after(4, 3, DELTA)
     assert epsilon > PLAN.epsilon(DELTA)
-    with server(tmp_path / "run", restart=True, accept_epsilon=(epsilon, DELTA)) as two:
+    with server(tmp_path / "run", recover=True, accept_epsilon=(epsilon, DELTA)) as two:
         assert not two.begin_round([]).token.startswith(token.split("-")[0])  # another model
         two.abandon_round()
         assert two.rounds_done == 2 and packed(two.parameters) == checkpointed
@@ -336,7 +336,7 @@ def test_a_lost_sum_needs_a_restart_with_fresh_noise_that_is_paid(tmp_path: Path
         play(three, 1, "again ")
 
 
-def test_the_noise_before_a_restart_stays_and_that_after_it_is_new(tmp_path: Path) -> None:
+def test_the_noise_before_a_recovery_stays_and_that_after_it_is_new(tmp_path: Path) -> None:
     def empty(server: ServerDPFTRL, rounds: int) -> Any:
         for _ in range(rounds):
             server.begin_round([])
@@ -344,7 +344,7 @@ def test_the_noise_before_a_restart_stays_and_that_after_it_is_new(tmp_path: Pat
         return server.parameters["b"] * GOAL
 
     plan = PrivacyPlan(0.5, 3.0, SinglePass(6), mechanism=Tree(variant="vanilla"))
-    with server(tmp_path / "run", plan=plan, spare_restarts=1, dtype="float64") as one:
+    with server(tmp_path / "run", plan=plan, spare_recoveries=1, dtype="float64") as one:
         noise = plan.noise(9, key=KEY, dtype="float64")
         at_2 = [noise.step() for _ in range(2)][-1][6:]
         start = START["b"] * GOAL
@@ -352,7 +352,7 @@ def test_the_noise_before_a_restart_stays_and_that_after_it_is_new(tmp_path: Pat
         one.checkpoint()
         empty(one, 2)
     with server(
-        tmp_path / "run", plan=plan, spare_restarts=1, dtype="float64", restart=True
+        tmp_path / "run", plan=plan, spare_recoveries=1, dtype="float64", recover=True
     ) as two:
         state = two._rounds._sums.running._noise.state_dict()
         key = bytes.fromhex(state["key"])
@@ -363,9 +363,9 @@ def test_the_noise_before_a_restart_stays_and_that_after_it_is_new(tmp_path: Pat
         np.testing.assert_allclose(after, start + at_2 + at_3, rtol=1e-9)
 
 
-def test_adaptive_clipping_goes_without_restarts_of_that_kind() -> None:
+def test_adaptive_clipping_does_not_support_recoveries() -> None:
     plan = KINDS["clipping"]["plan"]
     clipping = AdaptiveClipping(noise_multiplier=5.0)
-    for options in ({"restart": True}, {"spare_restarts": 1}):
-        with pytest.raises(ValueError, match="goes without spare_restarts and restart"):
+    for options in ({"recover": True}, {"spare_recoveries": 1}):
+        with pytest.raises(ValueError, match="does not support spare_recoveries and recover"):
             server(None, plan=plan, clipping=clipping, **options)

@@ -113,7 +113,7 @@ def test_a_fixed_order_has_its_own_clients_and_empty_slots_for_the_absent() -> N
     rounds = rounds_of(plan)
     now = rounds.begin_round([3, 2])
     assert now.cohort == (3,) and now.absent == 1
-    assert now.turned_away == {2: "not one of those that the plan has in this round"}
+    assert now.turned_away == {2: "not one of the users that the plan has in this round"}
     assert now.add(1, update()) == "not in the cohort of this round"
     rounds.end_round()
     assert end_with(rounds, [1, 2, 3]).cohort == ()
@@ -400,7 +400,7 @@ def test_cohorts_beyond_what_the_integers_hold_are_refused() -> None:
         ({"threads": 0}, ValueError, "threads must be an integer"),
         ({"key": b"short"}, ValueError, "key must be 32 bytes, got 5"),
         ({"noise_seed": 1.5, "key": None}, TypeError, "seed must be None"),
-        ({"spare_restarts": -1}, ValueError, "spare_restarts must be an integer"),
+        ({"spare_recoveries": -1}, ValueError, "spare_re[a-z]+ must be an integer"),
         ({"report_goal": 2**40}, ValueError, r"contributions \+ noise must be at most"),
         (
             {"plan": PrivacyPlan(1e-9, 1e308, SinglePass(4)), "dtype": "float64"},

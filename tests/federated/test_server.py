@@ -173,7 +173,7 @@ def test_an_update_rule_of_ones_own() -> None:
     whole, half = server_of(plan, 2), server_of(plan, 2, optimizer=Half)
     a, b = play(whole, updates)[-1], play(half, updates)[-1]
     np.testing.assert_allclose((a - flat(START))[:9] / 2, (b - flat(START))[:9], rtol=1e-5)
-    with pytest.raises(ValueError, match="with an optimizer of one's own"):
+    with pytest.raises(ValueError, match="with a custom optimizer"):
         server_of(plan, 2, optimizer=Half, momentum=0.5)
 
 
@@ -185,7 +185,7 @@ def test_what_is_stated_is_the_plans_from_the_first_round_on() -> None:
     assert before == (plan.epsilon(1e-6),) * 2 == (server.epsilon(1e-6),) * 2
     twice = server.epsilon(1e-6, neighbours="replace-one")
     assert twice == plan.epsilon(1e-6, neighbours="replace-one") > before[0]
-    spare = server_of(plan, 2, spare_restarts=1)
+    spare = server_of(plan, 2, spare_recoveries=1)
     assert spare.epsilon(1e-6) == spare.account.epsilon(1e-6) > before[0]
     assert (server.plan, server.report_goal, server.clip_norm) == (plan, 2, 0.5)
     assert not server.reproducible and not server.forked

@@ -99,6 +99,7 @@ def killed(folder: Path, inside: bool, event: int) -> bool:
     child = os.fork()
     if child == 0:
         bomb(event)
+        os.fsync = lambda handle: None  # a killed process loses nothing that the system has
         try:
             run(folder, inside)
         except BaseException:

@@ -86,6 +86,6 @@ if __name__ == "__main__":
         num_supernodes=CLIENTS,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0},
-            "init_args": {"num_cpus": 2},
+            "init_args": {"num_cpus": 2, "include_dashboard": False},
         },
     )

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of `test_torch_make_private_ranks.py`: a private training, alone or with others."""
+"""A private training, alone or as one rank of several: see `torch_ranks.main`."""
 
 from __future__ import annotations
 
-import sys
 import warnings
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,25 +49,15 @@ def trained(order_seed: int | None, keep: bool, **options: Any) -> dict[str, Any
     return {"ids": ids, "parameters": flat, "epsilon": run.ledger.epsilon_spent()}
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def found(rank: int) -> dict[str, Any]:
+    """Train in each group that this rank belongs to."""
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    store = dist.FileStore(str(folder / "store"), WORLD)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    found = {}
+    results = {}
     for name, ranks in GROUPS.items():
         group = None if ranks is None else dist.new_group(ranks)
         if ranks is None or rank in ranks:
             for keep in (False, True):
                 # Rank 0 says which order it is: the seeds of the others are not used.
                 order_seed = 5 if rank == 0 else None
-                found[f"{name} {keep}"] = trained(order_seed, keep, process_group=group)
-    torch.save(found, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+                results[f"{name} {keep}"] = trained(order_seed, keep, process_group=group)
+    return results

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the distributed runs of test_torch_distributed.py.
+"""Runs of several ranks, for test_distributed.py and test_make_private_ranks.py.
 
-`python torch_ranks.py RANK WORLD FOLDER` runs every case and writes what this rank found.
+`start` runs three processes, each of them `python torch_ranks.py RANK FOLDER`. They run all cases
+and write the results of each rank.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import private_ranks
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,6 +27,7 @@ from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
 from dpftrl_fast.torch.flat.distributed import Replicas, Shards
 
+WORLDS = (1, 2, 3)
 STEPS, BATCH = 9, 6
 PLAN = PrivacyPlan(1.0, 0.5, accounting.SinglePass(STEPS), mechanism=Tree(restart_every=4))
 OPTIONS: dict[str, Any] = {"plan": PLAN, "batch_size": BATCH, "noise_seed": 11, "momentum": 0.9}
@@ -303,17 +308,57 @@ CASES = [
 ]
 
 
-def main(rank: int, world: int, folder: Path) -> None:
+def main(rank: int, folder: Path) -> None:
+    """Run all cases of the worlds of 1, 2 and 3 ranks that have this one, and a private training.
+
+    One process does all of it, since most of the time goes into importing torch.
+    """
     torch.set_num_threads(1)
+    for world in WORLDS:
+        with in_world(rank, world, folder / f"world{world}") as result:
+            for case in CASES if rank < world else ():
+                result[case.__name__] = case(rank, world)
+    with in_world(rank, private_ranks.WORLD, folder / "private") as result:
+        result.update(private_ranks.found(rank))
+
+
+@contextmanager
+def in_world(rank: int, world: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """Be a rank of a world, if there is one of this number, and write the results."""
+    result: dict[str, Any] = {}
+    if rank >= world:
+        yield result
+        return
+    folder.mkdir(exist_ok=True)
     store = dist.FileStore(str(folder / "store"), world)
+    # A rank may have to wait for the others to finish the world before.
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=240)
     )
-    found = {case.__name__: case(rank, world) for case in CASES}
-    torch.save(found, folder / f"{rank}.pt")
+    yield result
+    torch.save(result, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
+def start(folder: Path) -> None:
+    """Run the ranks to their end; the results are in the folder."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", __file__, str(rank), str(folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(max(WORLDS))
+    ]
+    try:
+        errors = [process.communicate(timeout=480)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(errors)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

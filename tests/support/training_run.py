@@ -60,7 +60,7 @@ class SumOptimizer(torch.optim.Optimizer):
         for p, part in zip(self.flat, theta.split([p.numel() for p in self.flat]), strict=True):
             p.copy_(part.view_as(p))
 
-    def restart(self, account: RunAccount) -> None:
+    def recover(self, account: RunAccount) -> None:
         self.total += torch.from_numpy(self.noise.current())
         self.noise = account.noise(self.total.numel(), memory="regenerate", threads=1)
 

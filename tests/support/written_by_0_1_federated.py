@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,15 @@ def run(
     """Run in a folder from where it stands; return what leaves each round, and at the end."""
     options = {**KINDS[kind], "folder": folder, "report_goal": GOAL, "threads": 1, **secret}
     options["plan"] = plan(options["plan"])
+    if "recover" in inspect.signature(PrivateRounds).parameters:  # version 0.1 says restart
+        options["recover"] = restart
+        options["spare_recoveries"] = options.pop("spare_restarts", 0)
+    else:
+        options["restart"] = restart
     if kind == "rounds":
         return _rounds(options, until)
     found: list[Json] = []
-    with ServerDPFTRL(START, restart=restart, **options) as server:
+    with ServerDPFTRL(START, **options) as server:
         found.append(_seen(server))
         last = server.plan.steps if until is None else until
         while server.rounds_done < last:

@@ -90,13 +90,17 @@ def test_killed_twice_from_outside(tmp_path: Path, undisturbed: tuple[Tensor, fl
     seen: list[int] = []
     for kill in (*kills, None):
         with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                seen.append(int(line))
-                if seen[-1] == kill:
-                    process.kill()
-                    break
-            process.stdout.read()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    seen.append(int(line))
+                    if seen[-1] == kill:
+                        process.kill()
+                        break
+                process.stdout.read()
+                process.wait(240)
+            finally:
+                process.kill()
         assert process.returncode == (0 if kill is None else -9)
     assert seen[-1] == STEPS
     out = np.load(tmp_path / "out.npz")
@@ -142,7 +146,7 @@ def test_the_optimisers_restarted(tmp_path: Path, kind: str) -> None:
             folder,
             after_step=crash_at(10),
             checkpoint_every=4,
-            restart=True,
+            recover=True,
             accept_epsilon=(9.0, DELTA),
         )
     shutil.copytree(folder, tmp_path / "copy")
@@ -203,7 +207,7 @@ def test_a_restart_of_dpftrl_leaves_the_old_noise_on_the_sum() -> None:
         optimizer.step()
         last = old.step()
     account = RunAccount(plan).restarted(8, 7, accept_epsilon=(9.0, DELTA))
-    optimizer.restart(account)
+    optimizer.recover(account)
     state = optimizer.state_dict()
     fresh = account.noise(3)
     fresh.load_state_dict({**fresh.state_dict(), **state["noise"]["common"]})
@@ -258,10 +262,10 @@ def test_a_restart_is_refused_until_its_epsilon_is_accepted(tmp_path: Path) -> N
     stopped(tmp_path / "run")
     for options in ({}, {"accept_epsilon": (PLAN.epsilon(DELTA), DELTA)}):
         with pytest.raises(ValueError, match=r"steps 6 to 8 into a second tree, and 0 spare"):
-            Training().run(tmp_path / "run", restart=True, **options)
+            Training().run(tmp_path / "run", recover=True, **options)
     left: list[tuple[int, bytes]] = []
     training = Training(left=lambda *what: left.append(what))
-    with training.run(tmp_path / "run", restart=True, accept_epsilon=(9.0, DELTA)) as run:
+    with training.run(tmp_path / "run", recover=True, accept_epsilon=(9.0, DELTA)) as run:
         assert (run.step, run.account.abandoned, run.account.start) == (5, ((1, 8),), 6)
         assert not run.replaying
         accepted = run.epsilon(DELTA)
@@ -286,7 +290,7 @@ def test_fresh_noise_lies_on_all_later_sums_and_the_old_one_stays(tmp_path: Path
     reference = PLAN.noise(26, seed=11)
     for _ in range(5):
         old = reference.step()
-    with training.run(tmp_path / "run", restart=True, accept_epsilon=(9.0, DELTA)) as run:
+    with training.run(tmp_path / "run", recover=True, accept_epsilon=(9.0, DELTA)) as run:
         fresh = run.account.noise(26)
         fresh.load_state_dict(training.optimizer.noise.state_dict())
         total = training.optimizer.total.clone()
@@ -306,20 +310,20 @@ def test_fresh_noise_lies_on_all_later_sums_and_the_old_one_stays(tmp_path: Path
 
 
 def test_spare_restarts_state_more_from_the_start_and_the_same_to_the_end(tmp_path: Path) -> None:
-    stopped(tmp_path / "run", spare_restarts=1)
+    stopped(tmp_path / "run", spare_recoveries=1)
     with pytest.raises(ValueError, match="differ in spare_restarts"):
-        Training().run(tmp_path / "run", spare_restarts=2)
-    with Training().run(tmp_path / "run", spare_restarts=1) as run:
+        Training().run(tmp_path / "run", spare_recoveries=2)
+    with Training().run(tmp_path / "run", spare_recoveries=1) as run:
         stated = run.epsilon(DELTA)
         assert stated > PLAN.epsilon(DELTA)
     training = Training()
-    with training.run(tmp_path / "run", spare_restarts=1):
+    with training.run(tmp_path / "run", spare_recoveries=1):
         assert training.ledger.epsilon_spent() == training.ledger.epsilon_so_far() == stated
-    stopped(tmp_path / "run", 7, spare_restarts=1, restart=True)
+    stopped(tmp_path / "run", 7, spare_recoveries=1, recover=True)
     training = Training()
-    assert training.train(tmp_path / "run", spare_restarts=1) == stated
+    assert training.train(tmp_path / "run", spare_recoveries=1) == stated
     # Nothing was written ahead that is not in a checkpoint: nothing to abandon.
-    with Training().run(tmp_path / "run", spare_restarts=1, restart=True) as run:
+    with Training().run(tmp_path / "run", spare_recoveries=1, recover=True) as run:
         assert len(run.account.abandoned) == 1
 
 

@@ -7,8 +7,6 @@ this file.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +30,11 @@ ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 Found = list[dict[str, dict[str, Any]]]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the ranks of a world found, by rank and case."""
+@pytest.fixture(scope="module", params=ranks.WORLDS)
+def found(request: pytest.FixtureRequest, ranks_folder: Path) -> Found:
+    """Results of the ranks of a world, by rank and case."""
     world: int = request.param
-    folder = tmp_path_factory.mktemp(f"world{world}")
-    program = str(Path(ranks.__file__))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", program, str(rank), str(world), str(folder)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+    folder = ranks_folder / f"world{world}"
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
@@ -225,22 +208,29 @@ def test_a_rank_without_coordinates_keeps_count() -> None:
     assert other.steps_taken == 4
 
 
-def test_an_interruption_between_slices_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = FlatNoise(ranks.PLAN, [(0, 4), (8, 4)], dtype="float32", device=torch.device("cpu"))
-    first, second = noise._pieces
+@pytest.mark.parametrize("slice_", [0, 1])
+def test_an_interruption_between_slices_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, slice_: int
+) -> None:
+    p = nn.Parameter(torch.zeros(8))
+    dpftrl = DPFTRL([p], 1.0, plan=ranks.PLAN, batch_size=1)
+    dpftrl.state_dict()
+    # As on a rank that holds two ranges of coordinates.
+    dpftrl._run.noise = FlatNoise(
+        ranks.PLAN, [(0, 4), (8, 4)], dtype="float32", device=torch.device("cpu")
+    )
 
     def interrupted(out: Any) -> None:
         raise KeyboardInterrupt
 
-    for piece, torn in ((first, False), (second, True)):
-        with monkeypatch.context() as patch:
-            patch.setattr(piece, "step", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                noise.step(torch.empty(8))
-        assert noise.steps_taken == 0
-        assert noise._torn == torn
-    with pytest.raises(RuntimeError, match="interrupted while its noise was made"):
-        noise.step(torch.empty(8))
+    p.grad = torch.zeros(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(dpftrl._run.noise._pieces[slice_], "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dpftrl.step()
+    assert dpftrl.steps_taken == 0
+    with pytest.raises(RuntimeError, match="interrupted half-way"):
+        dpftrl.step()
 
 
 def test_noise_is_refused_where_there_is_none_for_the_device() -> None:

@@ -21,10 +21,10 @@ from torch_cases import accumulator
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
-from dpftrl_fast.torch.order import EpochOrder
 
 N, B = 10, 4  # 3 batches an epoch
 

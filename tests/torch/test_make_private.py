@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -19,10 +17,12 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.from_budget import plan_of
+from dpftrl_fast.torch import optimizer as optimizer_module
 from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.make_private import PrivateTraining, make_private
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.residual import ResidualNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
@@ -246,10 +246,9 @@ def test_the_last_batch_can_be_left_out() -> None:
 
 
 def test_restarts_can_be_chosen() -> None:
-    plan = private(
-        epsilon=4.0, epochs=4, mechanism=Tree("vanilla", 6, complete=True)
-    ).data_loader.plan
-    assert plan.mechanism == Tree("vanilla", 6, complete=True)
+    tree = Tree(restart_every=6, complete=True)
+    plan = private(epsilon=4.0, epochs=4, mechanism=tree).data_loader.plan
+    assert plan.mechanism == tree
     plan = plan_of(
         FixedEpochs(3, 4),
         epsilon=4.0,
@@ -516,26 +515,25 @@ def test_parameters_added_after_the_start_are_refused() -> None:
     assert run.ledger.steps_taken == 0
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "accumulate",
-        "clipped_sums",
-        "clipping",
-        "grad_sample",
-        "layers",
-        "ledger",
-        "loader",
-        "make_private",
-        "order",
-        "parameters",
-        "private_arguments",
-        "rows",
-    ],
-)
-def test_the_examples_of_the_docstrings_hold(module: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"dpftrl_fast.torch.{module}"))
-    assert found.failed == 0 and found.attempted > 0
+def test_noise_by_hand_is_refused_once_it_is_shared() -> None:
+    """It would be a step ahead of the ids that were admitted."""
+    run = private(optimizer=torch.optim.Adam, noise_multiplier=SIGMA)
+    for p in run.model.parameters():
+        p.grad = torch.zeros_like(p)
+    assert isinstance(run.noise, ResidualNoise)
+    with pytest.raises(ValueError, match="must come once, in the step of a batch of the loader"):
+        run.noise.add_()
+    assert run.noise.steps_taken == run.ledger.steps_taken == 0
+    train(run, 1)
+    assert run.noise.steps_taken == run.ledger.steps_taken == 3
+
+
+def test_rates_are_read_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = private(noise_multiplier=SIGMA, rates={"lr": 0.1, "momentum": 0.5})
+    real, read = optimizer_module._rates, []
+    monkeypatch.setattr(optimizer_module, "_rates", lambda group: read.append(1) or real(group))
+    train(run, 1)
+    assert len(read) == 3 * len(run.optimizer.param_groups)
 
 
 @pytest.mark.parametrize("rate", [{"lr": 0.0}, {"momentum": 1.5}, {"l1": math.nan}])

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make_private` on several processes: each batch shared, once in the sum, and noise once.
-
-Three processes of `private_ranks.py` run once, and import torch anew: most of the time of this
-file.
-"""
+"""`make_private` on several processes: each batch shared, once in the sum, and noise once."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import private_ranks as ranks
@@ -19,22 +14,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:Use
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", ranks.__file__, str(rank), str(folder)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks.WORLD)
-    ]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks.WORLD, "\n".join(errors)
+def found(ranks_folder: Path) -> list[dict[str, Any]]:
+    folder = ranks_folder / "private"
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ranks.WORLD)]
 
 

@@ -26,7 +26,7 @@ from dpftrl_fast.torch.flat.update import FlatFTRL
         ({"lr": 0.0}, ValueError, "lr must be a finite number > 0, got 0"),
         ({"lr": -1.0}, ValueError, "lr must be"),
         ({"lr": math.nan}, ValueError, "lr must be"),
-        ({"lr": "fast"}, TypeError, "lr must be a number"),
+        ({"lr": "fast"}, TypeError, "lr must be a finite number > 0, got str"),
         ({"momentum": 1.0}, ValueError, "momentum must be"),
         ({"momentum": math.nan}, ValueError, "momentum must be"),
         ({"l1": -0.1}, ValueError, "l1 must be"),
@@ -179,8 +179,8 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch
             dpftrl.step()
     gradients(members, 0)
     account = RunAccount(dpftrl.plan).restarted(1, 1, accept_epsilon=(1e9, 1e-6))
-    for call in (dpftrl.step, dpftrl.state_dict, lambda: dpftrl.restart(account)):
-        with pytest.raises(RuntimeError, match="interrupted half-way: go on from a checkpoint"):
+    for call in (dpftrl.step, dpftrl.state_dict, lambda: dpftrl.recover(account)):
+        with pytest.raises(RuntimeError, match="interrupted half-way: resume from a checkpoint"):
             call()
     dpftrl.load_state_dict(state, allow_fork=True)
     dpftrl.step()

@@ -166,9 +166,9 @@ def test_the_model_state_leaves_nothing_out() -> None:
 # ---- What a state is not taken for ----
 
 
-def restarted(dpftrl: DPFTRL, last: int, step: int) -> RunAccount:
+def recovered(dpftrl: DPFTRL, last: int, step: int) -> RunAccount:
     account = RunAccount(dpftrl.plan).restarted(last, step, accept_epsilon=(1e9, 1e-6))
-    dpftrl.restart(account)
+    dpftrl.recover(account)
     return account
 
 
@@ -178,16 +178,18 @@ def test_a_state_of_after_a_restart_is_not_one_of_before() -> None:
     dpftrl = DPFTRL(members, 1.0, **options)
     run(dpftrl, members, 0, 5)
     before = dpftrl.state_dict()
-    account = restarted(dpftrl, 7, 6)
+    account = recovered(dpftrl, 7, 6)
     run(dpftrl, members, 5, 7)
     after = dpftrl.state_dict()
-    with pytest.raises(ValueError, match="began with step 6, got 1: after a restart, call restart"):
+    with pytest.raises(
+        ValueError, match="began with step 6, got 1: after a recovery, call recover"
+    ):
         dpftrl.load_state_dict(before)
     other = DPFTRL(parameters(), 1.0, **options)
     with pytest.raises(ValueError, match="began with step 1, got 6"):
         other.load_state_dict(after)
     assert other.steps_taken == 0
-    other.restart(account)
+    other.recover(account)
     other.load_state_dict(after)
     assert other.steps_taken == 7
 
@@ -197,27 +199,27 @@ def test_a_restart_is_of_this_run_and_of_its_next_step() -> None:
     run(dpftrl, members, 0, 5)
     state = dpftrl.state_dict()
     with pytest.raises(ValueError, match="must start with step 6, the next one, got 5"):
-        restarted(dpftrl, 7, 5)
+        recovered(dpftrl, 7, 5)
     with pytest.raises(TypeError, match="must be a RunAccount, got PrivacyPlan"):
-        dpftrl.restart(dpftrl.plan)  # type: ignore[arg-type]
+        dpftrl.recover(dpftrl.plan)  # type: ignore[arg-type]
     account = RunAccount(plan_of(13, 1.0)).restarted(7, 6, accept_epsilon=(1e9, 1e-6))
     with pytest.raises(ValueError, match="of the plan of this object"):
-        dpftrl.restart(account)
+        dpftrl.recover(account)
     assert str(dpftrl.state_dict()) == str(state)
-    restarted(dpftrl, 7, 6)
+    recovered(dpftrl, 7, 6)
     run(dpftrl, members, 5, 7)
     with pytest.raises(ValueError, match="present stretch, which began with step 6, got one from"):
-        restarted(dpftrl, 9, 8)  # of a run that had no restart before
+        recovered(dpftrl, 9, 8)  # of a run that had no restart before
 
 
 def test_a_seed_marks_the_run_for_good() -> None:
     dpftrl, members = ready(plan=plan_of(12, 1.0), noise_seed=4)
     run(dpftrl, members, 0, 5)
-    account = restarted(dpftrl, 7, 6)
+    account = recovered(dpftrl, 7, 6)
     run(dpftrl, members, 5, 6)
     assert dpftrl.reproducible  # the noise of the first stretch can be taken away
     other, _ = ready(plan=plan_of(12, 1.0))
-    other.restart(account)
+    other.recover(account)
     assert not other.reproducible
     other.load_state_dict(dpftrl.state_dict())
     assert other.reproducible

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 pytest.importorskip("opacus")
-from dpftrl_fast.torch.gradients.plain_strides import PlainStrides, plain
+from dpftrl_fast.torch.gradients.rows import PlainStrides, plain
 
 ROWS = 3
 

@@ -51,8 +51,8 @@ def excess_risk_bound(
     """Return the bound on E[f(theta) - min over the ball of f]/n of the last least-squares model.
 
     With f the sum of the squared errors, h the half ridge and v the variance factor of the last
-    model: (R^2 h + 2 R L Y sigma_b sqrt(v p) + R^2 r)/n, where r bounds how far the noise of the
-    matrix goes beyond h.
+    model: (R^2 h + 2 R L Y sigma_b sqrt(v p) + R^2 r)/n, where r bounds the
+    excess of the matrix noise over h.
     """
     half_ridge = plan.half_ridge(plan.steps, p, ridge_factor)
     variance = math.sqrt(float(plan.variance_factors[-1]))

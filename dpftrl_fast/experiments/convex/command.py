@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from dpftrl_fast._validate import choice
 from dpftrl_fast.experiments.convex import fashion, flights, insteval, theory
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
@@ -29,10 +30,10 @@ def _fashion(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
     return fashion.study(fashion.load(data), laboratory, quick=quick)
 
 
-#: From the folder of the data, a laboratory and whether it is to be quick.
+#: Arguments: the folder of the data, a laboratory and whether to run quickly.
 Experiment: TypeAlias = Callable[[Path | None, Laboratory, bool], Report]
 
-#: Name and what runs it, in their order.
+#: Name and function of each experiment, in order.
 EXPERIMENTS: Mapping[str, Experiment] = {
     "theory": _theory,
     "flights": _flights,
@@ -42,17 +43,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 
 class Finished(NamedTuple):
-    """What came of an experiment.
+    """The outcome of an experiment: a report, or a message about missing data.
 
-    Attributes
-    ----------
-    name : str
-    report : Report or None
-        None where its data are missing.
-    missing : str
-        What is missing.
-    done : int
-        Fits that were made; the others were there already.
+    `done` is the number of fits that were made; the others existed already.
     """
 
     name: str
@@ -70,10 +63,10 @@ def run_experiments(
     progress: Progress | None = None,
     experiments: Mapping[str, Experiment] | None = None,
 ) -> Iterator[Finished]:
-    """Run experiments, one after the other, and write what comes out.
+    """Run experiments, one after the other, and write their results.
 
     ``results.jsonl`` has a row for each fit, on disk as soon as it is made: after an interruption
-    the same call goes on. Tables are in ``<name>.md``, figures beside them.
+    the same call resumes. Tables are in ``<name>.md``, figures beside them.
 
     Parameters
     ----------
@@ -84,7 +77,7 @@ def run_experiments(
     data : Path, optional
         Folder that may hold data files; the others are those of installed packages.
     quick : bool
-        Small settings, to see that everything works.
+        Small settings, to check that everything works.
     progress : callable, optional
         See `dpftrl_fast.experiments.study.Progress`.
     experiments : mapping, optional
@@ -97,15 +90,14 @@ def run_experiments(
     Raises
     ------
     ValueError
-        For an unknown name, or a file of results that is none.
+        For an unknown name, or an invalid file of results.
     FileNotFoundError
         Where the data of an experiment that was named are missing. If none was named, the others
         are run all the same.
     """
     known = EXPERIMENTS if experiments is None else experiments
     for name in names:
-        if name not in known:
-            raise ValueError(f"experiments are {', '.join(known)}; got {name!r}")
+        choice("experiment", name, tuple(known))
     check_folder(out)
     results = Results(out / "results.jsonl")
     for name in names or known:
@@ -117,16 +109,13 @@ def run_experiments(
                 raise
             yield Finished(name, None, str(error), laboratory.done)
             continue
-        contents: dict[str, bytes] = {}
-        for figure, content in report.figures.items():
-            contents[figure] = content
         text = "\n\n".join(table.markdown() for table in report.tables)
-        write_files(out, {**contents, f"{name}.md": f"{text}\n".encode()})
+        write_files(out, {**report.figures, f"{name}.md": f"{text}\n".encode()})
         yield Finished(name, report, "", laboratory.done)
 
 
 def as_data(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return everything, of what JSON knows."""
+    """Return all facts, JSON-able."""
     return {
         end.name: {"missing": end.missing}
         if end.report is None

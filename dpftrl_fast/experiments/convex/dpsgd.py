@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-SGD on a linear model, over fixed batches or over Poisson samples: the baseline of FTRL.
 
-It takes the same clipped sums as the engine of FTRL. Every step adds fresh Gaussian noise. The
-noise is NumPy's and follows from a seed: these runs are for comparison on public data, not private.
+It uses the same clipped sums as the engine of FTRL. Every step adds fresh Gaussian noise, NumPy's,
+from a seed: these runs are reproducible comparisons on public data, not private.
 """
 
 from __future__ import annotations
@@ -54,30 +54,13 @@ def amplified_sigma(
 ) -> float:
     """Return the noise multiplier of DP-SGD over Poisson samples, by dp_accounting.
 
-    The smallest that keeps epsilon, to a relative 0.002 above.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-    probability : float
-        With which a row is in the sample of a step.
-    steps : int
-    accountant : {"pld", "rdp"}
-        Privacy loss distributions, or Renyi DP: faster, and some noise too much.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If dp_accounting is not installed.
-
-    Examples
-    --------
-    >>> amplified_sigma(3.0, 1e-5, 0.01, 100) < fixed_batches_sigma(3.0, 1e-5, 1)  # doctest: +SKIP
-    True
+    The smallest one within epsilon, up to a relative 0.002 above it. A row is in the sample of a
+    step with `probability`. The accountant uses privacy loss distributions, or Renyi DP, which is
+    faster and returns somewhat more noise. ModuleNotFoundError without dp_accounting.
     """
 
     def keeps(sigma: float, by: Literal["rdp", "pld"]) -> bool:
-        with _quiet("absl"):  # says which orders of Renyi DP were left out
+        with _quiet("absl"):  # logs the orders of Renyi DP that were left out
             return dpsgd_epsilon(sigma, probability, steps, delta, accountant=by) <= epsilon
 
     low, high = 0.2, 2.0 * noise_multiplier(epsilon, delta, steps)
@@ -99,7 +82,7 @@ def amplified_sigma(
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Let a logger tell of errors only."""
+    """Restrict a logger to errors."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -124,28 +107,10 @@ def dpsgd(
 ) -> Iterates:
     """Run DP-SGD: theta_(t+1) = theta_t - rate (sum of clipped gradients + noise)/batch_size.
 
-    Parameters
-    ----------
-    objective : Objective
-        Loss, clip norm L, shape of theta; theta_1 = 0.
-    X, y : rows and targets
-    sigma : float
-        The noise of a step has the standard deviation L sigma.
-    learning_rate : float
-    batch_size : int
-        Rows (with `users`: users) of a batch, or their expected number.
-    epochs : int
-        There are epochs ceil(units/batch_size) steps.
-    amplified : bool
-        Whether a batch is a Poisson sample; else batches are cut in order, in each epoch alike.
-    seed : int
-        Of noise and samples.
-    users : (u + 1,) array of int64, optional
-        Rows ``users[i]`` to ``users[i + 1] - 1`` are those of user i, clipped as one sum.
-
-    Returns
-    -------
-    Iterates
+    theta_1 = 0; the noise of a step has the standard deviation L sigma; there are
+    epochs ceil(units/batch_size) steps. A batch is a Poisson sample if `amplified`; otherwise
+    batches are cut in order, the same in each epoch. Rows ``users[i]`` to ``users[i + 1] - 1`` are
+    those of user i, clipped as one sum, and `batch_size` counts users then.
 
     Examples
     --------

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.datasets import FashionMNIST, fashion_mnist
+from dpftrl_fast.datasets import fashion_mnist
+from dpftrl_fast.datasets.packages import file_in
 from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL
 from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
@@ -25,25 +26,14 @@ _CLASSES = 10
 
 
 def load(data: Path | None) -> Problem:
-    """Return the pictures as rows of norm 1, in the order of the files.
-
-    Parameters
-    ----------
-    data : Path, optional
-        Folder that may hold the four files; else it is that of the Debian package.
-
-    Raises
-    ------
-    FileNotFoundError
-        Without the data.
-    """
-    here = data is not None and any(data.glob("*-idx3-ubyte.gz"))
-    pictures: FashionMNIST = fashion_mnist(data if here else None)
+    """Return the images as rows of norm 1, from four files in `data` or the Debian package."""
+    here = file_in(data, "*-idx3-ubyte.gz")
+    images = fashion_mnist(None if here is None else here.parent)
     return Problem(
-        _unit(pictures.images),
-        pictures.labels.astype(np.float64),
-        _unit(pictures.test_images),
-        pictures.test_labels.astype(np.float64),
+        _unit(images.images),
+        images.labels.astype(np.float64),
+        _unit(images.test_images),
+        images.test_labels.astype(np.float64),
         classes=_CLASSES,
         constant=_CONSTANT,
     )
@@ -59,19 +49,8 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
     """Compare the methods at epsilon 3, delta 1e-5, after 1, 5 and 20 epochs.
 
     Each method tries the same configurations, one fit each, on the first five sixths of the
-    training rows, compared on the others; what it chose is fitted to all training rows.
-
-    Parameters
-    ----------
-    problem : Problem
-        Of `load`.
-    laboratory : Laboratory
-    quick : bool
-        One epoch, two seeds, a grid of two.
-
-    Returns
-    -------
-    Report
+    training rows, compared on the others; the chosen one is fitted to all training rows. `quick`
+    runs one epoch, two seeds and a grid of two.
     """
     epochs = (1,) if quick else (1, 5, 20)
     seeds = 2 if quick else 5

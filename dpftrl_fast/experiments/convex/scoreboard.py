@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the scores of methods to tables and figures: medians, with the range of the seeds."""
+"""Tables and figures of scores: medians, with the range over the seeds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dpftrl_fast.experiments.convex.tuning import Outcome
-from dpftrl_fast.experiments.study import Table
+from dpftrl_fast.experiments.study import Table, grid_table
 from dpftrl_fast.plots import Line, Panel
 
 
 class Scored(NamedTuple):
-    """The scores of a method at one place of an axis (an epsilon, a number of epochs)."""
+    """The scores of a method at one position of an axis (an epsilon, a number of epochs)."""
 
     method: str
     place: float
@@ -34,7 +34,7 @@ class Scored(NamedTuple):
         return f"{middle} ({min(self.scores):.3f} to {max(self.scores):.3f})"
 
     def to_dict(self, axis: str) -> dict[str, Any]:
-        """Return everything, of what JSON knows."""
+        """Return all facts, JSON-able."""
         return {
             "method": self.method,
             axis: self.place,
@@ -44,12 +44,8 @@ class Scored(NamedTuple):
 
 
 def comparison(title: str, axis: str, scored: Sequence[Scored]) -> Table:
-    """Return a table with a method a row and a place a column."""
-    places = sorted({s.place for s in scored})
-    methods = list(dict.fromkeys(s.method for s in scored))
-    cells = {(s.method, s.place): s.text for s in scored}
-    rows = [(m, *(cells.get((m, place), "") for place in places)) for m in methods]
-    return Table(title, ("", *(f"{axis} {place:g}" for place in places)), rows)
+    """Return a table with a method a row and a position a column."""
+    return grid_table(title, axis, [(s.method, s.place, s.text) for s in scored])
 
 
 def panel(
@@ -59,7 +55,7 @@ def panel(
     scored: Sequence[Scored],
     reference: tuple[str, float] | None = None,
 ) -> Panel:
-    """Return the drawing of such a table."""
+    """Return a figure of the same scores."""
     lines = []
     for method in dict.fromkeys(s.method for s in scored):
         own = sorted((s for s in scored if s.method == method), key=lambda s: s.place)
@@ -76,7 +72,7 @@ def panel(
 
 
 def settings_table(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """Return what was chosen for each run."""
+    """Return the chosen settings of each run."""
     return Table(
         title,
         ("", "unit", "epsilon", "epochs", "clip norm", "learning rate", "model"),

@@ -22,7 +22,7 @@ from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.experiments.convex.bounds import excess_risk_bound, mean_noise_norm, regret_bound
 from dpftrl_fast.experiments.results import Values
-from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
+from dpftrl_fast.experiments.study import Laboratory, Report, Table, seeded
 from dpftrl_fast.ftrl import FTRL
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Line, Panel, panels_png
@@ -37,12 +37,12 @@ _RADIUS = 1.0  # of the ball of least squares
 
 
 class _Measure(NamedTuple):
-    """A measurement at (n, p, epsilon, seed), and what its line is called."""
+    """A measurement at (n, p, epsilon, seed), and the name of its line."""
 
     name: str
     quantity: str
     take: Callable[..., Values]
-    bounded: bool = True  # whether the bound is that of the rate that is used
+    bounded: bool = True  # whether the bound is that of the rate in use
 
 
 def _plan(n: int, epsilon: float) -> PrivacyPlan:
@@ -53,25 +53,21 @@ def _plan(n: int, epsilon: float) -> PrivacyPlan:
 
 
 def adversary(n: int, p: int, epsilon: float, seed: int) -> Values:
-    """Regret where each gradient is chosen after the model was seen, to follow its noise.
+    """Measure the regret where each gradient is chosen after the model was seen, against its noise.
 
-    Losses are linear, all gradients of norm 1. Who made the gradients of the past knows the model
-    without noise, and so sees the noise n_(t-1)/(B lambda) in theta_t; the next gradient is the
-    unit vector against n_(t-1), but orthogonal to the sum of the gradients so far, along which
-    theta_t is farthest from where it should be while the model without noise gains nothing. The
-    guarantee holds against such data, and so does the bound. It needs p >= 2.
-
-    Returns
-    -------
-    mapping
-        "measured": the regret against the best parameters in the unit ball, over T; "bound".
+    Losses are linear, all gradients of norm 1. An adversary who chose the past gradients knows the
+    model without noise, and hence the noise n_(t-1)/(B lambda) in theta_t; the next gradient is the
+    unit vector against n_(t-1), orthogonal to the sum of the gradients so far: the direction in
+    which the noise costs most while the model without noise gains nothing. The guarantee holds
+    against such data, and so does the bound. It needs p >= 2. "measured" is the regret against the
+    best parameters in the unit ball, over T.
     """
     plan = _plan(n, epsilon)
     objective = Objective("linear", p)
     rate = learning_rate("theory", objective, plan, batch_size=BATCH)
     model = FTRL(np.zeros(p), rate, batch_size=BATCH, steps=plan.steps)
     source = plan.noise(p, seed=seed, dtype="float64", threads=1)
-    noise = np.eye(p)[0]  # before the first step any direction is as good
+    noise = np.eye(p)[0]  # before the first step all directions are equal
     total, losses = np.zeros(p), 0.0
     for _ in range(plan.steps):
         gradient = -noise + (total @ noise) / max(float(total @ total), 1.0) * total
@@ -115,7 +111,7 @@ def logistic_regret(rule: str) -> Callable[..., Values]:
 
 
 def excess_risk(n: int, p: int, epsilon: float, seed: int) -> Values:
-    """Excess of the mean squared error, on the rows, of the last least-squares model in the ball.
+    """Measure the excess mean squared error, on the rows, of the last least-squares model.
 
     Rows are uniform on the unit sphere, y = <x, u> + N(0, 0.1^2) with ||u|| = 1; the radius is 1.
     """
@@ -172,15 +168,7 @@ _BOUND_SLOPES = {
 def study(laboratory: Laboratory, *, quick: bool = False) -> Report:
     """Measure along each axis, from n = 2^15, p = 32, epsilon = 1, delta = 1e-6.
 
-    Parameters
-    ----------
-    laboratory : Laboratory
-    quick : bool
-        Two small points an axis and two seeds.
-
-    Returns
-    -------
-    Report
+    `quick` measures two small points an axis with two seeds.
     """
     base, axes = (_QUICK_BASE, _QUICK_AXES) if quick else (_BASE, _AXES)
     seeds = 2 if quick else 5
@@ -189,17 +177,11 @@ def study(laboratory: Laboratory, *, quick: bool = False) -> Report:
         for axis, places in axes.items():
             points = [{**base, axis: place} for place in places]
             jobs = [
-                Job(
-                    {"measure": measure.name, **point},
-                    seed,
-                    partial(measure.take, **point, seed=seed),
-                )
+                seeded({"measure": measure.name, **point}, partial(measure.take, **point))
                 for point in points
-                for seed in range(seeds)
             ]
-            found = laboratory.run(f"{measure.name} as {axis} grows", jobs)
-            for i, place in enumerate(places):
-                part = found[i * seeds : (i + 1) * seeds]
+            found = laboratory.repeat(f"{measure.name} as {axis} grows", jobs, seeds)
+            for place, part in zip(places, found, strict=True):
                 values = [v["measured"] for v in part]
                 data.append({
                     "measure": measure.name, "axis": axis, "place": place,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same tuning effort for every gradient method: one grid, chosen on rows kept from training.
+"""The same tuning effort for every gradient method: one grid, compared on held-out training rows.
 
-What tuning costs in privacy is left out for all methods alike: the comparison is of the methods.
+The privacy cost of tuning is left out for all methods alike.
 """
 
 from __future__ import annotations
@@ -15,31 +15,19 @@ from typing import Any, NamedTuple
 from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma
 from dpftrl_fast.experiments.convex.methods import AMPLIFIED, gradient_method
 from dpftrl_fast.experiments.convex.problem import Problem
-from dpftrl_fast.experiments.results import Values
+from dpftrl_fast.experiments.fitted import TUNING_SEED, amplified_sigmas, sampling
 from dpftrl_fast.experiments.study import Job, Laboratory
-
-_TUNING_SEED = 1000
 
 
 class Grid(NamedTuple):
-    """The configurations that are tried: all pairs, each with its last iterate and tail average."""
+    """The configurations: all pairs, each with its last iterate and tail average."""
 
     clip_norms: tuple[float, ...]
     learning_rates: tuple[float, ...]
 
 
 class Run(NamedTuple):
-    """A method and its budget.
-
-    Attributes
-    ----------
-    method : str
-        Of `dpftrl_fast.experiments.convex.methods`.
-    unit : {"row", "user"}
-        Who is protected.
-    epsilon, delta : float
-    batch_size, epochs : int
-    """
+    """A method of `convex.methods` and its budget; the unit "row" or "user" is protected."""
 
     method: str
     unit: str
@@ -55,19 +43,9 @@ class Run(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The scores of a run, at the settings that were chosen.
+    """The scores of a run on the test rows, one a seed, at the chosen setting and average.
 
-    Attributes
-    ----------
-    run : Run
-    setting : mapping
-        Of the grid.
-    average : {"last", "tail"}
-        Which model was chosen.
-    scores : tuple of float
-        On the test rows, one a seed.
-    at_edge : bool
-        Whether the chosen rate is the smallest or the largest of the grid.
+    `average` is "last" or "tail"; `at_edge` says that the rate is at an end of the grid.
     """
 
     run: Run
@@ -76,15 +54,11 @@ class Outcome(NamedTuple):
     scores: tuple[float, ...]
     at_edge: bool
 
-    @property
-    def median(self) -> float:
-        """Of the scores."""
-        return statistics.median(self.scores)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, of what JSON knows."""
+        """Return all facts, JSON-able."""
         chosen = {**self.setting, "average": self.average, "at_edge": self.at_edge}
-        return {**self.run._asdict(), **chosen, "median": self.median, "scores": [*self.scores]}
+        scores = {"median": statistics.median(self.scores), "scores": [*self.scores]}
+        return {**self.run._asdict(), **chosen, **scores}
 
 
 def tuned(
@@ -100,22 +74,17 @@ def tuned(
 ) -> list[Outcome]:
     """Choose settings for each run by one fit a configuration, then fit with fresh seeds.
 
-    Parameters
-    ----------
-    laboratory : Laboratory
-    common : mapping
-        What the settings of all jobs have: the data and their size.
-    runs : sequence of Run
-    grid : Grid
-        The same for all.
-    tune_on, test_on : mapping of unit to Problem
-        Where configurations are compared, and where the chosen one is scored.
-    seeds : int
-        Fits with the chosen one.
-    quick : bool
-        Whether the noise of the amplified runs may be that of the faster accountant.
+    Configurations are compared on the problem of the run's unit in `tune_on`, and the chosen one is
+    scored on that in `test_on`. All rows of results have the facts `common`. `quick` computes the
+    noise of amplified runs with the faster accountant.
     """
-    sigmas = _sigmas(laboratory, runs, tune_on, test_on, quick)
+    wanted = {}
+    for run in runs:
+        for stage, problems in (("tune", tune_on), ("test", test_on)):
+            if run.method == AMPLIFIED:
+                row = sampling(run, problems[run.unit].units, quick=quick)
+                wanted[run, stage] = row, partial(_sigma, row)
+    sigmas = amplified_sigmas(laboratory, "noise of the amplified runs", wanted)
 
     def job(run: Run, stage: str, setting: Mapping[str, float], seed: int) -> Job:
         problem = (tune_on if stage == "tune" else test_on)[run.unit]
@@ -130,7 +99,7 @@ def tuned(
         {"clip_norm": clip, "learning_rate": rate}
         for clip, rate in product(grid.clip_norms, grid.learning_rates)
     ]
-    trials = [job(run, "tune", setting, _TUNING_SEED) for run in runs for setting in pairs]
+    trials = [job(run, "tune", setting, TUNING_SEED) for run in runs for setting in pairs]
     found = laboratory.run(f"{laboratory.experiment}: choosing settings", trials)
     chosen: list[tuple[Mapping[str, float], str]] = []
     for i in range(len(runs)):
@@ -142,51 +111,21 @@ def tuned(
         )
         chosen.append((pairs[-place], average))
     finals = [
-        job(run, "test", setting, seed)
-        for run, (setting, _) in zip(runs, chosen, strict=True)
-        for seed in range(seeds)
+        partial(job, run, "test", setting) for run, (setting, _) in zip(runs, chosen, strict=True)
     ]
-    scores = laboratory.run(f"{laboratory.experiment}: fits", finals)
+    scores = laboratory.repeat(f"{laboratory.experiment}: fits", finals, seeds)
     ends = (min(grid.learning_rates), max(grid.learning_rates))
     return [
         Outcome(
             run,
             setting,
             average,
-            tuple(values[average] for values in scores[i * seeds : (i + 1) * seeds]),
+            tuple(values[average] for values in part),
             setting["learning_rate"] in ends,
         )
-        for i, (run, (setting, average)) in enumerate(zip(runs, chosen, strict=True))
+        for run, (setting, average), part in zip(runs, chosen, scores, strict=True)
     ]
 
 
-def _sigmas(
-    laboratory: Laboratory,
-    runs: Sequence[Run],
-    tune_on: Mapping[str, Problem],
-    test_on: Mapping[str, Problem],
-    quick: bool,
-) -> dict[tuple[Run, str], float]:
-    """Return the noise multipliers of the amplified runs, which depend on the number of units."""
-    keys, jobs = [], []
-    for run in runs:
-        for stage, problems in (("tune", tune_on), ("test", test_on)):
-            if run.method != AMPLIFIED:
-                continue
-            problem = problems[run.unit]
-            units = len(problem.y) if problem.users is None else problem.user_bounds.size - 1
-            setting: dict[str, Any] = {
-                "epsilon": run.epsilon,
-                "delta": run.delta,
-                "probability": run.batch_size / units,
-                "steps": run.epochs * -(-units // run.batch_size),
-                "accountant": "rdp" if quick else "pld",
-            }
-            keys.append((run, stage))
-            jobs.append(Job({"stage": "sigma", **setting}, 0, partial(_sigma, **setting)))
-    found = laboratory.run(f"{laboratory.experiment}: noise of the amplified runs", jobs)
-    return {key: values["sigma"] for key, values in zip(keys, found, strict=True)}
-
-
-def _sigma(**setting: Any) -> Values:
-    return {"sigma": amplified_sigma(**setting)}
+def _sigma(setting: Mapping[str, Any]) -> float:
+    return amplified_sigma(**setting)

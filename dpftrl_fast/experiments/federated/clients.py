@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client of the experiment does with the model that it is sent."""
+"""Training of a client on the model that it is sent."""
 
 from __future__ import annotations
 
@@ -17,19 +17,9 @@ BATCH_SIZE = 16
 
 
 class Population:
-    """The clients of a data set and a network to train: one epoch over their examples, in order.
+    """The clients of a data set and a network, trained for one epoch over examples, in order.
 
-    Parameters
-    ----------
-    clients : Clients
-    sizes : Sizes
-    most_examples : int
-        Of a client: the first ones.
-
-    Raises
-    ------
-    ValueError
-        If the vocabularies differ, or there is no client.
+    The first `most_examples` of a client are used.
     """
 
     def __init__(self, clients: Clients, sizes: Sizes, most_examples: int) -> None:
@@ -50,21 +40,10 @@ class Population:
         return len(self._batches)
 
     def update(self, client: int, theta: Floats, learning_rate: float) -> Floats:
-        """Return what a client sends back: its model after training minus the one it was sent.
+        """Return a client's update: its model after training minus `theta`, which it was sent.
 
-        Parameters
-        ----------
-        client : int
-            Its place.
-        theta : (d,) array of float32
-            The model that it is sent; unchanged.
-        learning_rate : float
-            Of its steps, each on the mean gradient of `BATCH_SIZE` examples.
-
-        Returns
-        -------
-        (d,) array of float32
-            Not finite where training ran away.
+        Each step uses the mean gradient of `BATCH_SIZE` examples. The update is not finite where
+        training diverged.
         """
         own, gradient, rate = theta.copy(), self._gradient, np.float32(learning_rate)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -76,9 +55,9 @@ class Population:
         return own
 
     def accuracy(self, theta: Floats) -> float:
-        """Return the share of words of the test examples that the model foretells.
+        """Return the share of words of the test examples that the model predicts.
 
-        Neither words out of the vocabulary nor ends count as words to foretell.
+        Words outside of the vocabulary and ends do not count.
         """
         right = counted = 0
         for batch in self._test:

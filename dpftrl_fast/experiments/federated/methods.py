@@ -2,8 +2,8 @@
 """The methods of the federated experiment: DP-FTRL and DP-FedAvg on one server, a run each.
 
 A round's clients send updates, each clipped as a whole and added up; noise is added, the sum
-divided by the report goal, and the server steps. Methods differ in who takes part in a round and in
-the noise. Noise, first weights and cohorts follow from a seed: these runs are for comparison on
+divided by the report goal, and the server steps. Methods differ in the cohorts and in the noise.
+Noise, first weights and cohorts follow from a seed: these runs are reproducible comparisons on
 public data, not private.
 """
 
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting import FixedEpochs, SinglePass
 from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, fixed_batches_sigma
 from dpftrl_fast.experiments.federated.clients import Population
+from dpftrl_fast.experiments.fitted import Method as FittedMethod
+from dpftrl_fast.experiments.fitted import passes_over_data
 from dpftrl_fast.mechanisms import Tree, Variant
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -26,69 +27,30 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOMENTUM = 0.9
-
 
 @dataclass(frozen=True)
-class Method:
-    """A method, but for rates and clip norm.
+class Method(FittedMethod):
+    """A method, without rates and clip norm: the baseline is DP-FedAvg.
 
-    Attributes
-    ----------
-    kind : {"ftrl", "fixed", "amplified"}
-        DP-FTRL; DP-FedAvg over disjoint cohorts; DP-FedAvg over Poisson samples of clients.
-    momentum : float
-        Of the server.
-    restart : int or None
-        Of FTRL: passes after which a new tree starts, the one before completed; None for one tree.
-    variant : {"honaker", "vanilla"}
-        Of FTRL.
+    Momentum is the server's. Trees of FTRL that a restart follows are completed.
+
+    Examples
+    --------
+    >>> Method("ftrl", 0.9, restart=1).name, Method("ftrl", variant="vanilla").name
+    ('DP-FTRLM, restart 1', 'DP-FTRL, vanilla, no restart')
+    >>> Method("amplified", 0.9).name
+    'DP-FedAvgM, amplified'
     """
 
-    kind: Literal["ftrl", "fixed", "amplified"]
-    momentum: float = 0.0
-    restart: int | None = None
+    baseline: ClassVar[str] = "DP-FedAvg"
+    unamplified: ClassVar[str] = "not amplified"
+
     variant: Variant = "honaker"
-
-    @property
-    def name(self) -> str:
-        """As in tables.
-
-        Examples
-        --------
-        >>> Method("ftrl", 0.9, restart=1).name, Method("ftrl", variant="vanilla").name
-        ('DP-FTRLM, restart 1', 'DP-FTRL, vanilla, no restart')
-        >>> Method("amplified", 0.9).name
-        'DP-FedAvgM, amplified'
-        """
-        letter = "M" if self.momentum else ""
-        if self.kind != "ftrl":
-            words = {"fixed": "not amplified", "amplified": "amplified"}[self.kind]
-            return f"DP-FedAvg{letter}, {words}"
-        words = "" if self.variant == "honaker" else ", vanilla"
-        words += ", no restart" if self.restart is None else f", restart {self.restart}"
-        return f"DP-FTRL{letter}{words}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what a row of results has of it."""
-        common = {"method": self.kind, "momentum": self.momentum}
-        if self.kind != "ftrl":
-            return common
-        return {**common, "restart": self.restart, "variant": self.variant}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend.
-
-    Attributes
-    ----------
-    epsilon, delta : float
-    report_goal : int
-        Clients of a round, or their expected number; what sums are divided by.
-    passes : int
-        There are passes ceil(clients/report_goal) rounds.
-    """
+    """Privacy budget of a run, its report goal (clients of a round) and its passes."""
 
     epsilon: float
     delta: float
@@ -102,17 +64,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Setting:
-    """Rates and clip norm.
-
-    Attributes
-    ----------
-    client_rate : float
-        Of the clients' steps.
-    clip_norm : float
-        Of a client's whole update.
-    server_rate : float
-        What the mean update is multiplied by.
-    """
+    """Rate of the clients' steps, clip norm of a whole update, and factor of the mean update."""
 
     client_rate: float
     clip_norm: float
@@ -139,15 +91,8 @@ def noise_multiplier_of(
     """Return the least noise multiplier that keeps a budget.
 
     DP-FTRL: of the released prefixes. DP-FedAvg over disjoint cohorts: a client's updates, one a
-    pass, each under noise of its own. Amplified: by dp_accounting, which takes seconds.
-
-    Parameters
-    ----------
-    method : Method
-    budget : Budget
-    clients : int
-    quick : bool
-        Whether the faster accountant of amplified methods is enough.
+    pass, each with separate noise. Amplified: by dp_accounting, which takes seconds; `quick` takes
+    its faster accountant.
 
     Examples
     --------
@@ -170,9 +115,7 @@ def noise_multiplier_of(
 def _fields(method: Method, budget: Budget, clients: int) -> dict[str, Any]:
     rounds = budget.rounds(clients)
     return {
-        "participation": SinglePass(rounds)
-        if budget.passes == 1
-        else FixedEpochs(rounds, budget.passes, reshuffle=True),
+        "participation": passes_over_data(rounds, budget.passes),
         "mechanism": Tree(
             method.variant,
             None if method.restart is None else method.restart * rounds,
@@ -185,12 +128,12 @@ def _fields(method: Method, budget: Budget, clients: int) -> dict[str, Any]:
 def cohorts(method: Method, budget: Budget, clients: int, seed: int) -> Iterator[Ints]:
     """Yield the clients of each round.
 
-    Clients are dealt to the rounds of a pass: for FTRL when a tree starts, for DP-FedAvg in each
+    Clients are assigned to the rounds of a pass: for FTRL when a tree starts, for DP-FedAvg in each
     pass. Amplified methods take each client with the probability report goal/clients.
     """
     generator = np.random.default_rng([seed, 20210302])
     rounds, goal = budget.rounds(clients), budget.report_goal
-    deal = np.arange(clients)
+    order = np.arange(clients)
     for a_pass in range(budget.passes):
         if method.kind == "amplified":
             for _ in range(rounds):
@@ -198,9 +141,9 @@ def cohorts(method: Method, budget: Budget, clients: int, seed: int) -> Iterator
             continue
         every = method.restart if method.kind == "ftrl" else 1
         if a_pass == 0 or (every is not None and a_pass % every == 0):
-            deal = generator.permutation(clients)
+            order = generator.permutation(clients)
         for start in range(0, rounds * goal, goal):
-            yield deal[start : start + goal]
+            yield order[start : start + goal]
 
 
 def train(
@@ -215,19 +158,9 @@ def train(
 ) -> float:
     """Train the network and return its accuracy on the test examples.
 
-    Parameters
-    ----------
-    method : Method
-    budget : Budget
-        Its epsilon is not looked at here.
-    population : Population
-    setting : Setting
-    noise : float
-        The noise multiplier.
-    seed : int
-        Of the first weights, the cohorts and the noise.
-    each_round : callable, optional
-        Called with the round, from 1, and the parameters, flat.
+    `noise` is the noise multiplier; the budget's epsilon is not read. The first weights, the
+    cohorts and the noise follow from `seed`; `each_round` is called with the round, from 1, and the
+    flat parameters.
     """
     first = population.sizes.initial(seed)
     prefix_noise = _noise(method, budget, population, setting, noise, seed)
@@ -267,7 +200,7 @@ def _noise(
     noise: float,
     seed: int,
 ) -> Callable[[], Doubles]:
-    """Return what gives the noise on the sum over all rounds so far, round after round."""
+    """Return a function that gives the noise of the running sum, round after round."""
     size = population.sizes.parameters
     if method.kind == "ftrl":
         plan = ftrl_plan(method, budget, len(population), setting.clip_norm, noise)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paper's network for the next word, one layer of LSTM, with its gradient by hand.
 
-Embedding, LSTM, two dense layers without a bend between them, softmax. The gradient of a mini-batch
-takes about ten products of matrices and two calls for the recurrence, in memory that is made once:
-with 16 sequences of 20 words an automatic derivative, or fresh memory for each step, would take
+Embedding, LSTM, two dense layers without a nonlinearity between them, softmax. The gradient of a
+mini-batch takes about ten matrix products and two calls for the recurrence, in preallocated memory:
+with 16 sequences of 20 words, automatic differentiation or new memory in each step would take
 longer than the products.
 """
 
@@ -101,12 +101,12 @@ class Packed(NamedTuple):
     Attributes
     ----------
     inputs, targets : (N,) arrays of int64
-        Tokens, and the ones after them, which are to be foretold.
+        Tokens, and their successors, which are to be predicted.
     starts : (T + 1,) array of int64
         First place of each step, and N.
     ids, order, firsts : arrays of int64
-        Which tokens are inputs, the places in an order that has equal ones together, and where each
-        of `ids` begins in it.
+        The distinct input tokens, the places sorted by input token, and the first position of each
+        of `ids` in this order.
     """
 
     inputs: Ints
@@ -118,16 +118,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, tokens: NDArray[Any]) -> Packed:
-        """Pack sequences that are padded at the end.
-
-        Parameters
-        ----------
-        tokens : (B, T + 1) array of int
-
-        Raises
-        ------
-        ValueError
-            If there is no token to foretell.
+        """Pack sequences, shape (B, T + 1), that are padded at the end.
 
         Examples
         --------
@@ -137,7 +128,7 @@ class Packed(NamedTuple):
         """
         lengths = (tokens[:, 1:] != PAD).sum(1)
         if not lengths.any():
-            raise ValueError("expected tokens to foretell, got none")
+            raise ValueError("expected tokens to predict, got none")
         sorted_rows = tokens[np.argsort(-lengths, kind="stable")].T.astype(np.int64)
         real = sorted_rows[1:] != PAD
         inputs, targets = sorted_rows[:-1][real], sorted_rows[1:][real]
@@ -149,13 +140,9 @@ class Packed(NamedTuple):
 
 
 class NextToken:
-    """Gradient and accuracy of a network, with the memory that they need; not for two threads.
+    """Gradient and accuracy of a network, with their memory; not for use by two threads.
 
-    Parameters
-    ----------
-    sizes : Sizes
-    places : int
-        Largest number of tokens to foretell of a mini-batch.
+    `places` is the largest number of tokens to predict in a mini-batch.
 
     Examples
     --------
@@ -180,19 +167,7 @@ class NextToken:
         }
 
     def gradient(self, theta: Floats, batch: Packed, out: Floats) -> float:
-        """Write the gradient of the mean loss over the tokens to come, and return that loss.
-
-        Parameters
-        ----------
-        theta : (d,) array of float32
-        batch : Packed
-        out : (d,) array of float32
-
-        Raises
-        ------
-        ValueError
-            If there are more places than were declared.
-        """
+        """Write the gradient of the mean loss over the tokens to predict, and return the loss."""
         parts, grads = self.sizes.arrays(theta), self.sizes.arrays(out)
         count = len(batch.inputs)
         x, z, h, tanh_c, before, c = self._states(parts, batch)
@@ -218,20 +193,10 @@ class NextToken:
         return loss
 
     def accuracy(self, theta: Floats, batch: Packed) -> tuple[int, int]:
-        """Return how many words are foretold, of how many: end and unknown words are not counted.
+        """Return the numbers of correctly predicted words and of words, without end and unknown.
 
-        What is foretold is the likeliest word of the vocabulary: a keyboard that suggests the next
-        word suggests neither "another word" nor the end.
-
-        Parameters
-        ----------
-        theta : (d,) array of float32
-        batch : Packed
-
-        Raises
-        ------
-        ValueError
-            If there are more places than were declared.
+        The prediction is the most likely word of the vocabulary: a keyboard suggests neither an
+        unknown word nor the end.
         """
         parts = self.sizes.arrays(theta)
         h = self._states(parts, batch)[2]
@@ -242,7 +207,7 @@ class NextToken:
         return int(right.sum()), len(right)
 
     def _states(self, parts: dict[str, Floats], batch: Packed) -> tuple[Floats, ...]:
-        """Return embedded inputs, gates, and what the recurrence returns."""
+        """Return embedded inputs, gates, and the results of the recurrence."""
         count = len(batch.inputs)
         if count > self._places:
             raise ValueError(f"expected at most {self._places} places, got {count}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From accuracies to tables and a figure: means with standard deviations, the paper's claims."""
+"""Tables and a figure of accuracies: means with standard deviations, the paper's claims."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dpftrl_fast.experiments.epsilon_table import by_epsilon
 from dpftrl_fast.experiments.federated.methods import Method
 from dpftrl_fast.experiments.federated.search import Found, epsilons_at_goals
 from dpftrl_fast.experiments.federated.tuning import Fitted
+from dpftrl_fast.experiments.fitted import accuracy_lines, as_vanilla, by_epsilon, difference
 from dpftrl_fast.experiments.study import Table
-from dpftrl_fast.plots import Line, Panel, panels_png
+from dpftrl_fast.plots import Panel, panels_png
 
 _FACTORS = (1, 2, 4, 16, 64)
 
@@ -28,7 +28,7 @@ def noise_table(title: str, fitted: Sequence[Fitted]) -> Table:
 
 
 def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
-    """Return the server rates, client rates and clip norms that were chosen."""
+    """Return the chosen server rates, client rates and clip norms."""
     return by_epsilon(
         title,
         fitted,
@@ -40,10 +40,10 @@ def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
 
 
 def claims_table(title: str, fitted: Sequence[Fitted]) -> Table:
-    """Return what the paper claims, for each pair of cells that it is about.
+    """Return the claims of the paper, one pair of cells a row.
 
-    The difference of the mean accuracies in percent, its standard error over the seeds, and in a
-    word whether it is above 0: "no difference" within two standard errors.
+    A row has the difference of the mean accuracies in percent, its standard error over the seeds,
+    and whether it is above 0: "no difference" within two standard errors.
     """
     found = {(one.cell.method, one.cell.budget.epsilon): one for one in fitted}
     rows: list[tuple[str, ...]] = []
@@ -65,11 +65,6 @@ def _averaging(other: Method) -> Callable[[Method], Method | None]:
     return compared
 
 
-def _vanilla(method: Method) -> Method | None:
-    honaker = method.kind == "ftrl" and method.variant == "honaker"
-    return replace(method, variant="vanilla") if honaker else None
-
-
 def _unrestarted(method: Method) -> Method | None:
     return replace(method, restart=None) if method.restart is not None else None
 
@@ -78,25 +73,24 @@ def _without_momentum(method: Method) -> Method | None:
     return replace(method, momentum=0.0) if method.momentum > 0.0 else None
 
 
-#: From words to what the method is compared with.
+#: Maps the words of a claim to the method that is compared with.
 _CLAIMS: Mapping[str, Callable[[Method], Method | None]] = {
     "above DP-FedAvg, not amplified": _averaging(Method("fixed")),
     "above DP-FedAvg, amplified": _averaging(Method("amplified")),
     "above no momentum": _without_momentum,
-    "above vanilla": _vanilla,
+    "above vanilla": as_vanilla,
     "above no restart": _unrestarted,
 }
 
 
 def _compared(one: Fitted, other: Fitted) -> tuple[str, str, str]:
-    difference = 100.0 * (one.mean - other.mean)
-    error = 100.0 * math.hypot(one.std, other.std) / math.sqrt(len(one.scores))
-    word = "no difference" if abs(difference) <= 2.0 * error else "yes" if difference > 0 else "no"
-    return f"{difference:+.2f}", f"{error:.2f}", word
+    found, error = difference(one, other)
+    word = "no difference" if abs(found) <= 2.0 * error else "yes" if found > 0 else "no"
+    return f"{found:+.2f}", f"{error:.2f}", word
 
 
 def search_tables(name: str, searches: Sequence[Found], clients: int) -> list[Table]:
-    """Return the largest noise for each accuracy, and what it costs with more clients."""
+    """Return the largest noise for each accuracy, and its epsilon with more clients."""
     if not searches:
         return []
     rows: list[tuple[str, ...]] = [
@@ -111,13 +105,8 @@ def search_tables(name: str, searches: Sequence[Found], clients: int) -> list[Ta
         for one in searches
     ]
     heading: tuple[str, ...] = (
-        "",
-        "accuracy to meet",
-        "largest noise",
-        "accuracy",
-        "too much noise",
-        "epsilon",
-    )
+        *("", "accuracy to meet", "largest noise"), *("accuracy", "too much noise", "epsilon")
+    )  # fmt: skip
     tables = [Table(f"{name}: the largest noise that meets an accuracy in percent", heading, rows)]
     rows = [
         (
@@ -139,22 +128,7 @@ def search_tables(name: str, searches: Sequence[Found], clients: int) -> list[Ta
 
 def figure(title: str, fitted: Sequence[Fitted]) -> bytes | None:
     """Return accuracy against epsilon as a PNG file, or None where no method has two epsilons."""
-    lines = []
-    for method in dict.fromkeys(one.cell.method for one in fitted):
-        own = sorted(
-            (one for one in fitted if one.cell.method == method),
-            key=lambda one: one.cell.budget.epsilon,
-        )
-        if len(own) > 1:
-            lines.append(
-                Line(
-                    method.name,
-                    [one.cell.budget.epsilon for one in own],
-                    [one.mean for one in own],
-                    [one.mean - one.std for one in own],
-                    [one.mean + one.std for one in own],
-                )
-            )
+    lines = accuracy_lines(fitted)
     if not lines:
         return None
     return panels_png([Panel(title, "epsilon", "test accuracy", lines, log_x=True)])

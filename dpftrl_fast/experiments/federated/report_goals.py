@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epsilon against the report goal at fixed utility: the paper's StackOverflow tables made again.
+"""Epsilon against the report goal at fixed utility: the paper's StackOverflow tables reproduced.
 
 The utility of a run depends on the noise of the mean update, sigma/goal in units of the clip norm.
 If that ratio is kept, a larger report goal allows more noise, and more passes over the population
@@ -9,10 +9,10 @@ restarted after each, and every pass, the last one too, counts as whole:
 
     zeta = ceil(1600/pass) (floor(log2 pass) + 1)
 
-which is what `sensitivity_squared` says of fixed epochs with a restart after each. The paper went
-from there to epsilon by Renyi differential privacy at a fixed set of orders. Beside that figure
-stand the exact epsilon of the same zeta, and the exact epsilon where nothing but prefixes leaves
-the tree (`bound="released"`), both of which hold for the paper's very runs.
+which is `sensitivity_squared` of fixed epochs with a restart after each. The paper converts it to
+epsilon by Renyi differential privacy at a fixed set of orders. Beside that figure stand the exact
+epsilon of the same zeta, and the exact epsilon where only prefixes of the tree are released
+(`bound="released"`), both of which hold for the runs of the paper.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from functools import cache, partial
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from dpftrl_fast import accounting as acc
+import dpftrl_fast.accounting as acc
+from dpftrl_fast._validate import integer
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
 from dpftrl_fast.mechanisms import Tree
@@ -73,30 +74,14 @@ SINGLE_PASS = ((1.13, 18.71), (2.33, 7.83), (4.03, 4.19), (6.21, 2.60), (8.83, 1
 
 @cache
 def pass_sensitivity(population: int, goal: int, bound: Bound = "exact") -> int | float:
-    """Return zeta of 1,600 rounds whose tree is restarted after each pass.
-
-    Parameters
-    ----------
-    population : int
-        Users, each of whom takes part once a pass.
-    goal : int
-        Users a round, 1 to ``population``.
-    bound : {"exact", "released"}
-        See `dpftrl_fast.accounting.sensitivity_squared`.
-
-    Raises
-    ------
-    ValueError
-        If a pass has no round.
+    """Return zeta of 1,600 rounds of `goal` users whose tree is restarted after each pass.
 
     Examples
     --------
     >>> pass_sensitivity(342_477, 5_060)
     168
     """
-    if not 0 < goal <= population:
-        raise ValueError(f"goal must lie between 1 and the population {population}, got {goal}")
-    rounds = min(population // goal, ROUNDS)
+    rounds = min(population // integer("goal", goal, 1, population), ROUNDS)
     return _zeta(rounds, bound)
 
 
@@ -107,18 +92,9 @@ def _zeta(rounds: int, bound: Bound) -> int | float:
 
 
 def epsilons(noise_multiplier: float, exact: int | float, released: int | float) -> Values:
-    """Return epsilon at delta 1e-6 by three accountants.
+    """Return epsilon at delta 1e-6 by three accountants, for zeta with either bound.
 
-    Parameters
-    ----------
-    noise_multiplier : float
-    exact, released : int or float
-        zeta with either bound.
-
-    Returns
-    -------
-    mapping
-        ``"rdp"`` by the paper's way, ``"exact"`` of the same zeta, ``"released"``.
+    ``"rdp"`` is that of the paper, ``"exact"`` that of the same zeta.
 
     Examples
     --------
@@ -140,19 +116,9 @@ def _epsilon(noise_multiplier: float, zeta: int | float, accountant: Accountant)
 
 
 def smallest_goal(population: int, epsilon: float, accountant: Accountant = "exact") -> int:
-    """Return the smallest report goal at which an accountant states an epsilon, at fixed utility.
+    """Return the smallest report goal at which an accountant of `epsilons` states an epsilon.
 
-    Parameters
-    ----------
-    population : int
-    epsilon : float
-    accountant : {"rdp", "exact", "released"}
-        As in `epsilons`.
-
-    Raises
-    ------
-    ValueError
-        If there is none up to the population.
+    The utility is fixed. ValueError if there is no such goal up to the population.
 
     Examples
     --------
@@ -175,18 +141,7 @@ def smallest_goal(population: int, epsilon: float, accountant: Accountant = "exa
 
 
 def study(laboratory: Laboratory, *, quick: bool = False) -> Report:
-    """Make the tables and the figure.
-
-    Parameters
-    ----------
-    laboratory : Laboratory
-    quick : bool
-        Few points in the figure, and no smallest goals.
-
-    Returns
-    -------
-    Report
-    """
+    """Make the tables and the figure; `quick` leaves out smallest goals and most points."""
     single = _single_pass(laboratory)
     goals = _report_goals(laboratory, smallest=not quick)
     curves = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest noise that still meets a fixed accuracy, and what it costs at any report goal.
+"""The largest noise that still meets a fixed accuracy, and its epsilon at any report goal.
 
-The noise on the mean update, L sigma/report goal, decides the accuracy; the epsilon does not: where
-there are more clients, a larger goal with as much more noise has the same mean and less epsilon.
+The noise on the mean update, L sigma/report goal, determines the accuracy, the epsilon does not:
+with more clients, a larger goal and proportionally more noise give the same mean at less epsilon.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from dpftrl_fast.experiments.federated.grid import DELTA, Cell
+from dpftrl_fast.experiments.federated.grid import DELTA
 from dpftrl_fast.experiments.federated.methods import Budget, ftrl_plan
 from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, fit_job
+from dpftrl_fast.experiments.fitted import Cell
 from dpftrl_fast.experiments.study import Laboratory
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -46,7 +48,7 @@ class Found(NamedTuple):
     misses: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, of what JSON knows."""
+        """Return all facts, JSON-able."""
         method, budget = self.cell
         found = {name: v for name, v in self._asdict().items() if name != "cell"}
         return {"search": "largest noise", **method.to_dict(), **vars(budget), **found}
@@ -55,14 +57,7 @@ class Found(NamedTuple):
 def largest_passing(
     passes: Callable[[float], bool], low: float, high: float, *, halvings: int
 ) -> tuple[float, float]:
-    """Return the ends of an interval, low passing and high not, halved so often in its logarithm.
-
-    Parameters
-    ----------
-    passes : callable
-    low, high : float
-        Where `passes` is known to be true and to be false.
-    halvings : int
+    """Bisect the logarithm of an interval, `passes` being true at `low` and false at `high`.
 
     Examples
     --------
@@ -80,24 +75,10 @@ def largest_noise(
 ) -> Found | None:
     """Search for the largest noise multiplier with which a method's mean accuracy meets a target.
 
-    It lies between two that were fitted (or up to four times beyond their ends); in between, each
-    trial has as many fits as those, at the settings of the fitted cell whose noise is nearest.
-
-    Parameters
-    ----------
-    laboratory : Laboratory
-    test : Stage
-    fitted : sequence of Fitted
-        Of one method of DP-FTRL at several epsilons.
-    target : float
-        The accuracy to meet.
-    seeds : int
-        Fits of a trial.
-
-    Returns
-    -------
-    Found or None
-        None where no noise within the range meets the target, or all meet it.
+    `fitted` are the cells of one method at several epsilons. The search covers their noise
+    multipliers, and up to four times beyond their ends; each trial has `seeds` fits, at the
+    settings of the fitted cell with the nearest noise. None where no noise within the range meets
+    the target, or all do.
     """
     method, budget = fitted[0].cell
     known = {one.noise: one.mean for one in fitted}
@@ -105,10 +86,8 @@ def largest_noise(
     def accuracy(noise: float) -> float:
         if noise not in known:
             near = min(fitted, key=lambda one: (abs(math.log(one.noise / noise)), one.noise))
-            jobs = [
-                fit_job(method, budget, test, near.setting, noise, seed) for seed in range(seeds)
-            ]
-            found = laboratory.run(f"{laboratory.experiment}: largest noise", jobs)
+            job = partial(fit_job, method, budget, test, near.setting, noise)
+            (found,) = laboratory.repeat(f"{laboratory.experiment}: largest noise", [job], seeds)
             known[noise] = statistics.fmean(values["accuracy"] for values in found)
         return known[noise]
 
@@ -120,9 +99,9 @@ def largest_noise(
 
     ladder = sorted(known)
     ladder = [ladder[0] / 4.0, ladder[0] / 2.0, *ladder, ladder[-1] * 2.0, ladder[-1] * 4.0]
-    # of so little noise that no epsilon is stated at this delta there is nothing to say
+    # leave out noise so small that no epsilon can be stated at this delta
     ladder = [noise for noise in ladder if plan_of(noise).delta_floor < budget.delta]
-    # from the middle outwards, so that the ends are only fitted where they matter
+    # from the middle outwards, so that the ends are only fitted where necessary
     place = len(ladder) // 2
     if meets(ladder[place]):
         while place + 1 < len(ladder) and meets(ladder[place + 1]):
@@ -139,22 +118,10 @@ def largest_noise(
 
 
 def epsilons_at_goals(found: Found, clients: int, factors: Sequence[int]) -> list[dict[str, float]]:
-    """Return what the noise found costs where the population is larger by a factor, as the goal is.
+    """Return the epsilon of the noise found with population and report goal larger by factors.
 
-    As many rounds and the same noise on the mean update, so (as far as the larger cohorts' mean is
-    the same) the same accuracy: the noise multiplier grows with the goal.
-
-    Parameters
-    ----------
-    found : Found
-    clients : int
-        Of the present population.
-    factors : sequence of int
-
-    Returns
-    -------
-    list of dict
-        Clients, report goal, noise multiplier and epsilon at `DELTA`, a factor each.
+    The number of rounds and the noise on the mean update stay, so (as far as the larger cohorts'
+    mean is the same) the accuracy stays: the noise multiplier grows with the goal.
     """
     method, budget = found.cell
     rows = []

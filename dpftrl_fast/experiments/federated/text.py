@@ -3,11 +3,10 @@
 
 An example is a sentence, cut into pieces of 20 words where it is longer: a begin token, the words'
 numbers, an end token where the piece is shorter than 20 words, and padding up to 21 numbers. So
-``example[:20]`` is what a network reads and ``example[1:]`` what it should say.
+``example[:20]`` is the input of a network and ``example[1:]`` its target.
 
-The vocabulary is public: the most frequent words of the poems, which no speaker says. Words chosen
-by how often clients use them would be a release of their texts, and its privacy would have to be
-paid for.
+The vocabulary is public: the most frequent words of the poems, which no speaker says. A vocabulary
+chosen by word counts of the clients would be a release of their texts, with a privacy cost.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import integer, positive_integer
 from dpftrl_fast.datasets import Shakespeare, hashed_order, shakespeare
+from dpftrl_fast.datasets.packages import file_in
 
 #: Token numbers below the first word's.
 PADDING, BEGIN, END, OTHER = 0, 1, 2, 3
@@ -64,26 +65,13 @@ class Clients:
         return len(self.names)
 
     def validation(self, clients: int) -> Clients:
-        """Return all but the last clients, tested on those: to choose settings by.
-
-        Parameters
-        ----------
-        clients : int
-            How many are held out.
-
-        Raises
-        ------
-        ValueError
-            If no client is held out, or none is left.
-        """
-        if not 0 < clients < len(self):
-            raise ValueError(f"clients must lie between 0 and {len(self)}, got {clients}")
-        cut = len(self) - clients
+        """Return all but the last `clients` clients, tested on those, to choose settings."""
+        cut = len(self) - integer("clients", clients, 1, len(self) - 1)
         test = np.concatenate(self.examples[cut:])
         return Clients(self.names[:cut], self.examples[:cut], test, self.vocabulary)
 
     def first(self, clients: int, test: int) -> Clients:
-        """Return only the first clients and test examples: a small part to try things on."""
+        """Return only the first clients and test examples, for a quick run."""
         return Clients(
             self.names[:clients], self.examples[:clients], self.test[:test], self.vocabulary
         )
@@ -94,65 +82,32 @@ def speaking_clients(
 ) -> Clients:
     """Return the speakers as clients.
 
-    A tenth of the speakers, the last ones of the published order `hashed_order` of
-    ``shakespeare/speakers``, is held out, so that the test examples are of others' speeches in the
-    same plays.
-
-    Parameters
-    ----------
-    texts : Shakespeare
-    words : int
-        Words of the vocabulary: the most frequent of the poems, by the alphabet where frequencies
-        are equal.
-    most_examples : int
-        Of a client, held out or not: the first ones.
-
-    Returns
-    -------
-    Clients
-        Of the speakers who say a word.
-
-    Raises
-    ------
-    ValueError
-        If a number is not positive, or the poems have fewer words.
+    These are the speakers who say a word. A tenth of them, the last ones of the published order
+    `hashed_order` of ``shakespeare/speakers``, is held out, so that the test examples are of
+    others' speeches in the same plays. The vocabulary has the `words` most frequent words of the
+    poems, in alphabetical order where frequencies are equal. The first `most_examples` examples of
+    a client are kept.
     """
-    if not (words > 0 and most_examples > 0):
-        raise ValueError(
-            f"words and most_examples must be positive, got {words} and {most_examples}"
-        )
+    positive_integer("words", words)
+    positive_integer("most_examples", most_examples)
     numbers = _vocabulary(texts.poems.values(), words)
     spoken = {}
     for name, speeches in texts.speakers.items():
         rows = [row for speech in speeches for row in _rows(speech, numbers)]
         if rows:
             spoken[name] = np.array(rows[:most_examples], dtype=np.int32)
-    return dealt(spoken, _ORDER, FIRST_WORD + words)
+    return split_clients(spoken, _ORDER, FIRST_WORD + words)
 
 
 def load_shakespeare(data: Path | None, *, words: int = 2_000) -> Clients:
     """Return the speakers of Shakespeare's plays as clients.
 
-    Parameters
-    ----------
-    data : Path, optional
-        Folder that may hold the source distribution of ``shakespeare`` or its texts; else they are
-        the installed package's.
-    words : int
-        Of the vocabulary.
-
-    Raises
-    ------
-    FileNotFoundError
-        Without the data.
+    The data are the source distribution of ``shakespeare`` or its texts in `data`, or those of the
+    installed package.
     """
-    source = None
-    if data is not None:
-        archives = sorted(data.glob("shakespeare-*.tar.gz"))
-        if archives:
-            source = archives[0]
-        elif any(data.glob("*_gut.txt")):
-            source = data
+    source = file_in(data, "shakespeare-*.tar.gz", "*_gut.txt")
+    if source is not None and source.suffix == ".txt":
+        source = source.parent
     return speaking_clients(shakespeare(source), words=words)
 
 
@@ -189,16 +144,8 @@ def padded(tokens: Sequence[int]) -> Iterator[list[int]]:
         yield row + [PADDING] * (LENGTH + 1 - len(row))
 
 
-def dealt(examples: Mapping[str, Ints], order: str, vocabulary: int) -> Clients:
-    """Return clients in a published order, the last tenth of them held out.
-
-    Parameters
-    ----------
-    examples : mapping of str to (n, 21) arrays of int32
-    order : str
-        Name of the order, of the names sorted; see `hashed_order`.
-    vocabulary : int
-    """
+def split_clients(examples: Mapping[str, Ints], order: str, vocabulary: int) -> Clients:
+    """Return clients in a published order (see `hashed_order`), the last tenth held out."""
     names = sorted(examples)
     names = [names[i] for i in hashed_order(order, len(names))]
     cut = len(names) - len(names) // _HELD_OUT

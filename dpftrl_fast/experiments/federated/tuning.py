@@ -2,22 +2,22 @@
 """The settings of each cell, by one rule for all methods, and the fits with them.
 
 For each pair of a client rate and a clip norm the server rate is climbed to, by powers of two, one
-fit each, on training clients kept out; the pair whose best fit is best is taken. What tuning costs
-in privacy is left out for all methods alike.
+fit each, on held-out training clients; the pair whose best fit is best is taken. The privacy cost
+of tuning is left out for all methods alike.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 from dpftrl_fast.experiments.climbing import climb
 from dpftrl_fast.experiments.federated.clients import Population
-from dpftrl_fast.experiments.federated.grid import MOMENTUM_GAIN, Cell, Grid
+from dpftrl_fast.experiments.federated.grid import MOMENTUM_GAIN, Grid
 from dpftrl_fast.experiments.federated.methods import (
     Budget,
     Method,
@@ -25,68 +25,33 @@ from dpftrl_fast.experiments.federated.methods import (
     noise_multiplier_of,
     train,
 )
+from dpftrl_fast.experiments.fitted import TUNING_SEED, Cell, amplified_sigmas
+from dpftrl_fast.experiments.fitted import Fitted as FittedCell
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory
 
-_TUNING_SEED = 1000
 _LOWEST, _HIGHEST = -6, 12
 
 
 class Stage(NamedTuple):
-    """Clients to train on and examples to test on, and what rows of results say of them.
-
-    Attributes
-    ----------
-    name : {"tune", "test"}
-    population : Population
-    common : mapping
-        Sizes of data and network.
-    """
+    """Clients for training and examples for testing, and their facts in rows of results."""
 
     name: str
     population: Population
     common: Mapping[str, Any]
 
 
-class Fitted(NamedTuple):
-    """A cell, the settings that were chosen for it, and its fits.
+@dataclass(frozen=True)
+class Fitted(FittedCell):
+    """A cell, its chosen settings and noise multiplier, and the accuracies of its fits."""
 
-    Attributes
-    ----------
-    cell : Cell
-    setting : Setting
-    noise : float
-        The noise multiplier.
-    scores : tuple of float
-        Accuracies, one a seed.
-    """
-
-    cell: Cell
     setting: Setting
     noise: float
-    scores: tuple[float, ...]
 
     @property
-    def mean(self) -> float:
-        """Of the accuracies."""
-        return statistics.fmean(self.scores)
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the accuracies over the seeds."""
-        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, of what JSON knows."""
-        method, budget = self.cell
-        found = {"noise_multiplier": self.noise, "mean": self.mean, "std": self.std}
-        return {
-            **method.to_dict(),
-            **vars(budget),
-            **vars(self.setting),
-            **found,
-            "scores": [*self.scores],
-        }
+    def chosen(self) -> Mapping[str, float]:
+        """Rates, clip norm and noise multiplier."""
+        return {**vars(self.setting), "noise_multiplier": self.noise}
 
 
 def tuned(
@@ -94,14 +59,8 @@ def tuned(
 ) -> list[Fitted]:
     """Choose settings for each cell, then fit with fresh seeds on all training clients.
 
-    Parameters
-    ----------
-    laboratory : Laboratory
-    tune, test : Stage
-    grid : Grid
-    quick : bool
-        Try three server rates only, and find the noise of amplified methods with the faster
-        accountant.
+    `quick` tries three server rates only, and computes the noise of amplified methods with the
+    faster accountant.
     """
     cells = grid.cells
     noise = {stage.name: _noise(laboratory, cells, stage, quick) for stage in (tune, test)}
@@ -114,7 +73,7 @@ def tuned(
             cell, client_rate, clip_norm = places[place]
             setting = Setting(client_rate, clip_norm, 2.0**exponent)
             sigma = noise["tune"][cell]
-            jobs.append(fit_job(*cells[cell], tune, setting, sigma, _TUNING_SEED))
+            jobs.append(fit_job(*cells[cell], tune, setting, sigma, TUNING_SEED))
         found = laboratory.run(f"{laboratory.experiment}: choosing rates", jobs)
         return [values["accuracy"] for values in found]
 
@@ -133,16 +92,12 @@ def tuned(
         part = range(i * len(pairs), (i + 1) * len(pairs))
         place = max(part, key=lambda place: (best[place], -place))
         chosen.append(Setting(places[place][1], places[place][2], 2.0 ** exponents[place]))
-    jobs = [
-        fit_job(*cell, test, setting, sigma, seed)
-        for cell, setting, sigma in zip(cells, chosen, noise["test"], strict=True)
-        for seed in range(grid.seeds)
-    ]
-    found = laboratory.run(f"{laboratory.experiment}: fits", jobs)
-    scores = [values["accuracy"] for values in found]
+    fits = [*zip(cells, chosen, noise["test"], strict=True)]
+    jobs = [partial(fit_job, *cell, test, setting, sigma) for cell, setting, sigma in fits]
+    found = laboratory.repeat(f"{laboratory.experiment}: fits", jobs, grid.seeds)
     return [
-        Fitted(cell, chosen[i], noise["test"][i], tuple(scores[i * grid.seeds :][: grid.seeds]))
-        for i, cell in enumerate(cells)
+        Fitted(cell, tuple(values["accuracy"] for values in part), setting, sigma)
+        for (cell, setting, sigma), part in zip(fits, found, strict=True)
     ]
 
 
@@ -169,23 +124,15 @@ def _fit(*arguments: Any) -> Values:
 
 def _noise(laboratory: Laboratory, cells: Sequence[Cell], stage: Stage, quick: bool) -> list[float]:
     """Return the noise multipliers of all cells; those of amplified ones are kept in results."""
-    clients = len(stage.population)
-    jobs, places, sigmas = [], [], [0.0] * len(cells)
-    for place, (method, budget) in enumerate(cells):
-        if method.kind != "amplified":
-            sigmas[place] = noise_multiplier_of(method, budget, clients)
-            continue
-        row = {
-            "stage": "sigma", "clients": clients, **vars(budget),
-            "accountant": "rdp" if quick else "pld",
-        }  # fmt: skip
-        places.append(place)
-        jobs.append(Job(row, 0, partial(_sigma, method, budget, clients, quick)))
-    found = laboratory.run(f"{laboratory.experiment}: noise of amplified DP-FedAvg", jobs)
-    for place, values in zip(places, found, strict=True):
-        sigmas[place] = values["sigma"]
-    return sigmas
-
-
-def _sigma(method: Method, budget: Budget, clients: int, quick: bool) -> Values:
-    return {"sigma": noise_multiplier_of(method, budget, clients, quick=quick)}
+    clients, accountant = len(stage.population), "rdp" if quick else "pld"
+    find = partial(noise_multiplier_of, clients=clients, quick=quick)
+    wanted = {
+        cell: (
+            {"clients": clients, **vars(cell.budget), "accountant": accountant},
+            partial(find, *cell),
+        )
+        for cell in cells
+        if cell.method.kind == "amplified"
+    }
+    sigmas = amplified_sigmas(laboratory, "noise of amplified DP-FedAvg", wanted)
+    return [sigmas[cell] if cell in sigmas else find(*cell) for cell in cells]

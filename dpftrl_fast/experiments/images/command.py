@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's network on pictures, DP-FTRL beside DP-SGD: ``dpftrl-fast experiment images``."""
+"""The paper's network on images, DP-FTRL beside DP-SGD: ``dpftrl-fast experiment images``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from dpftrl_fast._validate import choice, positive_integer
 from dpftrl_fast.experiments.convex.command import Finished, run_experiments
+from dpftrl_fast.experiments.fitted import SIZES, Size
 from dpftrl_fast.experiments.images.data import Images, load_digits, load_fashion
-from dpftrl_fast.experiments.images.grid import SIZES, Group, Size, groups
+from dpftrl_fast.experiments.images.grid import Group, groups
 from dpftrl_fast.experiments.images.report import (
     claims_table,
     figures,
@@ -24,7 +26,7 @@ from dpftrl_fast.experiments.images.report import (
 from dpftrl_fast.experiments.images.tuning import Fitted, tuned
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report, Table
 
-#: Name of the experiment and what reads its data, in their order.
+#: Name of the experiment and the loader of its data, in order.
 IMAGES: Mapping[str, Callable[[Path | None], Images]] = {
     "images-fashion-mnist": load_fashion,
     "images-digits": load_digits,
@@ -36,17 +38,7 @@ _QUICK_ROWS, _QUICK_TEST_ROWS = 600, 200
 def study(images: Images, laboratory: Laboratory, size: Size) -> Report:
     """Compare the methods: accuracy against epsilon, and the paper's claims.
 
-    Parameters
-    ----------
-    images : Images
-    laboratory : Laboratory
-        Its experiment is one of `IMAGES`.
-    size : {"quick", "reduced", "full"}
-        How much is run, see `images_grid`; "quick" is on some hundred pictures.
-
-    Returns
-    -------
-    Report
+    The experiment of the laboratory is one of `IMAGES`; "quick" uses some hundred images.
     """
     quick = size == "quick"
     if quick:
@@ -85,34 +77,12 @@ def run_images(
     threads: int = 1,
     progress: Progress | None = None,
 ) -> Iterator[Finished]:
-    """Run the experiments on pictures, as `dpftrl_fast.experiments.convex.command.run_experiments`.
+    """Run the experiments on images, as `dpftrl_fast.experiments.convex.command.run_experiments`.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Of `IMAGES`; none for all.
-    out : Path
-        Folder for the results.
-    data : Path, optional
-        Folder that may hold data files.
-    size : {"quick", "reduced", "full"}
-    threads : int
-        Of torch, at least 1. Sums, and so accuracies, can differ from one number to another.
-    progress : callable, optional
-
-    Yields
-    ------
-    Finished
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        As `run_experiments`, and for another size or number of threads.
+    Sums, and so accuracies, can depend on the number of torch's threads.
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+    choice("size", size, SIZES)
+    positive_integer("threads", threads)
 
     def experiment(
         load: Callable[[Path | None], Images],

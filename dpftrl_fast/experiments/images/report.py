@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From accuracies to tables and figures: means with standard deviations, and the paper's claims."""
+"""Tables and figures of accuracies: means with standard deviations, and the paper's claims."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from dpftrl_fast.experiments.epsilon_table import by_epsilon
-from dpftrl_fast.experiments.images.grid import LARGE_BATCH, Cell, Group
+from dpftrl_fast.experiments.fitted import (
+    Cell,
+    accuracy_lines,
+    as_vanilla,
+    by_epsilon,
+    difference,
+)
+from dpftrl_fast.experiments.images.grid import LARGE_BATCH, Group
 from dpftrl_fast.experiments.images.methods import Method
 from dpftrl_fast.experiments.images.tuning import Fitted
 from dpftrl_fast.experiments.study import Table
-from dpftrl_fast.plots import Line, Panel, panels_png
+from dpftrl_fast.plots import Panel, panels_png
 
 
 def scores_table(title: str, fitted: Sequence[Fitted]) -> Table:
@@ -22,22 +28,15 @@ def scores_table(title: str, fitted: Sequence[Fitted]) -> Table:
 
 
 def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
-    """Return the learning rates that were chosen, powers of two."""
+    """Return the chosen learning rates, powers of two."""
     return by_epsilon(title, fitted, lambda one: f"2^{math.log2(one.learning_rate):.0f}")
 
 
 class _Claim(NamedTuple):
-    """A claim of the paper.
+    """A claim of the paper: `other` maps a method of FTRL to the one that it is compared with.
 
-    Attributes
-    ----------
-    words : str
-    other : callable
-        From a method of FTRL to what it is compared with, or None.
-    at_least : bool
-        Whether it is enough not to be below.
-    most : bool
-        Whether the claim is about the large batches and the largest epsilon only.
+    The claim is "not below" with `at_least`, and about the large batches and the largest epsilon
+    only with `most`.
     """
 
     words: str
@@ -57,10 +56,6 @@ def _sgd(kind: Literal["fixed", "amplified"]) -> Callable[[Method, Group], Metho
     return other
 
 
-def _vanilla(method: Method, group: Group) -> Method | None:
-    return None if method.variant == "vanilla" else replace(method, variant="vanilla")
-
-
 def _uncompleted(method: Method, group: Group) -> Method | None:
     completed = method.complete and method.restart == 1
     return replace(method, complete=False) if completed else None
@@ -73,7 +68,7 @@ _CLAIMS = (
         _sgd("amplified"),
         most=True,
     ),
-    _Claim("Honaker at least vanilla", _vanilla, at_least=True),
+    _Claim("Honaker at least vanilla", lambda method, _: as_vanilla(method), at_least=True),
     _Claim("completion helps at restart 1", _uncompleted),
 )
 
@@ -83,22 +78,11 @@ class _Pair(NamedTuple):
     other: Fitted
 
     @property
-    def difference(self) -> float:
-        return 100.0 * (self.one.mean - self.other.mean)
-
-    @property
-    def error(self) -> float:
-        """Standard error of the difference."""
-        return 100.0 * math.hypot(
-            self.one.std / math.sqrt(len(self.one.scores)),
-            self.other.std / math.sqrt(len(self.other.scores)),
-        )
-
-    @property
     def word(self) -> str:
-        if abs(self.difference) <= 2.0 * self.error:
+        found, error = difference(self.one, self.other)
+        if abs(found) <= 2.0 * error:
             return "alike"
-        return "above" if self.difference > 0.0 else "below"
+        return "above" if found > 0.0 else "below"
 
 
 def _pairs(claim: _Claim, group: Group, fitted: Sequence[Fitted]) -> list[_Pair]:
@@ -113,12 +97,12 @@ def _pairs(claim: _Claim, group: Group, fitted: Sequence[Fitted]) -> list[_Pair]
 
 
 def claims_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
-    """Return what the paper claims, one claim a row, and whether it held here.
+    """Return the claims of the paper, one a row, and whether they hold here.
 
     Two mean accuracies are alike within two standard errors of their difference. A claim "holds"
-    where every pair of cells that it is about is above (or, for "at least", none is below), "does
-    not hold" where none is (where all are below), else "holds in part". Claims without pairs are
-    left out.
+    where every pair of its cells is above (or, for "at least", none is below), "does not hold"
+    where none is (where all are below), otherwise "holds in part". Claims without pairs are left
+    out.
     """
     rows: list[tuple[str, ...]] = []
     for claim in _CLAIMS:
@@ -141,7 +125,7 @@ def claims_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
 
 
 def pairs_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
-    """Return the pairs of cells that the claims are about, all of their epsilons.
+    """Return the pairs of cells of the claims, at all epsilons.
 
     Mean accuracies in percent with their standard deviations over the seeds, and their difference
     with its standard error.
@@ -156,7 +140,7 @@ def pairs_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
                     f"{pair.one.cell.budget.epsilon:g}",
                     _percent(pair.one),
                     _percent(pair.other),
-                    f"{pair.difference:+.1f} ({pair.error:.1f})",
+                    "{:+.1f} ({:.1f})".format(*difference(pair.one, pair.other)),
                     pair.word,
                 )
             )
@@ -201,28 +185,12 @@ def figures(name: str, parts: Sequence[tuple[Group, Sequence[Fitted]]]) -> dict[
 
 
 def _schedule(method: Method) -> str:
-    """Return the name but for the variant, which the title of the panel says."""
+    """Return the name without the variant, which is in the title of the panel."""
     return replace(method, variant="honaker").name
 
 
 def _panels(title: str, fitted: Sequence[Fitted], label: Callable[[Method], str]) -> list[Panel]:
-    lines = []
-    for method in dict.fromkeys(one.cell.method for one in fitted):
-        own = sorted(
-            (one for one in fitted if one.cell.method == method),
-            key=lambda one: one.cell.budget.epsilon,
-        )
-        if len(own) < 2:
-            continue
-        lines.append(
-            Line(
-                label(method),
-                [one.cell.budget.epsilon for one in own],
-                [one.mean for one in own],
-                [one.mean - one.std for one in own],
-                [one.mean + one.std for one in own],
-            )
-        )
+    lines = accuracy_lines(fitted, label)
     if len(lines) < 2:
         return []
     return [Panel(title, "epsilon", "test accuracy", lines, log_x=True)]

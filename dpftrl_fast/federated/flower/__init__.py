@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-FTRL for Flower: the strategy, the clients' mod and the answer to which user a node is."""
+"""DP-FTRL for Flower: the strategy, the client mod and the query for the user of a node."""
 
 from dpftrl_fast.federated.flower.clients import AskClients
 from dpftrl_fast.federated.flower.mod import DPFTRLMod, answer_client_id, dpftrl_mod

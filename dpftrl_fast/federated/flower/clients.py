@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From Flower's nodes to the users that the accounting counts."""
+"""Users of Flower's nodes, as the accounting counts them."""
 
 from __future__ import annotations
 
 import logging
-import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import positive
 from dpftrl_fast.federated.flower.mod import CLIENT_ID_ACTION
 from dpftrl_fast.federated.flower.records import CLIENT_ID, RECORD
 from dpftrl_fast.federated.ids import Client, client_id
@@ -28,42 +28,30 @@ _LONGEST = 1000  # characters of a name, which nodes choose
 
 @dataclass(frozen=True)
 class AskClients:
-    """Ask each node, before its first training, which user it belongs to.
+    """Source of client ids: ask each node, before its first training, which user it belongs to.
 
-    The client app answers with `answer_client_id`. An answer is
-    believed: a node that lies gets more rounds for its user than were declared, or takes those of
-    another. Where nodes are not trusted, map their authenticated node ids with a callable instead.
+    The client app answers with `answer_client_id`. Answers are trusted: a node that lies gets more
+    rounds for its user than were declared, or uses up those of another. Where nodes are not
+    trusted, map their authenticated node ids with a callable instead.
 
     Parameters
     ----------
     timeout : float, default 600
-        Seconds to wait for answers. Who has not answered is turned away from the round, and asked
-        again in a later one.
-
-    Raises
-    ------
-    ValueError
-        If the timeout is not a number greater than 0.
+        Seconds to wait for answers. A node that has not answered is turned away from the round, and
+        asked again in a later one.
     """
 
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.timeout) and self.timeout > 0.0):
-            raise ValueError(f"timeout must be a finite number > 0, got {self.timeout}")
+        positive("timeout", self.timeout)
 
 
 ClientIdSource: TypeAlias = Literal["node"] | AskClients | Callable[[int], Client | None]
 
 
 class NodeUsers:
-    """Knows, or finds out, the user of each node.
-
-    Parameters
-    ----------
-    source : "node", AskClients or callable
-        As `client_id` of `DPFTRLStrategy`.
-    """
+    """The users of nodes, from `client_id` of `DPFTRLStrategy`, each looked up once."""
 
     def __init__(self, source: ClientIdSource) -> None:
         if source != "node" and not isinstance(source, AskClients) and not callable(source):
@@ -76,9 +64,9 @@ class NodeUsers:
         self._why_not: dict[int, str] = {}
 
     def of(self, nodes: Sequence[int], grid: Grid) -> dict[int, Client]:
-        """Return the users of some nodes; who has none, or said nothing valid, is left out.
+        """Return the users of nodes, without nodes that have none or gave no valid answer.
 
-        The first answer of a node holds as long as this object lives.
+        The first answer of a node stays valid for the lifetime of this object.
         """
         new = [node for node in dict.fromkeys(nodes) if node not in self._known]
         self._why_not.update(dict.fromkeys(new, "no answer"))
@@ -87,17 +75,17 @@ class NodeUsers:
         unknown = [node for node in new if node not in self._known]
         if unknown and isinstance(self._source, AskClients):
             _log.warning(
-                "%d of %d nodes did not say who their user is (answer_client_id): node %d, %s",
+                "%d of %d nodes did not name their user (answer_client_id): node %d, %s",
                 *(len(unknown), len(set(nodes)), unknown[0], self._why_not[unknown[0]]),
             )
         return self.known(nodes)
 
     def known(self, nodes: Iterable[int]) -> dict[int, Client]:
-        """Return the users of some nodes, of those that were asked and said it."""
+        """Return the known users of nodes."""
         return {node: self._known[node] for node in nodes if node in self._known}
 
     def why_not(self, node: int) -> str:
-        """Say why the user of a node is not known."""
+        """Return the reason why the user of a node is not known."""
         return f"its user is not known: {self._why_not.get(node, 'not asked')}"
 
     def _take(self, node: int, user: object) -> None:
@@ -146,15 +134,7 @@ class NodeUsers:
 def distinct_users(
     nodes: Sequence[int], users: NodeUsers, grid: Grid
 ) -> tuple[dict[int, Client], dict[Client, str]]:
-    """Return the user of each of some nodes, one node a user.
-
-    Returns
-    -------
-    asked : dict of int to client
-        Node to user, in the order given.
-    away : dict of str to str
-        The other nodes, and what keeps each away.
-    """
+    """Return node to user, one node a user, and the reasons why other nodes are left out."""
     known = users.of(nodes, grid)
     asked: dict[int, Client] = {}
     away: dict[Client, str] = {}
@@ -171,24 +151,11 @@ def distinct_users(
 
 
 class OfferedNodes:
-    """A grid for a strategy to choose nodes from: a few, at random, of those whose turn it may be.
+    """A grid that offers a strategy at most `size` random nodes of distinct, eligible users.
 
-    Asked again, it offers those it offered before, as long as they are connected, and fills up. It
-    lives for one round, in which a node is asked for its user once.
-
-    Parameters
-    ----------
-    grid : Grid
-    size : int
-        How many nodes at most, each of another user.
-    users : NodeUsers
-    eligible : callable
-        Takes users, says of each whether it may take part now.
-    max_wait : float
-        Seconds after which a strategy that waits for more nodes gets an error. The time in which
-        nodes are asked for their users does not count.
-    clock : callable, optional
-        Says the time, in seconds.
+    Later calls offer the same nodes, as long as they are connected, and more up to `size`. It lives
+    for one round, in which a node is asked for its user once. After `max_wait` seconds, without the
+    time for asking nodes, a strategy that still waits for more nodes gets an error.
     """
 
     def __init__(
@@ -211,7 +178,7 @@ class OfferedNodes:
         Raises
         ------
         TimeoutError
-            If fewer than `size` are to be had, and the strategy has waited long enough for more.
+            If there are fewer than `size`, and the strategy has waited long enough for more.
         """
         connected = list(self._grid.get_node_ids())
         users = self._users_of(connected)
@@ -221,8 +188,8 @@ class OfferedNodes:
                 f"expected {self._size} nodes whose users may take part in the next round, got "
                 f"{len(self._offered)} of {len(connected)} connected ones "
                 f"({len(connected) - len(users)} whose user is not known), and the strategy waits "
-                "for more: let it do with fewer (its minima), declare more uses or less separation "
-                "in the plan of another run, or connect more nodes and start again"
+                "for more: lower its minima, connect more nodes and start again, or plan another "
+                "run with more participations or less separation"
             )
         return list(self._offered)
 

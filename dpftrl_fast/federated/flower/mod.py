@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's side of `DPFTRLStrategy`: a Flower mod, and the answer to "which user are you?"."""
+"""The client's side of `DPFTRLStrategy`: a Flower mod, and the answer to the user query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from dpftrl_fast._validate import norm_bound
+from dpftrl_fast._validate import flag, norm_bound
 from dpftrl_fast.federated.flower.records import (
     CLIENT_ID,
     CLIP_NORM,
@@ -30,36 +30,35 @@ from dpftrl_fast.federated.ids import client_id as identity
 from dpftrl_fast.rounding import clip_limit
 
 CLIENT_ID_ACTION = "dpftrl_client_id"
-"""Action of the query by which the server asks a node for its user."""
+"""Action of the query for the user of a node."""
 
 
 class DPFTRLMod:
     """Flower mod for clients of `DPFTRLStrategy`; `dpftrl_mod` is one with the defaults.
 
-    It works on train messages of that strategy and lets all others pass. The app trains as it
-    always does and replies with its model; what leaves the client is the *difference* to the
-    model that it was sent, in float32 at least, with the token of the round.
+    It changes replies to train messages of that strategy and no others. The app trains as usual and
+    replies with its model; the client sends the *difference* to the model that it was sent, in
+    float32 at least, with the token of the round.
 
-    Without the mod it works too: the server then makes the difference itself. With it, rounding
-    is that of the difference, not of the model (which matters to models in half precision), and
-    the client can bound what it sends.
+    The mod is optional: without it the server computes the difference. With it, rounding is that of
+    the difference, not of the model (which matters for models in half precision), and the client
+    can bound the norm of the difference.
 
     Parameters
     ----------
     clip : bool, default False
-        Clip the difference to the norm that the server says. The server clips whatever comes; a
-        client that does not trust it to can do so itself. Not where the server fits its clip norm
-        to the updates (`AdaptiveClipping`).
-
-    Raises
-    ------
-    TypeError
-        If `clip` is not a bool.
+        Clip the difference to the norm that the server names. The server clips every update; this
+        is for clients that do not trust it to. Not with `AdaptiveClipping` on the server.
 
     Notes
     -----
-    Put it first in the list of mods, so that it sees what the others made of the model. Integer
-    arrays (counters in a state) are not trained and are left out.
+    **Formal guarantee.** The mod adds no noise and states no epsilon: that is the server's
+    `DPFTRLStrategy`, with neighbours that differ in one user. With ``clip=True`` the norm of the
+    sent difference is at most the server's clip norm; nothing else about the difference is hidden
+    from the server.
+
+    Put it first in the list of mods, so that it sees the changes of the others to the model.
+    Integer arrays (counters in a state) are not trained and are left out.
 
     Examples
     --------
@@ -68,9 +67,7 @@ class DPFTRLMod:
     """
 
     def __init__(self, *, clip: bool = False) -> None:
-        if not isinstance(clip, bool):
-            raise TypeError(f"clip must be a bool, got {type(clip).__name__}")
-        self._clip = clip
+        self._clip = flag("clip", clip)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Call the app; replace the model in its reply by the difference.
@@ -78,16 +75,16 @@ class DPFTRLMod:
         Raises
         ------
         ValueError
-            If message or reply do not hold exactly one ArrayRecord, or it is broken; if the server
-            says no clip norm to clip to, or one that is none. Flower makes an error reply of it,
-            which is an empty slot of the round.
+            If message or reply do not hold exactly one valid ArrayRecord, or the server names no
+            valid clip norm to clip to. Flower turns it into an error reply, which is an empty slot
+            of the round.
         """
         asked = instructions(message.content) if _is_training(message) else None
         if asked is None:
             return call_next(message, context)
         token = str(asked[TOKEN])
         limit = _limit(asked) if self._clip else None
-        _, sent = only_arrays(message.content)  # before the app can take them out
+        _, sent = only_arrays(message.content)  # before the app can remove them
         reply = call_next(message, context)
         if reply.has_error():
             return reply
@@ -107,16 +104,16 @@ dpftrl_mod = DPFTRLMod()
 
 
 def answer_client_id(app: ClientApp, client_id: Callable[[Context], int | str]) -> None:
-    """Let an app answer the server that asks which user a node belongs to (`AskClients`).
+    """Add the answer to the query for the user of a node (`AskClients`) to an app.
 
     Parameters
     ----------
     app : ClientApp
         It must have no other query of this name.
     client_id : callable
-        Takes the context, returns the user: an int of 0 to 2^63 - 1 or a str of at most 1000
-        characters, the same on all nodes of the user and whenever one of them is asked (7 and "7"
-        are two users). A node is asked once: it has one user, as long as the server runs.
+        Takes the context, returns the user: an int from 0 to 2^63 - 1 or a str of at most 1000
+        characters, the same on all nodes of the user and at all times (7 and "7" are two users). A
+        node is asked once: it has one user for the lifetime of the server.
 
     Examples
     --------
@@ -127,7 +124,7 @@ def answer_client_id(app: ClientApp, client_id: Callable[[Context], int | str]) 
 
     def answer(message: Message, context: Context) -> Message:
         user = client_id(context)
-        identity(user)  # refuses what is none, here where the app's log shows it
+        identity(user)  # an invalid id shows in the app's log
         record = ConfigRecord({CLIENT_ID: user if isinstance(user, str) else int(user)})
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
@@ -142,14 +139,14 @@ def _limit(asked: ConfigRecord) -> float:
     norm = asked.get(CLIP_NORM)
     if not isinstance(norm, float):
         raise ValueError(
-            "expected a clip norm from the server, got none: with adaptive clipping it counts "
-            "whose updates are within the norm, and needs them as they are"
+            "expected a clip norm from the server, got none: adaptive clipping needs the norms of "
+            "unclipped updates"
         )
     return clip_limit(norm_bound("clip_norm", norm))
 
 
 def _clip(update: Arrays, limit: float) -> None:
-    """Scale to the limit; what is not finite stays so, and the server leaves it out."""
+    """Scale to the limit; an update that is not finite stays so, and the server refuses it."""
     with np.errstate(all="ignore"):
         squares = [float(np.sum(np.square(array, dtype=np.float64))) for array in update.values()]
         norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan

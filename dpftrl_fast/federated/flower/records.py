@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays and instructions in Flower's records: read with care, written plainly.
+"""Arrays and instructions in Flower's records.
 
-What a client sends is bytes of its own making. An array is taken only as a view of those bytes,
-after its header said how large it is and the bytes are there: a header that promises a terabyte
-allocates nothing.
+Bytes from clients are not trusted. An array is read only as a view of the bytes that came, after
+their number was compared with the header: a header that announces a terabyte allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RECORD = "dpftrl"
 TOKEN, CLIP_NORM, UPDATE, CLIENT_ID = "token", "clip-norm", "update", "client-id"
 
 DIFFERENCE = "difference"
-"""What a reply says of its arrays if they are a difference; else they are a model."""
+"""Marks the arrays of a reply as a difference; without it they are a model."""
 
 _NUMPY = "numpy.ndarray"
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -35,10 +34,7 @@ Arrays = dict[str, NDArray[Any]]
 def array_of(array: Array) -> NDArray[Any]:
     """Return a read-only view of a received array, in its own shape and dtype.
 
-    Raises
-    ------
-    ValueError
-        If the bytes are not an array of numbers in NumPy's format, whole.
+    ValueError if the bytes are not a complete array of numbers in NumPy's format.
     """
     if array.stype != _NUMPY:
         raise ValueError(f"expected an array serialised as {_NUMPY!r}, got {array.stype!r}")
@@ -59,7 +55,7 @@ def array_of(array: Array) -> NDArray[Any]:
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
-    """Return the arrays of a record by name, as views; ValueError names the one that is broken."""
+    """Return the arrays of a record by name, as views; ValueError names an invalid one."""
     arrays: Arrays = {}
     for name, array in record.items():
         try:
@@ -70,23 +66,17 @@ def arrays_of(record: ArrayRecord) -> Arrays:
 
 
 def array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return the record of some arrays."""
+    """Return arrays as a record."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def trained(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return the arrays that are trained: those of floating-point numbers."""
+    """Return the arrays that are trained: the floating-point ones."""
     return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
 
 
 def untrained(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return copies of the arrays that stay as they are: those of integers and bools.
-
-    Raises
-    ------
-    ValueError
-        If one is neither trained nor of them: it would stay as it is, and nobody would know.
-    """
+    """Return copies of the untrained arrays, of integers and bools; ValueError for other dtypes."""
     others = {name: array for name, array in arrays.items() if array.dtype.kind != "f"}
     for name, array in others.items():
         if array.dtype.kind not in "biu":
@@ -98,13 +88,7 @@ def untrained(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def only_arrays(content: RecordDict) -> tuple[str, Arrays]:
-    """Return name and arrays of the one ArrayRecord of a message.
-
-    Raises
-    ------
-    ValueError
-        If there is another number of them, or an array is broken.
-    """
+    """Return name and arrays of the one ArrayRecord of a message; ValueError if it is not so."""
     records = list(content.array_records.items())
     if len(records) != 1:
         raise ValueError(f"expected one ArrayRecord, got {len(records)}")
@@ -120,11 +104,11 @@ def instructions(content: RecordDict) -> ConfigRecord | None:
 def difference(arrays: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return trained minus sent, array by array, in float32 at least.
 
-    An array that `sent` lacks, or has in another shape or dtype, is returned as it came, for
-    whoever checks names, shapes and dtypes. Nothing is broadcast.
+    An array that `sent` lacks, or has in another shape or dtype, is returned unchanged, for the
+    check of names, shapes and dtypes. Nothing is broadcast.
     """
     update: Arrays = {}
-    with np.errstate(all="ignore"):  # no warning tells of a value
+    with np.errstate(all="ignore"):  # a warning would reveal something about a value
         for name, array in arrays.items():
             before = sent.get(name)
             if before is None or before.shape != array.shape or array.dtype.kind != "f":
@@ -138,7 +122,7 @@ def difference(arrays: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[An
 def addressed(
     messages: Iterable[Message], nodes: Collection[int], own: ConfigRecord
 ) -> Iterator[Message]:
-    """Yield the first message to each of some nodes, with a record added and its token as group.
+    """Yield the first message to each of `nodes`, with a record added and its token as group.
 
     Messages may share their content, as Flower's do.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replies of Flower's clients, one by one into a round; none of them can end it."""
+"""Adds the replies of Flower's clients to a round; no reply can end it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpftrl_fast.federated.flower.records import (
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import Round
 
-_LONGEST = 200  # characters of what a client can put into a reason
+_LONGEST = 200  # characters of a reason, which a client can influence
 
 
 def take_reply(
@@ -30,28 +30,11 @@ def take_reply(
     sent: Arrays,
     untrained: Collection[str],
 ) -> tuple[Client, str | None]:
-    """Add the update of a reply to the round.
+    """Add the update of any reply to the round; return its user and a reason if it was refused.
 
-    Parameters
-    ----------
-    reply : Message
-        From whomever, with whatever in it.
-    round_ : Round
-    users : mapping of int to client
-        The nodes that were asked.
-    messages : mapping of str to int
-        Ids of the messages that asked them, and the nodes.
-    sent : mapping of str to ndarray
-        The model that they got.
-    untrained : collection of str
-        Names of arrays that are left out.
-
-    Returns
-    -------
-    client : int or str
-        The user; the node's name if that has none.
-    reason : str or None
-        Why the update is not in the sum; None if it is.
+    `users` are those of the nodes that were asked, `messages` the ids of the messages that asked
+    them, with their nodes, `sent` the model that was sent, and `untrained` the names of arrays that
+    are left out. A node without a user is returned by name.
     """
     node = reply.metadata.src_node_id
     if node not in users and reply.has_error():  # Flower's own, for a node that is gone
@@ -60,7 +43,7 @@ def take_reply(
         return f"node {node}", "was not asked in this round"
     try:
         reason = _add(reply, round_, users[node], sent, untrained)
-    except Exception as error:  # what a client sends must not end the round, whatever it is
+    except Exception as error:  # no reply may end the round
         reason = f"cannot be read: {type(error).__name__}: {error}"
     return users[node], reason if reason is None else reason[:_LONGEST]
 
@@ -81,5 +64,5 @@ def _add(
     update = {name: array for name, array in arrays.items() if name not in untrained}
     if own is None or own.get(UPDATE) != DIFFERENCE:
         update = difference(update, sent)
-    # None would say that no token is needed.
+    # None would mean that no token is needed.
     return round_.add(user, update, token="" if token is None else token)

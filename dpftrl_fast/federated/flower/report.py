@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Flower run says of itself: metrics of rounds, marked where they are not private."""
+"""Metrics and log of a Flower run, marked where they are not private."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ _log = logging.getLogger("flwr")
 
 
 def marked(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics with names that say that they are not private."""
+    """Return metrics with " (not private)" added to their names."""
     return {f"{name} (not private)": value for name, value in metrics.items()}
+
+
+def replace_one(server: ServerDPFTRL, delta: float) -> float | None:
+    """Return the epsilon for replace-one neighbours, None where none can be stated at `delta`."""
+    try:
+        return server.epsilon(delta, neighbours="replace-one")
+    except ValueError:  # a forked folder, or below the floor, which is higher for replace-one
+        return None
 
 
 def round_metrics(
@@ -28,13 +36,16 @@ def round_metrics(
 ) -> dict[str, Any]:
     """Return the metrics of a round: public ones, and those of replies, marked.
 
-    Of a copy that was taken with ``allow_fork`` no epsilon is stated.
+    No epsilon is stated for a copy opened with ``allow_fork``.
     """
     found = round_.metrics()
+    epsilons = {} if server.forked else {"epsilon_spent": server.epsilon(delta)}
+    if (other := replace_one(server, delta)) is not None:
+        epsilons["epsilon_replace_one"] = other
     counts = {"accepted": found["accepted"], "refused": refused, "missing": found["missing"]}
     return {
         "round": round_.number,
-        **({} if server.forked else {"epsilon_spent": server.epsilon_spent(delta)}),
+        **epsilons,
         "delta": delta,
         "report_goal": server.report_goal,
         "turned_away": turned_away,
@@ -43,10 +54,9 @@ def round_metrics(
 
 
 def reported(strategy: Strategy, contents: list[RecordDict]) -> dict[str, Any]:
-    """Return what clients say of their training, put together as the strategy does, and marked.
+    """Return the clients' training metrics, aggregated by the strategy, and marked.
 
-    Nothing, and a warning in the log, if that cannot be done: the round is over then, and the run
-    must go on.
+    Nothing, and a warning in the log, if that fails: the round has ended, and the run continues.
     """
     if not contents or not isinstance(strategy, FedAvg):
         return {}
@@ -58,9 +68,9 @@ def reported(strategy: Strategy, contents: list[RecordDict]) -> dict[str, Any]:
 
 
 def evaluated(strategy: Strategy, number: int, replies: Iterable[Message]) -> MetricRecord | None:
-    """Return what the strategy makes of evaluations, marked.
+    """Return the strategy's aggregate of evaluations, marked.
 
-    None, and a warning in the log, if that cannot be done: no client's evaluation ends a run.
+    None, and a warning in the log, if that fails: no client's evaluation ends a run.
     """
     try:
         found = strategy.aggregate_evaluate(number, replies)
@@ -73,39 +83,32 @@ def evaluated(strategy: Strategy, number: int, replies: Iterable[Message]) -> Me
 def log_promise(
     plan: PrivacyPlan, delta: float, server: ServerDPFTRL | None, *, by_node: bool
 ) -> None:
-    """Log what is promised: the plan's, or of an open run the run's, and what limits it."""
+    """Log the guarantee of the plan and of an open run, and its limits."""
     if server is not None and server.forked:
-        _log.warning("\tno epsilon can be stated: the folder is a copy, taken with allow_fork")
+        _log.warning("\tno epsilon can be stated: the folder is a copy, opened with allow_fork")
         return
     for line in plan.describe(delta).splitlines():
         _log.info("\t%s", line)
     if server is not None and (epsilon := server.epsilon(delta)) > plan.epsilon(delta):
-        other = server.epsilon(delta, neighbours="replace-one")
+        other = replace_one(server, delta)
         _log.warning(
             "\tepsilon %s at delta %g of the whole run (replace-one: %s): the plan's, above, and "
-            "spare restarts or estimates of the clip norm",
-            *(text_up(epsilon), delta, text_up(other)),
+            "spare recoveries or estimates of the clip norm",
+            *(text_up(epsilon), delta, "none" if other is None else text_up(other)),
         )
     if by_node:
         _log.warning(
             "\tEvery node counts as one user: the guarantee is for nodes, and not for a person "
-            "who has several. client_id tells them apart."
+            "who has several. client_id names the user of each node."
         )
     if server is not None and server.reproducible:
         _log.warning("\tnoise_seed was given: reproducible, not private")
 
 
 def renumbered(result: Result, done: int, arrays: ArrayRecord) -> Result:
-    """Return a result with rounds numbered over the whole run, and the model.
+    """Return a result with the current model, and rounds numbered after the `done` earlier ones.
 
-    Parameters
-    ----------
-    result : Result
-        Of rounds numbered from 1.
-    done : int
-        Rounds before them.
-    arrays : ArrayRecord
-        The model now: Flower has none in the result of no rounds.
+    Flower has no model in the result of no rounds.
     """
 
     def later(metrics: dict[int, MetricRecord]) -> dict[int, MetricRecord]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StrategySettings`: what a `DPFTRLStrategy` was given, checked before anything happens."""
+"""`StrategySettings`: the checked arguments of a `DPFTRLStrategy`."""
 
 from __future__ import annotations
 
@@ -10,36 +10,26 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from dpftrl_fast._validate import positive, positive_integer
+from dpftrl_fast._validate import choice, flag, optional, positive, positive_integer
 from dpftrl_fast.federated.flower.clients import AskClients, ClientIdSource, NodeUsers
 from dpftrl_fast.federated.flower.records import Arrays
 from dpftrl_fast.federated.flower.wrapped import StrategyUpdate, aggregates_as, check_wrapped
+from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 _STEP = {"learning_rate", "momentum", "nesterov", "optimizer", "betas", "eps"}
-_OPTIONS = set(inspect.signature(ServerDPFTRL).parameters) - {
-    *("parameters", "plan", "report_goal", "folder", "identity")
-}
+_OPTIONS = {
+    name
+    for options in (ServerDPFTRL, PrivateRounds)
+    for name in inspect.signature(options).parameters
+} - {"parameters", "plan", "report_goal", "folder", "identity", "state", "options"}
 
 
 @dataclass(frozen=True)
 class StrategySettings:
-    """Arguments of `DPFTRLStrategy`, in its words.
-
-    Attributes
-    ----------
-    by_strategy : bool
-        Whether the wrapped strategy makes the next model.
-    by_node : bool
-        Whether every node is one user.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If one is not as described there.
-    """
+    """Arguments of `DPFTRLStrategy`, as described there, and checked."""
 
     strategy: Strategy
     plan: PrivacyPlan
@@ -67,32 +57,27 @@ class StrategySettings:
             raise TypeError(f"options must be those of ServerDPFTRL, got {', '.join(unknown)}")
         if self.client_id is None and self.folder is not None:
             raise ValueError(
-                "expected client_id with a folder, got None: 'node' is right where node ids stay "
-                "the same from run to run, as those of a simulation do not"
+                "client_id must be given with a folder, got None: 'node' is right where node ids "
+                "stay the same from run to run, as those of a simulation do not"
             )
         NodeUsers("node" if self.client_id is None else self.client_id)
-        if self.cohort_size is not None:
-            positive_integer("cohort_size", self.cohort_size)
+        optional(positive_integer, "cohort_size", self.cohort_size)
         positive("max_wait", self.max_wait)
-        if not isinstance(self.report_metrics, bool):
-            raise TypeError(
-                f"report_metrics must be a bool, got {type(self.report_metrics).__name__}"
-            )
+        flag("report_metrics", self.report_metrics)
         if self.report_metrics and not isinstance(self.strategy, FedAvg):
             raise ValueError(
-                "report_metrics must be False for a strategy that is no FedAvg, got True: how its "
-                "metrics are aggregated is not known"
+                "report_metrics must be False for a strategy that is no FedAvg, got True: the "
+                "aggregation of its metrics is not known"
             )
 
     def _check_aggregate(self) -> None:
         name = type(self.strategy).__name__
         if self.aggregate is None and aggregates_as(self.strategy) is not FedAvg:
             raise ValueError(
-                f"aggregate must be 'strategy' if the step of {name} is to be used, or 'server' if "
-                "not, got none of them"
+                f"aggregate must be 'strategy' to use the step of {name}, or 'server' otherwise, "
+                "got None"
             )
-        if self.aggregate not in (None, "server", "strategy"):
-            raise ValueError(f"aggregate must be 'server' or 'strategy', got {self.aggregate!r}")
+        optional(choice, "aggregate", self.aggregate, ("server", "strategy"))
         if self.by_strategy:
             check_wrapped(self.strategy, resumes=self.folder is not None)
             if lost := sorted(_STEP.intersection(self.options)):
@@ -110,13 +95,13 @@ class StrategySettings:
 
     @property
     def _users_by(self) -> str:
-        """Who says who a node's user is: a run that goes on keeps to it."""
+        """The source of users, which stays the same when a run is resumed."""
         if self.by_node:
             return "node"
         return "asked" if isinstance(self.client_id, AskClients) else "told"
 
     def server(self, parameters: Arrays) -> ServerDPFTRL:
-        """Return the server of a model, new or from the folder."""
+        """Return the server for a model, new or resumed from the folder."""
         options = dict(self.options)
         if self.by_strategy:
             layout = ModelLayout(parameters)

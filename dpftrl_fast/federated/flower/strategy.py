@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DPFTRLStrategy`: user-level DP-FTRL for Flower (`flwr`), around a strategy of one's own."""
+"""`DPFTRLStrategy`: user-level DP-FTRL for Flower (`flwr`), around another strategy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpftrl_fast._validate import integer
+from dpftrl_fast.accounting.statement.statement import Neighbours
 from dpftrl_fast.federated.flower.clients import (
     ClientIdSource,
     NodeUsers,
@@ -50,58 +51,58 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 class DPFTRLStrategy(Strategy):
     """Flower strategy that trains with DP-FTRL: tree noise, one clipped update a user and round.
 
-    The strategy inside chooses nodes and writes their messages (`configure_train`). This one finds
-    out whose nodes they are, before anybody trains; turns away users whom the plan does not allow
-    in this round; clips and adds up the updates that come back, writes ahead, adds the noise of the
-    tree and steps. Who replies with an error, something malformed, late or not at all leaves an
+    The wrapped strategy chooses nodes and writes their messages (`configure_train`). This one looks
+    up the users of the nodes, before anybody trains; turns away users that the plan does not allow
+    in this round; clips and sums the updates that come back, writes the sum ahead, adds the noise
+    of the tree and takes the step. A reply that is missing, late, malformed or an error leaves an
     empty slot; of two replies the first counts; the divisor stays the report goal.
 
     Parameters
     ----------
     strategy : Strategy
-        Flower's or one's own.
+        Flower's or a custom one.
     plan : PrivacyPlan
         One step is one round, one record one user; the clip norm is that of a whole update. It
         fixes the number of rounds.
     report_goal : int
-        What sums are divided by, whoever answers.
+        Divisor of the sums, whoever answers.
     delta : float
         At which `epsilon_spent` is reported.
     aggregate : {"server", "strategy"}, optional
-        Who makes the next model. ``"server"``: `ServerDPFTRL`, with the options below; the wrapped
+        Maker of the next model. ``"server"``: `ServerDPFTRL`, with the options below; the wrapped
         `aggregate_train` is not used. ``"strategy"``: the wrapped `aggregate_train`, which gets one
         reply a round, the model plus the noised mean update, so that FedAvgM, FedAdam, FedYogi,
-        FedAdagrad and one's own work as post-processing. Default ``"server"`` around FedAvg; else
-        it must be said.
+        FedAdagrad and custom strategies work as post-processing. Default ``"server"`` around
+        FedAvg; required around other strategies.
     client_id : "node", AskClients or callable, optional
         The user of a node. A callable takes a node id and returns an int or str, or None for a node
-        that has no user. ``"node"`` takes every node for one user, which protects nodes, **not
-        persons: somebody with two devices is two of them**; and a simulation gives its nodes new
-        ids in every run, so that a resumed run would take everybody for new. So it is the default
+        without a user. ``"node"`` counts every node as one user, which protects nodes, **not
+        persons: a person with two devices counts as two users**; and a simulation gives its nodes
+        new ids in every run, so that a resumed run would count everybody as new. It is the default
         without a folder only.
     cohort_size : int, optional
-        Offer the wrapped strategy only so many nodes, chosen at random from those whose users may
-        take part now. It should take all it is offered (``fraction_train=1.0``). None lets it
-        choose from all nodes, and those that may not take part are then missing from the round.
+        Offer the wrapped strategy only that many nodes, chosen at random from those whose users may
+        take part now. It should take all of them (``fraction_train=1.0``). None lets it choose from
+        all nodes, and those that may not take part are then missing from the round.
     max_wait : float, default 3600
         Seconds that the wrapped strategy may wait for more nodes than it can be offered (as FedAvg
         does below its minima) before `start` ends with TimeoutError.
     report_metrics : bool, default False
-        Run the wrapped strategy's federated evaluation, and aggregate what clients say of their
-        training. Both are computed from private data without noise: keys end in "(not private)".
+        Run the wrapped strategy's federated evaluation, and aggregate the clients' training
+        metrics. Both are computed from private data without noise: keys end in "(not private)".
     folder : str or Path, optional
-        Where the run is kept, **a secret** (docs/resume.md): a server that was killed goes on
+        Folder that keeps the run, **a secret** (docs/resume.md): a server that was killed resumes
         from it, bit for bit. None: in memory only.
     **options
         Of :class:`dpftrl_fast.federated.ServerDPFTRL`: `learning_rate`, `momentum`, `optimizer`,
-        `clipping`, `checkpoint_every`, `spare_restarts`, `noise_seed` and the others.
+        `clipping`, `checkpoint_every`, `spare_recoveries`, `noise_seed` and the others.
 
     Attributes
     ----------
     refused : dict of int to dict
-        Round to {client: why an update of it is not in the sum}. **Not private.**
+        Round to {client: reason why its update is not in the sum}. **Not private.**
     turned_away : dict of int to dict
-        Round to {node or client: why it was not asked}.
+        Round to {node or client: reason why it was not asked}.
 
     Raises
     ------
@@ -110,9 +111,15 @@ class DPFTRLStrategy(Strategy):
 
     Notes
     -----
-    Arrays of integers and bools (counters in a state) are not trained and stay as they began; they
-    are in no folder, and a run that goes on takes those it is given. BatchNorm's running statistics
-    are floats: they are part of the update, and better avoided.
+    **Formal guarantee.** As for :class:`dpftrl_fast.federated.ServerDPFTRL`: neighbours differ in
+    one user, whose updates are replaced by zero; `epsilon_spent` states the epsilon, of `plan` with
+    spare recoveries and `clipping`, for the models of all rounds. The caller must ensure that
+    `client_id` names one person each time it names a user, and that the folder stays secret. Not
+    covered: `refused`, metrics marked as not private, the low-order bits of floating-point noise.
+
+    Arrays of integers and bools (counters in a state) are not trained and keep their first values;
+    no folder holds them, and a resumed run takes those of its initial arrays. BatchNorm's running
+    statistics are floats: they are part of the update, and better avoided.
 
     Examples
     --------
@@ -173,18 +180,18 @@ class DPFTRLStrategy(Strategy):
     # ---- The run ----
 
     def open(self, initial_arrays: ArrayRecord) -> None:
-        """Begin the run, or go on with that of the folder; `start` does so by itself.
+        """Begin the run, or resume that of the folder; `start` does so by itself.
 
         Parameters
         ----------
         initial_arrays : ArrayRecord
-            The model before the first round. A run that goes on has a model of its own; of the
-            arrays that are trained it takes names, shapes and dtypes only.
+            The model before the first round. A resumed run has its own model; of the arrays that
+            are trained it takes names, shapes and dtypes only.
 
         Raises
         ------
         TypeError, ValueError, RuntimeError, OSError
-            As `ServerDPFTRL`; ValueError also if there are arrays of other than numbers or bools;
+            As `ServerDPFTRL`; ValueError also for arrays of other dtypes than numbers and bools;
             RuntimeError also if it is open.
         """
         if self._server is not None:
@@ -196,7 +203,7 @@ class DPFTRLStrategy(Strategy):
         self._server = self._settings.server(parameters)
 
     def close(self) -> None:
-        """Let the folder go: the run can be read, and goes on with another object."""
+        """Release the folder: the run can be read, and resumed with another object."""
         self._closed = True
         if self._server is not None:
             self._server.close()
@@ -208,7 +215,7 @@ class DPFTRLStrategy(Strategy):
         self.close()
 
     def _ready(self, arrays: ArrayRecord) -> ServerDPFTRL:
-        """Return the server of the run, which is opened if it is not open."""
+        """Return the server of the run, opened if necessary."""
         if self._closed:
             raise RuntimeError("expected an open run, got a closed one: make a new strategy for it")
         if self._server is None:
@@ -217,25 +224,35 @@ class DPFTRLStrategy(Strategy):
 
     @property
     def server(self) -> ServerDPFTRL:
-        """What keeps the run; RuntimeError before `open` or `start`."""
+        """The server of the run; RuntimeError before `open` or `start`."""
         if self._server is None:
             raise RuntimeError("expected a run that is open, got one before `open` or `start`")
         return self._server
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that were ended, of all processes of the run."""
+        """Number of rounds that have ended, over all processes of the run."""
         return self.server.rounds_done
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The model: what may leave."""
+        """The current model: may be released."""
         model = {**self._untrained, **self.server.parameters}
         return array_record({name: model[name] for name in self._names})
 
-    def epsilon_spent(self, delta: float | None = None) -> float:
-        """Return epsilon of the run, declared and the same in every round, at `delta` or ours."""
-        return self.server.epsilon_spent(self.delta if delta is None else delta)
+    def epsilon_spent(
+        self, delta: float | None = None, *, neighbours: Neighbours = "zero-out"
+    ) -> float:
+        """Return the epsilon of the declared run, the same in every round.
+
+        Parameters
+        ----------
+        delta : float, optional
+            Default: the strategy's.
+        neighbours : {"zero-out", "replace-one"}
+            One user's updates replaced by empty slots, or by another user's updates.
+        """
+        return self.server.epsilon(self.delta if delta is None else delta, neighbours=neighbours)
 
     def start(
         self,
@@ -247,15 +264,15 @@ class DPFTRLStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run all rounds, or those that a run from a folder has left.
+        """Run all rounds, or the remaining ones of a run from a folder.
 
         Parameters
         ----------
         grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn
             As for Flower's strategies, and `open`. Rounds are numbered over the whole run.
         num_rounds : int, optional
-            After which round to stop, counted from the first of the run; default the plan's steps.
-            Epsilon is that of the plan all the same.
+            Last round, counted from the first of the run; default the plan's steps. The epsilon
+            is that of the whole plan in any case.
 
         Returns
         -------
@@ -267,13 +284,13 @@ class DPFTRLStrategy(Strategy):
         TypeError, ValueError
             If `num_rounds` is above the plan's steps or below the rounds done; or as `open`.
         RuntimeError
-            If the run was closed, or a step of it was interrupted half-way.
+            If the run was closed, or a step of it was interrupted.
         """
         self._ready(initial_arrays)
         done, steps = self.rounds_done, self.plan.steps
         last = steps if num_rounds is None else integer("num_rounds", num_rounds, done, steps)
         if done:
-            _log.info("Going on after round %d of %d", done, last)
+            _log.info("Resuming after round %d of %d", done, last)
         self._before = done
         try:
             result = super().start(
@@ -294,23 +311,23 @@ class DPFTRLStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the wrapped strategy choose nodes; begin a round with those whose users may train.
+        """Begin a round with nodes that the wrapped strategy chooses and whose users may train.
 
-        `arrays` opens a run that is not open, and is not used else: the model is the run's own.
+        `arrays` opens a run that is not open, and is not used otherwise: the run has its own model.
 
         Raises
         ------
         ValueError
-            If it is not the next round, or the last declared one is done.
+            If it is not the next round, or all declared rounds are done.
         TimeoutError
             If there are not enough nodes (see `max_wait`).
         RuntimeError
-            If the run was closed, or a step of it was interrupted half-way.
+            If the run was closed, or a step of it was interrupted.
         """
         server, number = self._ready(arrays), server_round + self._before
         if (expected := server.rounds_done + 1) != number or number > self.plan.steps:
             raise ValueError(f"expected round {expected}, got {number} of {self.plan.steps}")
-        if server.round is not None:  # its replies never came: nothing of it has left
+        if server.round is not None:  # its replies never came: nothing of it was released
             server.abandon_round()
         offered = grid
         if (size := self._settings.cohort_size) is not None:
@@ -326,23 +343,24 @@ class DPFTRLStrategy(Strategy):
         if self._settings.options.get("clipping") is None:
             own[CLIP_NORM] = float(server.clip_norm)
         chosen = list(addressed(messages, self._asked, own))
-        self._sent = [message.metadata for message in chosen]  # ids come when they are sent
+        self._sent = [message.metadata for message in chosen]  # they get ids when they are sent
         return chosen
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the updates to the round, one by one; end it; return the next model.
+        """Add the updates to the round, end it, and return the next model.
 
-        Metrics are ``epsilon_spent``, ``delta``, ``round``, ``report_goal``, ``turned_away``, and
-        the numbers of updates accepted, refused and missing, marked as not private.
+        Metrics are ``epsilon_spent``, ``epsilon_replace_one``, ``delta``, ``round``,
+        ``report_goal``, ``turned_away``, and the numbers of updates accepted, refused and missing,
+        marked as not private.
 
         Raises
         ------
         RuntimeError
             If no round was configured.
         ValueError
-            If another one was.
+            If another round was configured.
         """
         round_ = None if self._server is None else self._server.round
         if round_ is None:
@@ -359,7 +377,7 @@ class DPFTRLStrategy(Strategy):
                 _log.info("Round %d: update of %r refused: %s", round_.number, user, reason)
             elif self._settings.report_metrics:
                 contents.append(RecordDict(dict(reply.content.metric_records)))  # no arrays
-        refused.update(round_.metrics()["refused"])  # what made a slot empty stays
+        refused.update(round_.metrics()["refused"])  # the first reason stays
         self.server.end_round()
         self._asked, self._sent = {}, []
         away = len(self.turned_away.get(round_.number, ()))
@@ -371,7 +389,7 @@ class DPFTRLStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the wrapped strategy choose who evaluates; nobody unless `report_metrics`."""
+        """Return the wrapped strategy's messages for evaluation; none unless `report_metrics`."""
         if not self._settings.report_metrics:
             return []
         number = server_round + self._before
@@ -386,7 +404,7 @@ class DPFTRLStrategy(Strategy):
         return evaluated(self.strategy, server_round + self._before, replies)
 
     def summary(self) -> None:
-        """Log the plan's promise, and then the wrapped strategy's summary."""
+        """Log the guarantee of the plan, and then the wrapped strategy's summary."""
         log_promise(self.plan, self.delta, self._server, by_node=self._settings.by_node)
         self.strategy.summary()
 

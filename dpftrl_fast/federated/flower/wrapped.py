@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StrategyUpdate`: the aggregation of a Flower strategy as the server's update rule.
 
-The strategy sees one reply a round: the model plus the noised mean update. Whatever it makes of it
-is post-processing of what may leave, and costs no privacy.
+The strategy sees one reply a round: the model plus the noised mean update. Its step is
+post-processing of a private value, and costs no privacy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dpftrl_fast.federated.sums.layout import ModelLayout
 
 Vector = NDArray[np.float64]
 
-# Flower's own strategies whose step is a function of the model and of one mean update, and what
-# each remembers from round to round.
+# Flower's own strategies whose step is a function of the model and of one mean update, and the
+# attributes that each keeps from round to round.
 _MEMORY: dict[type[Strategy], tuple[str, ...]] = {
     flower.FedAvg: (),
     flower.FedProx: (),
@@ -33,25 +33,16 @@ _MEMORY: dict[type[Strategy], tuple[str, ...]] = {
     flower.FedAdam: ("m_t", "v_t"),
     flower.FedYogi: ("m_t", "v_t"),
 }
-_SAMPLING = frozenset(vars(flower.FedAvg()))  # who is asked, and names of records
+_SAMPLING = frozenset(vars(flower.FedAvg()))  # selection of nodes, and names of records
 _OWN_MEMORY = ("state_dict", "load_state_dict")
 
 
 def check_wrapped(strategy: Strategy, *, resumes: bool) -> None:
     """Refuse a strategy whose aggregation cannot work on one noised mean.
 
-    Parameters
-    ----------
-    strategy : Strategy
-    resumes : bool
-        Whether its memory has to be saved and restored.
-
-    Raises
-    ------
-    ValueError
-        If it is one of Flower's that needs the single updates (medians, trimmed means, Krum,
-        Bulyan, q-FedAvg, XGBoost) or adds noise of its own; or if it resumes, and its memory is
-        neither known nor saved by methods of its own.
+    These are Flower's strategies that need the single updates (medians, trimmed means, Krum,
+    Bulyan, q-FedAvg, XGBoost) or add their own noise, and, in a run that resumes, custom ones
+    without methods that save their memory.
     """
     rule = aggregates_as(strategy)
     if rule.__module__.startswith("flwr.") and rule not in _MEMORY:
@@ -62,22 +53,15 @@ def check_wrapped(strategy: Strategy, *, resumes: bool) -> None:
         )
     if resumes and rule not in _MEMORY and not all(hasattr(strategy, m) for m in _OWN_MEMORY):
         raise ValueError(
-            f"a strategy of one's own must have {' and '.join(_OWN_MEMORY)} to go on from a "
-            f"folder, got {type(strategy).__name__}"
+            f"a custom strategy must have {' and '.join(_OWN_MEMORY)} to resume from a folder, "
+            f"got {type(strategy).__name__}"
         )
 
 
 class StrategyUpdate:
-    """A `ServerUpdate` that asks a Flower strategy for the next model.
+    """A `ServerUpdate` that asks a Flower strategy, checked by `check_wrapped`, for the next model.
 
-    Parameters
-    ----------
-    strategy : Strategy
-        As `check_wrapped` lets pass. What Flower's own remember of another run is forgotten.
-    layout : ModelLayout
-        Of the trained arrays; its dtypes do not matter.
-    theta_0 : (size,) array of float64
-        The model before the first round.
+    The memory that Flower's own strategies have of another run is cleared.
     """
 
     release: ClassVar[Literal["sum", "residual"]] = "residual"
@@ -99,7 +83,7 @@ class StrategyUpdate:
 
     @property
     def theta(self) -> Vector:
-        """The model now; to be read only."""
+        """The current model; to be read only."""
         return self._theta
 
     def step(self, value: Vector) -> None:
@@ -111,13 +95,13 @@ class StrategyUpdate:
             If the strategy returns no model, or one of other names or shapes.
         """
         strategy, before = self._strategy, self._layout.unflatten(self._theta)
-        # Set here, in float64, and not by configure_train: a round that is taken again after a
-        # crash is not configured again.
+        # Set here, in float64, and not by configure_train: a round that is replayed after a crash
+        # is not configured again.
         if isinstance(strategy, flower.FedAvgM):
             strategy.current_arrays = array_record(before)
         elif isinstance(strategy, FedOpt):
             strategy.current_arrays = before
-        # No warning tells of a value.
+        # A warning would reveal something about a value.
         with np.errstate(all="ignore"), _without_metrics(strategy):
             after = self._layout.unflatten(self._theta + value)
             arrays, _ = strategy.aggregate_train(self._steps + 1, [self._reply(after)])
@@ -125,7 +109,7 @@ class StrategyUpdate:
         self._steps += 1
 
     def options(self) -> dict[str, Any]:
-        """Return what says which rule this is, as JSON can hold it."""
+        """Return the name and settings of the rule, JSON-able."""
         memory = self._remembered()
         left_out = _SAMPLING.union(memory if isinstance(memory, Mapping) else ())
         numbers = {
@@ -139,11 +123,11 @@ class StrategyUpdate:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return model, number of steps, and what the strategy remembers."""
+        """Return model, number of steps, and the strategy's memory."""
         return {"theta": self._theta, "steps": self._steps, "strategy": self._remembered()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state of the same strategy."""
+        """Load a state of the same strategy."""
         self._theta, self._steps = np.array(state["theta"], np.float64), int(state["steps"])
         strategy, memory = self._strategy, state["strategy"]
         if aggregates_as(strategy) in _MEMORY:
@@ -181,7 +165,7 @@ class StrategyUpdate:
 
 @contextmanager
 def _without_metrics(strategy: Strategy) -> Iterator[None]:
-    """Keep a function for the metrics of clients away from a reply that has none."""
+    """Replace the aggregation of client metrics while a reply without any is aggregated."""
     if not isinstance(strategy, flower.FedAvg):
         yield
         return
@@ -194,7 +178,7 @@ def _without_metrics(strategy: Strategy) -> Iterator[None]:
 
 
 def _arrays(value: Any) -> Any:
-    """Return a memory with arrays where NumPy has made scalars of arrays without dimensions."""
+    """Return a memory with 0-d arrays in place of NumPy's scalars."""
     if isinstance(value, dict):
         return {name: _arrays(entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -203,7 +187,7 @@ def _arrays(value: Any) -> Any:
 
 
 def aggregates_as(strategy: Strategy) -> type[Strategy]:
-    """Return the class that the strategy's `aggregate_train` is of."""
+    """Return the class that defines the strategy's `aggregate_train`."""
     for base in type(strategy).__mro__:
         if "aggregate_train" in vars(base):
             return base

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grid on which clipped updates are summed in integers: how fine it can be, and must be.
+"""The grid on which clipped updates are summed in integers, and the bounds on its fineness.
 
 Every coordinate of a clipped update is rounded to a multiple of a unit 2^e, so that sums are exact:
 the same bits for every order of the clients, and, between neighbours, a difference that is one
 client's rounded update and nothing else. The unit is chosen from public numbers alone: the clip
-norm L, the number of coordinates d, how many updates the whole run can sum up and how large the
-noise can get. With k such that 2^k <= L/unit < 2^(k+1),
+norm L, the number of coordinates d, the number of updates of the whole run and the largest value of
+the noise. With k such that 2^k <= L/unit < 2^(k+1),
 
     k >= 21 + log2(d)/2           the rounding moves an update by at most sqrt(d)/2 units, which is
-                                  at most 2^-22 L: a quarter of what clipping to L (1 - 2^-20) left;
-    (N + noise) 2^(k+1) <= 2^62   no sum of N updates, with noise of up to `noise` times L on it,
-                                  leaves int64.
+                                  at most 2^-22 L: a quarter of the margin of clipping;
+    (N + noise) 2^(k+1) <= 2^62   no sum of N updates, plus noise of up to `noise` times L,
+                                  overflows int64.
 
 Within these bounds k is the larger of 31 and 21 + log2(d)/2, rounded up: fine enough that a
 coordinate of the size of L/sqrt(d) keeps 21 bits or more, far below the noise on the sum, and
@@ -18,8 +18,8 @@ coarse enough that the sums of a hundred updates of a million coordinates fit in
 (see `RoundSum`).
 
 The noise is rounded to the same grid before it is added, in integers. Since the sum is a multiple
-of the unit, this is the rounding of the exact noisy sum: what leaves is a function of sum + noise,
-as the privacy proof has them. A float32 has bits enough for its own size only: see `RunningSum`.
+of the unit, this is the rounding of the exact noisy sum: the released value is a function of
+sum + noise, as in the privacy proof. For the limited precision of float32 noise see `RunningSum`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import norm_bound, positive_integer, real
+from dpftrl_fast._validate import non_negative, norm_bound, positive_integer
 
 _FINEST = 31  # k, where d allows for it
 _BITS = 62
@@ -40,24 +40,10 @@ _BLOCK = 1 << 15
 def sum_unit(clip_norm: float, size: int, contributions: int, noise: float = 0.0) -> float:
     """Return the unit of the sums of a run: a power of two.
 
-    Parameters
-    ----------
-    clip_norm : float
-        L, in [1e-100, 1e100].
-    size : int
-        Coordinates of an update (d), at most 2^36.
-    contributions : int
-        Most updates that any sum of the run can hold (N): all rounds' cohorts together where the
-        sums of rounds are summed on. Public.
-    noise : float
-        Largest absolute value that the noise on a sum can have, in units of the clip norm; 0 if it
-        is not added on the grid.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not what is described, or no unit keeps both promises: with N + noise
-        above 2^22 at d = 2^36, above 2^30 at d = 2^20.
+    `size` is the number of coordinates (d), `contributions` the public, largest number of updates
+    in any sum of the run (N), and `noise` the largest absolute value of the noise on a sum, in
+    units of the clip norm. ValueError if no unit keeps both bounds: N + noise above 2^22 at
+    d = 2^36, above 2^30 at d = 2^20.
 
     Examples
     --------
@@ -67,7 +53,7 @@ def sum_unit(clip_norm: float, size: int, contributions: int, noise: float = 0.0
     norm_bound("clip_norm", clip_norm)
     coarsest = _coarsest(positive_integer("size", size))
     total = positive_integer("contributions", contributions)
-    total += math.ceil(real("noise", noise, least=0.0))
+    total += math.ceil(non_negative("noise", noise))
     finest = _BITS - 1 - (total - 1).bit_length()  # (N + noise) 2^(k+1) <= 2^62
     if finest < coarsest:
         raise ValueError(
@@ -80,13 +66,7 @@ def sum_unit(clip_norm: float, size: int, contributions: int, noise: float = 0.0
 
 
 def check_unit(clip_norm: float, size: int, unit: float) -> float:
-    """Return `unit` if rounding to it keeps an update within the clip norm.
-
-    Raises
-    ------
-    ValueError
-        If it is no power of two, or is not fine enough, or finer than int64 can use.
-    """
+    """Return `unit` if it is a power of two, fine enough for the clip norm and not too fine."""
     mantissa, exponent = math.frexp(unit)
     k = math.frexp(clip_norm)[1] - exponent
     coarsest = _coarsest(size)
@@ -99,7 +79,7 @@ def check_unit(clip_norm: float, size: int, unit: float) -> float:
 
 
 def most_contributions(clip_norm: float, unit: float) -> int:
-    """Return how many clipped updates a sum can hold before int64 could overflow.
+    """Return the number of clipped updates that a sum can hold before int64 could overflow.
 
     Examples
     --------
@@ -115,22 +95,7 @@ def noisy_sum(
     unit: float,
     out: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Return sum plus noise: added in integers, converted once.
-
-    Parameters
-    ----------
-    total : ndarray of int64, shape (d,)
-        In units.
-    noise : ndarray of float32 or float64, shape (d,)
-        Of absolute values that `sum_unit` was told of.
-    unit : float
-        A power of two.
-    out : ndarray of float64, shape (d,), optional
-        Where to write.
-
-    Returns
-    -------
-    ndarray of float64, shape (d,)
+    """Return sum (in units) plus noise: added in integers, converted once.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelLayout`: a model of many arrays as one vector, and what is wrong with an update of it."""
+"""`ModelLayout`: a model of many arrays as one vector, and checks that an update fits it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from dpftrl_fast._validate import FLOATS, vector_of
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = Mapping[str, Array] | Sequence[Array]
 
-# What is left of a 0-d array after an operation is a scalar of NumPy.
+# Operations turn a 0-d array into a scalar of NumPy.
 _ARRAYS = (np.ndarray, np.generic)
 _FLOATS = "efd"  # characters of float16, float32 and float64
 _SHOWN, _LONGEST = 3, 60  # names in a message, letters of a name
 
 
 class ModelLayout:
-    """Names, shapes and dtypes of a model, frozen, and where each array lies in one flat vector.
+    """Names, shapes and dtypes of a model, frozen, and the place of each array in a flat vector.
 
     Arrays follow one another in the order of `parameters`, each in row-major order. An update is
     matched by name (mappings, in whatever order) or by place (lists and tuples).
@@ -109,15 +111,11 @@ class ModelLayout:
         return hash(self.fingerprint)
 
     def problem(self, update: object) -> str | None:
-        """Say in words why `update` is no update of this model; None if it is one.
+        """Return the reason why `update` does not fit this model, None if it does.
 
-        Looks at structure, names, types, shapes and dtypes, never at values.
-
-        Parameters
-        ----------
-        update : object
-            A mapping if the model is one, a list or a tuple else. Arrays must have the model's
-            shapes, and may have any of float16, float32 and float64.
+        Checks structure, names, types, shapes and dtypes, never values. An update is a mapping if
+        the model is one, otherwise a list or a tuple; its arrays may be float16, float32 or float64
+        whatever the model's dtypes.
 
         Examples
         --------
@@ -132,16 +130,16 @@ class ModelLayout:
         return found if isinstance(found, str) else None
 
     def _read(self, update: object) -> list[Array] | str:
-        """Return the arrays of an update, or what is wrong with it."""
+        """Return the arrays of an update, or the reason why it does not fit."""
         try:
             problem = self._misfit(update)
             arrays = [] if problem is not None else self._pick(update)
-        except Exception as error:  # of a mapping that reads a file, say
+        except Exception as error:  # for instance of a mapping that reads a file
             return f"cannot be read: {type(error).__name__}"
         if problem is not None:
             return problem
         for label, array, shape in zip(self._labels, arrays, self.shapes, strict=True):
-            # Most arrays are as they should be, and there may be a thousand of them.
+            # The fast path: there may be a thousand arrays.
             if type(array) is np.ndarray and array.shape == shape and array.dtype.char in _FLOATS:
                 continue
             problem = _problem_of(label, array, shape)
@@ -168,36 +166,19 @@ class ModelLayout:
         return [update[name] for name in self.names] if self._kind is dict else list(update)
 
     def arrays(self, update: Arrays) -> list[Array]:
-        """Return the arrays of an update in the order of the layout, not copied.
-
-        Raises
-        ------
-        ValueError
-            If `problem` finds one.
-        """
+        """Return the arrays of an update in order, not copied; ValueError if it does not fit."""
         found = self._read(update)
         if isinstance(found, str):
             raise ValueError(f"update does not fit the model: {found}")
         return found
 
     def flatten(self, update: Arrays, out: Array | None = None) -> Array:
-        """Return an update, or the model itself, as one vector.
-
-        Parameters
-        ----------
-        update : mapping, list or tuple of ndarray
-        out : ndarray of shape (size,), float32 or float64, optional
-            Where to write.
-
-        Returns
-        -------
-        ndarray of shape (size,)
-            `out`, or a new array of float64.
+        """Return an update, or the model itself, as one vector: `out`, or a new float64 array.
 
         Raises
         ------
         TypeError, ValueError
-            If the update does not fit, or `out` is not such an array.
+            If the update does not fit, or `out` is not a writable float array of shape (size,).
 
         Examples
         --------
@@ -205,7 +186,7 @@ class ModelLayout:
         array([1., 1., 0.])
         """
         arrays = self.arrays(update)
-        vector = np.empty(self.size) if out is None else self._vector("out", out)
+        vector = np.empty(self.size) if out is None else vector_of("out", out, self.size, FLOATS)
         if not vector.flags.writeable:
             raise ValueError("out must be writable, got a read-only array")
         if out is not None and any(np.may_share_memory(out, array) for array in arrays):
@@ -216,28 +197,17 @@ class ModelLayout:
         return vector
 
     def unflatten(self, vector: Array) -> Any:
-        """Return a vector as a model: the structure given, its dtypes, and new arrays.
+        """Return a float vector of shape (size,) as a model, in new arrays.
 
-        Parameters
-        ----------
-        vector : ndarray of shape (size,), float32 or float64
-
-        Returns
-        -------
-        dict of str to ndarray, list or tuple of ndarray
-            What `parameters` was. Numbers that a narrower dtype cannot hold become infinite.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `vector` is not such an array.
+        It has the structure and dtypes of `parameters`; numbers beyond a narrower dtype's range
+        become infinite.
 
         Examples
         --------
         >>> ModelLayout({"w": np.zeros((1, 2), np.float32)}).unflatten(np.arange(2.0))
         {'w': array([[0., 1.]], dtype=float32)}
         """
-        self._vector("vector", vector)
+        vector_of("vector", vector, self.size, FLOATS)
         bounds = zip(self.starts[:-1], self.starts[1:], strict=True)
         with np.errstate(over="ignore", invalid="ignore"):
             arrays = [
@@ -249,14 +219,6 @@ class ModelLayout:
         return (
             dict(zip(self.names, arrays, strict=True)) if self._kind is dict else self._kind(arrays)
         )
-
-    def _vector(self, name: str, value: object) -> Array:
-        if not isinstance(value, np.ndarray) or value.dtype not in (np.float32, np.float64):
-            got = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-            raise TypeError(f"{name} must be an array of float32 or float64, got {got}")
-        if value.shape != (self.size,):
-            raise ValueError(f"{name} must have shape ({self.size},), got {value.shape}")
-        return value
 
 
 def _structure(parameters: object) -> type[Any]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PrivateSums`: the sums of a run's rounds, from clipped updates to what may leave.
+"""`PrivateSums`: the sums of a run's rounds, from clipped updates to noised sums.
 
-It holds what belongs together: the clip norm of the present tree, the unit of the integers that its
-updates are summed in, and the noise that was made for it.
+It keeps together the clip norm of the current tree, the unit of the integers in which its updates
+are summed, and the noise that was made for it.
 """
 
 from __future__ import annotations
@@ -29,35 +29,16 @@ _LARGEST = 10.0
 
 
 class PrivateSums:
-    """The sum of a round, and the noised sum of all rounds so far.
+    """The sum of the current round (`sums`), and the noised sum of all rounds so far (`running`).
 
-    Parameters
-    ----------
-    plan : PrivacyPlan
-    layout : ModelLayout
-    report_goal : int
-    clipping : AdaptiveClipping or None
-    key : bytes
-        Of the run.
-    **options
-        ``dtype``, ``memory`` and ``threads`` of the noise.
-
-    Attributes
-    ----------
-    sums : RoundSum
-        Of the present round.
-    running : RunningSum
-        Of all rounds.
+    `options` are ``dtype``, ``memory`` and ``threads`` of the noise. The object holds un-noised
+    sums and the key: a secret.
 
     Raises
     ------
     ValueError
-        If the sums of so many updates, or such noise, do not fit; if `clipping` does not go with
-        the plan.
-
-    Notes
-    -----
-    Holds bare sums and the key: a secret.
+        If the sums of so many updates, or such noise, do not fit into the integers; if the plan
+        does not support `clipping`.
     """
 
     def __init__(
@@ -72,7 +53,7 @@ class PrivateSums:
         self._plan, self._layout, self._options = plan, layout, options
         self._goal = report_goal
         self._nodes, worst = plan.layout.noise_limits
-        # What float64 cannot hold is far from fitting: `sum_unit` refuses it.
+        # `sum_unit` refuses noise near the range of a float64.
         self._noise_limit = math.ceil(min(_LARGEST * plan.noise_multiplier * worst, 2.0**1000))
         self._members = 0  # of the cohorts whose updates are in the integers
         self._clip: ClipNorm | None = None
@@ -92,7 +73,7 @@ class PrivateSums:
 
     @property
     def clip_norm(self) -> float:
-        """Norm that whole updates are clipped to in the present round."""
+        """Norm that whole updates are clipped to in the current round."""
         return self._plan.clip_norm if self._clip is None else self._clip.value
 
     @property
@@ -105,33 +86,19 @@ class PrivateSums:
         return tree_noise(self._plan, clip.tree, size, clip.value, clip.key, **self._options)
 
     def check_room(self, members: int) -> None:
-        """Refuse a cohort with which the integers could overflow; sizes of cohorts are public.
-
-        Raises
-        ------
-        ValueError
-            If so.
-        """
+        """Refuse a cohort with which the integers could overflow; sizes of cohorts are public."""
         room = most_contributions(self.clip_norm, self._unit) - self._noise_limit
         if self._members + members > room:
             raise ValueError(
                 f"the cohorts of a run must have at most {room} clients together, got "
-                f"{self._members + members}: their sums could leave 64-bit integers"
+                f"{self._members + members}: their sums could overflow 64-bit integers"
             )
 
     def step(self, number: int, members: int, total: NDArray[Any], bits: int) -> None:
-        """Add the sum of a round to that of all, with the noise of the next step.
+        """Add the sum of round `number` to that of all, with the noise of the next step.
 
-        Parameters
-        ----------
-        number : int
-            Of the round.
-        members : int
-            Size of the cohort.
-        total : ndarray of int64
-            Sum of the clipped updates.
-        bits : int
-            Updates within the clip norm less those above it.
+        `members` is the size of the cohort, `total` the sum of the clipped updates, `bits` the
+        number of updates within the clip norm minus that of those above it.
         """
         self._members += members
         self.running.step(total)
@@ -142,14 +109,14 @@ class PrivateSums:
         if number == layout.steps_before(clip.tree + 1) and number < layout.steps:
             clip.next_tree()
             noise = self._noise_of_tree(clip)
-            self.running.go_on(noise, self._unit, self._nodes, ended=True)
+            self.running.replace_noise(noise, self._unit, self._nodes, ended=True)
             self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
             self._members = 0
 
-    def restart(self, account: RunAccount) -> None:
-        """Go on with fresh noise, of a new key, for the present stretch of an account."""
+    def recover(self, account: RunAccount) -> None:
+        """Continue with fresh noise, of a new key, for the current stretch of an account."""
         noise = account.noise(self._layout.size, **self._options)
-        self.running.go_on(noise, self._unit, self._nodes)
+        self.running.replace_noise(noise, self._unit, self._nodes)
         self._members = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,7 +128,7 @@ class PrivateSums:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], account: RunAccount) -> None:
-        """Take up a state of the same run, in the stretch that the account says."""
+        """Load a state of the same run, in the current stretch of the account."""
         self._members = state["members"]
         if self._clip is not None:
             self._clip.load_state_dict(state["clip_norm"])

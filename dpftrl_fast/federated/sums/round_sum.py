@@ -21,7 +21,7 @@ from dpftrl_fast.kernels.client_sums import (
 )
 from dpftrl_fast.rounding import clip_limit
 
-# Shorter arrays are copied together, which is faster than to ask each for its address.
+# Shorter arrays are copied together, which is faster than reading the address of each.
 _WORTH_AN_ADDRESS = 1 << 12
 
 
@@ -29,30 +29,18 @@ class RoundSum:
     """Sum of clipped updates in integers: exact, so the same for every order of the clients.
 
     Each update is clipped as a whole, over all arrays together, to a norm below the clip norm, and
-    rounded to the grid; what is added has a norm of at most the clip norm, in exact arithmetic. An
-    update that is not finite adds nothing. Memory does not depend on how many updates there are: 12
-    bytes a coordinate, and a copy of those arrays of one update that are not long contiguous arrays
-    of float32 or float64.
+    rounded to the grid; the vector that is added has a norm of at most the clip norm, in exact
+    arithmetic. An update that is not finite adds nothing. Memory does not depend on the number of
+    updates: 12 bytes a coordinate, and a copy of those arrays of one update that are not long
+    contiguous arrays of float32 or float64.
 
-    Parameters
-    ----------
-    layout : ModelLayout
-        Of the model.
-    clip_norm : float
-        L, in [1e-100, 1e100].
-    unit : float
-        Of the grid, from :func:`dpftrl_fast.federated.sums.grid.sum_unit`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the clip norm is out of bounds, or the unit too coarse for the model or no power of two.
+    `unit` is that of the grid, from :func:`dpftrl_fast.federated.sums.grid.sum_unit`.
 
     Notes
     -----
-    Holds a bare sum: a secret. Calls from several threads are to take turns. Numbers wait in int32
-    (see :mod:`dpftrl_fast.kernels.client_sums`) until they might not fit, or `total` is read; how
-    often that is changes no bit.
+    Holds an un-noised sum: a secret. Calls from several threads must take turns. Numbers are
+    collected in int32 (see :mod:`dpftrl_fast.kernels.client_sums`) until they might not fit, or
+    `total` is read; how often that happens changes no bit.
 
     Examples
     --------
@@ -69,7 +57,7 @@ class RoundSum:
     def __init__(self, layout: ModelLayout, clip_norm: float, unit: float) -> None:
         self._layout = layout
         clip_norm = norm_bound("clip_norm", clip_norm)
-        self._unit = check_unit(clip_norm, layout.size, real("unit", unit))
+        self.unit = check_unit(clip_norm, layout.size, real("unit", unit))
         self._limit = clip_limit(clip_norm)
         self._most = most_contributions(clip_norm, unit)
         sizes = np.diff(layout.starts)
@@ -79,18 +67,8 @@ class RoundSum:
         self._facts = sizes, np.array(layout.starts[:-1]), np.cumsum(blocks) - blocks
         self._is_long = (sizes >= _WORTH_AN_ADDRESS).tolist()
         self._sum = IntegerSum(layout.size, self._blocks)
-        self._count = 0
+        self.count = 0  # updates in the sum
         self._copies: dict[str, Array] = {}
-
-    @property
-    def unit(self) -> float:
-        """What one of the integers stands for."""
-        return self._unit
-
-    @property
-    def count(self) -> int:
-        """How many updates are in the sum."""
-        return self._count
 
     @property
     def total(self) -> NDArray[np.int64]:
@@ -100,39 +78,30 @@ class RoundSum:
         return view
 
     def add(self, update: Arrays) -> float:
-        """Add an update, clipped.
+        """Add an update, clipped; return its norm before clipping, which is private.
 
-        Parameters
-        ----------
-        update : mapping, list or tuple of ndarray
-            As the model is laid out. Not to be changed by others during the call.
-
-        Returns
-        -------
-        float
-            Its norm before clipping, the largest float64 if it is above that; infinity or NaN if it
-            is not finite, and nothing was added. It is private.
+        The norm is at most the largest float64, and infinity or NaN if the update is not finite, in
+        which case nothing was added. The update must not be changed during the call.
 
         Raises
         ------
         ValueError
             If the update does not fit the model.
         OverflowError
-            If the sum holds as many updates as int64 can take whatever they are. In both cases
-            nothing is changed.
+            If one more update could overflow int64. In both cases nothing is changed.
         """
         parts = self._parts(self._layout.arrays(update))
-        if self._count >= self._most:
+        if self.count >= self._most:
             raise OverflowError(f"a sum on this grid takes at most {self._most} updates")
         measured = measure(parts, self._blocks)
         if not math.isfinite(measured.norm):
             return measured.norm
-        self._count += 1
-        self._sum.add(measured, rounding_factor(measured, self._limit, self._unit))
+        self.count += 1
+        self._sum.add(measured, rounding_factor(measured, self._limit, self.unit))
         return measured.length()
 
     def _parts(self, arrays: list[Array]) -> list[Part]:
-        """Return the arrays of float64 and the others, which become float32, as parts."""
+        """Return the float64 arrays, and the others converted to float32, as parts."""
         doubles = [array.dtype.itemsize == 8 for array in arrays]
         if all(doubles) or not any(doubles):
             return [self._part(range(len(arrays)), arrays, "d" if doubles[0] else "f", self._facts)]
@@ -170,9 +139,9 @@ class RoundSum:
             return np.concatenate(parts, out=self._copies[char][:size])
 
     def clear(self) -> None:
-        """Begin again with an empty sum."""
+        """Reset the sum to zero."""
         self._sum.clear()
-        self._count = 0
+        self.count = 0
 
 
 def _is_vector(array: Array, char: str) -> bool:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RunningSum`: the sum of all rounds so far with the tree's noise on it.
+"""`RunningSum`: the sum of all rounds so far plus the tree's noise.
 
 The sum of the clipped updates is kept in integers, and the noise is added in integers (see
-`dpftrl_fast.federated.sums.grid`): neither the order of clients nor a restart changes a bit. A
-float32 has 24 bits: where the noise is large, it says nothing about bits of the sum below its last
-place. So what leaves is rounded to a public grid as coarse as the last place of the largest values
-that the noise has (16 standard deviations; beyond them, which has a chance below 1e-56, a bit could
-show). Smaller bits of the sum decide about ties only. With float64 noise the grid is that of the
+`dpftrl_fast.federated.sums.grid`): neither the order of clients nor a resumption changes a bit. A
+float32 has 24 bits, so large float32 noise does not mask bits of the sum below its last place.
+Released values are therefore rounded to a public grid as coarse as the last place of the largest
+values of the noise (16 standard deviations; larger values, of probability below 1e-56, could expose
+a bit). Smaller bits of the sum only decide ties. With float64 noise the grid is that of the
 integers, far finer than the noise and far coarser than its last place.
 
-Where the clip norm changes from tree to tree, each tree has noise of its own, of a key of its own
-and the standard deviation that goes with its clip norm. Each tree's noisy sums leave by themselves,
-and the last one of each tree before, which has left or could have, is added to them.
+Where the clip norm changes from tree to tree, each tree has its own noise, with its own key and the
+standard deviation for its clip norm. The noised sums of each tree are released separately, and the
+last one of each earlier tree, already released, is added to them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Standard deviations that the noise does not exceed.
+# Bound on the noise, in standard deviations.
 _LARGEST = 16.0
 
 
 def tree_key(key: bytes, purpose: Literal["tree", "clip-norm"], tree: int) -> bytes:
-    """Return the key of one tree's noise, or of the estimate that is read at its end."""
+    """Return the key of one tree's noise, or of the estimate at its end."""
     label = b"dpftrl_fast/federated/" + purpose.encode() + b"/v1\x00"
     return hashlib.sha256(label + key + tree.to_bytes(8, "little")).digest()
 
@@ -45,22 +45,10 @@ def tree_key(key: bytes, purpose: Literal["tree", "clip-norm"], tree: int) -> by
 def tree_noise(
     plan: PrivacyPlan, tree: int, size: int, clip_norm: float, key: bytes, **options: Any
 ) -> PlannedNoise:
-    """Return the noise of one tree of a plan, for a clip norm of its own.
+    """Return the noise of tree `tree` (from 0) of a plan, for `clip_norm` in place of the plan's.
 
-    Parameters
-    ----------
-    plan : PrivacyPlan
-        Its clip norm is not read.
-    tree : int
-        From 0.
-    size : int
-        Number of coordinates.
-    clip_norm : float
-        Of this tree.
-    key : bytes
-        Of the run; the tree has a key of its own from it.
-    **options
-        ``dtype``, ``memory`` and ``threads`` of :meth:`dpftrl_fast.PrivacyPlan.noise`.
+    The tree's key is derived from that of the run; `options` are ``dtype``, ``memory`` and
+    ``threads`` of :meth:`dpftrl_fast.PrivacyPlan.noise`.
     """
     layout = plan.layout
     only = layout.between(layout.steps_before(tree) + 1, layout.steps_before(tree + 1))
@@ -69,20 +57,11 @@ def tree_noise(
 
 
 class RunningSum:
-    """s_t + n_t, round after round.
+    """s_t + n_t, round after round: holds un-noised sums, a secret.
 
-    Parameters
-    ----------
-    noise : PlannedNoise
-        Of the whole run, or of its first tree if others follow by `go_on`.
-    unit : float
-        What one of the integers stands for: a power of two.
-    nodes : int
-        Nodes that the noise of one step can be the sum of, at most.
-
-    Notes
-    -----
-    Holds bare sums: a secret.
+    `noise` is that of the whole run, or of its first tree if others follow by `replace_noise`;
+    `unit`, a power of two, the value of the integer 1; `nodes` the largest number of nodes in the
+    noise of one step.
     """
 
     def __init__(self, noise: PlannedNoise, unit: float, nodes: int) -> None:
@@ -104,7 +83,7 @@ class RunningSum:
 
     @property
     def change(self) -> Vector:
-        """The last step's value less the one before; to be read only."""
+        """The last step's value minus the one before; to be read only."""
         return self._change
 
     def step(self, total: Ints) -> None:
@@ -116,16 +95,13 @@ class RunningSum:
             value += self._base
         self._change = np.subtract(value, before, out=before)
 
-    def go_on(self, noise: PlannedNoise, unit: float, nodes: int, *, ended: bool = False) -> None:
-        """Go on with other noise; the noisy sum of the present one stays for good.
+    def replace_noise(
+        self, noise: PlannedNoise, unit: float, nodes: int, *, ended: bool = False
+    ) -> None:
+        """Continue with other noise; the noised sum so far stays in the running sum.
 
-        Parameters
-        ----------
-        noise, unit, nodes
-            As at the beginning.
-        ended : bool
-            Whether the present tree has ended, and its noise there stays, completion included;
-            otherwise that of the last step stays.
+        With `ended`, the current tree has ended and its noise there stays, completion included;
+        otherwise that of the last step stays.
         """
         last = self._noise.carried() if ended else self._noise.current()
         carried = self._noisy(last, np.empty(noise.size))
@@ -151,13 +127,13 @@ class RunningSum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state of the same noise and unit."""
+        """Load a state of the same noise and unit."""
         self._noise.load_state_dict(state["noise"])
         self._sum, self._base, self._value = state["sum"], state["base"], state["value"]
 
 
 def noise_grid(std: float, nodes: int, dtype: np.dtype[Any]) -> float:
-    """Return the last place of the largest values of noise of so many nodes: a power of two.
+    """Return the last place of the largest values of the noise of `nodes` nodes: a power of two.
 
     Examples
     --------

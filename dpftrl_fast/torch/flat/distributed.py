@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many processes under one tree of noise.
+"""Many processes that share one tree of noise.
 
 Replicas (DDP, or models that every process holds whole): each has the sum of its own examples. The
 sums are added up over the processes, and every process adds the same noise, made from one key: it
-goes on once, and the replicas stay in lockstep.
+is in the result once, and the replicas stay the same.
 
-Shards (FSDP2, DTensors cut by rows): each process has its rows of the finished sum, and makes the
+Shards (FSDP2, DTensors cut by rows): each process has its rows of the finished sum and makes the
 noise of their coordinates only. The slices of all processes are the vector of one process.
 """
 
@@ -49,30 +49,8 @@ class Ranks:
     ) -> bool:
         """Refuse, on all ranks, a step that one refuses or that is not the same on all.
 
-        Parameters
-        ----------
-        step : int
-            Steps taken.
-        has_gradients : bool
-            Whether this rank has any.
-        device : torch.device
-            Of the parameters.
-        same : str
-            What else must be the same on all ranks.
-        refusal : Exception, optional
-            Why this rank takes no step.
-
-        Returns
-        -------
-        bool
-            Whether any rank has gradients.
-
-        Raises
-        ------
-        Exception
-            This rank's refusal.
-        ValueError
-            If another rank refuses, or ranks differ.
+        `same` is text that must agree on all ranks; `refusal` is this rank's reason to take no
+        step, which is raised here. Returns whether any rank has gradients.
         """
         if refusal is not None:
             raise refusal
@@ -160,12 +138,7 @@ class Replicas(_Group):
 class Shards(_Group):
     """Processes that each hold some rows of every parameter.
 
-    Parameters
-    ----------
-    group : ProcessGroup
-        All of them.
-    cut : ProcessGroup or None
-        Those that together hold every row once; None if each holds all.
+    `group` has all of them, `cut` those that together hold every row once (None if each holds all).
     """
 
     def __init__(self, group: Any, cut: Any) -> None:
@@ -183,23 +156,9 @@ class Shards(_Group):
 def ranks_of(parameters: Iterable[Tensor], process_group: Any = None) -> Ranks:
     """Return how the processes of a group share these parameters.
 
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-        One or more, all plain tensors or all DTensors on one mesh.
-    process_group : ProcessGroup, optional
-        Default all processes, where torch.distributed is initialised.
-
-    Raises
-    ------
-    ValueError
-        If this process is not of the group, or DTensors are not cut by rows over one dimension of
-        one mesh of the whole group.
-
-    Examples
-    --------
-    >>> type(ranks_of([torch.zeros(3)])).__name__
-    'Ranks'
+    The parameters are all plain tensors or all DTensors on one mesh. Without a `process_group` it
+    is all processes, where torch.distributed is initialised. ValueError if this process is not in
+    the group, or DTensors are not cut by rows over one dimension of one mesh of the whole group.
     """
     parameters = list(parameters)
     if not (dist.is_available() and dist.is_initialized()):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,14 @@ from torch import Tensor
 from dpftrl_fast.kernels.ftrl_step import ftrl_loop
 from dpftrl_fast.torch.flat.views import FlatViews
 
+_DTYPE = attrgetter("dtype")
 _SHARE = 2**20  # coordinates that are worth a thread
 
 
 class FusedUpdate:
-    """Runs the compiled update over the pieces of a vector.
+    """Compiled update over the pieces of a vector, on at most `threads` threads.
 
-    Parameters
-    ----------
-    flat : FlatViews
-        The pieces.
-    vectors : sequence of Tensor
-        Sum, low, perhaps velocity, and theta_0: CPU vectors of one dtype.
-    threads : int
-        At most so many.
+    `vectors` are sum, low, perhaps velocity, and theta_0: CPU vectors of one dtype.
     """
 
     def __init__(self, flat: FlatViews, vectors: Sequence[Tensor], threads: int) -> None:
@@ -62,27 +57,15 @@ class FusedUpdate:
         parameters: Sequence[Tensor],
         out: Tensor | None,
     ) -> None:
-        """Take a step.
+        """Take a step and write the parameters, or the vector `out` instead.
 
-        Parameters
-        ----------
-        gradients : sequence of Tensor or None, or Tensor
-            Contiguous, one for each parameter and of its size; or a whole vector.
-        noise : Tensor
-            Of the running sum.
-        numbers : sequence of tuple
-            Of the loop, for each parameter group.
-        parameters : sequence of Tensor
-            Where to write, if there is no `out`: contiguous, of the vectors' dtype.
-        out : Tensor or None
-            A vector to write instead.
+        `gradients` are one tensor or None for each parameter, or a whole vector; `noise` is that of
+        the running sum; `numbers` are those of the loop, for each parameter group. Parameters that
+        are written must be contiguous and of the vectors' dtype.
         """
-        for shape, p in zip(self._flat.shapes, parameters, strict=True):
-            if p.shape != shape:  # what is written goes by addresses
-                raise ValueError(
-                    f"this rank's part of a parameter must be of shape {tuple(shape)}, as at the "
-                    f"first step, got {tuple(p.shape)}"
-                )
+        # Memory is written by address: sizes must be those of the start.
+        if [*map(Tensor.numel, parameters)] != self._sizes:
+            self._refuse_sizes("this rank's part of a parameter", parameters)
         # `held` and the arguments keep alive what the loop gets as addresses.
         held = gradients if isinstance(gradients, Tensor) else self._readable(gradients)
         g_at, out_at = self._addresses(held), self._addresses(parameters if out is None else out)
@@ -102,32 +85,47 @@ class FusedUpdate:
                 for done in [pool.submit(run, part) for part in self._runs]:
                     done.result()
         if out is None:
-            for p in parameters:
-                torch.autograd.graph.increment_version(p)  # written to behind torch's back
+            _note_writes(parameters)
 
     def _addresses(self, tensors: Sequence[Tensor] | Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
         if isinstance(tensors, Tensor):
             return tensors.data_ptr() + self._bytes * self._pieces[:, 0]
-        at = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+        at = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
         return at[self._tensor] + self._inside
 
     def _readable(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Return gradients of the vectors' dtype; zeros, shared by all, for those that are None."""
-        found = []
-        for size, gradient in zip(self._sizes, gradients, strict=True):
-            if gradient is None:
-                gradient = self._zeros_of(size)
-            elif gradient.dtype != self._dtype:
-                gradient = gradient.to(self._dtype)
-            if gradient.numel() != size or not gradient.is_contiguous():
-                raise ValueError(
-                    f"a gradient must be contiguous and have {size} elements, got shape "
-                    f"{tuple(gradient.shape)}"
-                )
-            found.append(gradient)
+        found = [
+            self._zeros_of(size) if gradient is None else gradient
+            for size, gradient in zip(self._sizes, gradients, strict=True)
+        ]
+        if {*map(_DTYPE, found)} != {self._dtype}:
+            found = [gradient.to(self._dtype) for gradient in found]
+        if not all(map(Tensor.is_contiguous, found)):
+            found = [gradient.contiguous() for gradient in found]
+        if [*map(Tensor.numel, found)] != self._sizes:
+            self._refuse_sizes("a gradient", found)
         return found
+
+    def _refuse_sizes(self, what: str, tensors: Sequence[Tensor]) -> None:
+        for shape, tensor in zip(self._flat.shapes, tensors, strict=True):
+            if tensor.numel() != shape.numel():
+                raise ValueError(
+                    f"{what} must be of shape {tuple(shape)}, as at the first step, got "
+                    f"{tuple(tensor.shape)}"
+                )
 
     def _zeros_of(self, size: int) -> Tensor:
         if self._zeros is None or self._zeros.numel() < size:
             self._zeros = torch.zeros(size, dtype=self._dtype)
         return self._zeros[:size]
+
+
+def _note_writes(tensors: Sequence[Tensor]) -> None:
+    """Tell autograd that these tensors were written to by address."""
+    increment = torch.autograd.graph.increment_version
+    try:
+        increment(tensors)
+    except TypeError:  # torch 2.4 takes one tensor
+        for tensor in tensors:
+            increment(tensor)

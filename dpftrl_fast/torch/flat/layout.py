@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ParameterLayout`: which coordinates of the one noise vector belong to which parameter.
+"""`ParameterLayout`: range of coordinates of each parameter in the one noise vector.
 
 Parameters follow one another in the order of the groups, and each takes the next range of global
 coordinates, in row-major order. So no two tensors share noise, whatever their shapes. A layout is
-made once, at the first step; afterwards it only says whether parameters are still those.
+made once, at the first step; afterwards it checks that the parameters are still the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,13 +24,15 @@ from torch import Tensor
 from dpftrl_fast.torch.flat.tensors import is_sharded, local_range, local_tensor, placements_of
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 
+_SHAPE, _DTYPE, _DEVICE = attrgetter("shape"), attrgetter("dtype"), attrgetter("device")
+_GRAD, _LAYOUT = attrgetter("grad"), attrgetter("layout")
 _HALVES = (torch.bfloat16, torch.float16)
 _READABLE = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter: the public facts, and the part of it on this rank."""
+    """One parameter: public facts, and the part of it on this rank."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,21 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """All trainable parameters of an optimiser as one vector.
-
-    Attributes
-    ----------
-    entries : tuple of Entry
-        In the order of the groups.
-    group_ends : tuple of int
-        Where each group ends in `entries`.
-    device : torch.device
-        Of all parameters.
-    sharded : bool
-        Whether they are DTensors.
-    members : tuple of weak references
-        The parameters themselves.
-    """
+    """All trainable parameters of an optimiser as one vector; `members` are weak references."""
 
     entries: tuple[Entry, ...]
     group_ends: tuple[int, ...]
@@ -66,18 +57,10 @@ class ParameterLayout:
 
     @classmethod
     def of(cls, groups: Sequence[Mapping[str, Any]]) -> ParameterLayout:
-        """Lay out the parameters that require a gradient; others are left as they are.
+        """Lay out the parameters of `param_groups` that require a gradient.
 
-        Parameters
-        ----------
-        groups : sequence of mapping
-            `param_groups` of a torch optimiser.
-
-        Raises
-        ------
-        ValueError
-            If there is none, one comes twice, one is no dense real floating-point tensor, or they
-            lie on several devices.
+        ValueError if there is none, one comes twice, one is not a dense real floating-point tensor,
+        or they lie on several devices.
 
         Examples
         --------
@@ -140,27 +123,16 @@ class ParameterLayout:
         ]
 
     def fingerprint(self) -> str:
-        """Return a hash of names, shapes, dtypes and groups, the same on all ranks.
-
-        Examples
-        --------
-        >>> w, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
-        >>> one, other = [{"params": [w, b]}], [{"params": [b, w]}]
-        >>> ParameterLayout.of(one).fingerprint() == ParameterLayout.of(other).fingerprint()
-        False
-        """
+        """Return a hash of names, shapes, dtypes and groups, the same on all ranks."""
         facts = [[entry.name, entry.shape, str(entry.dtype)] for entry in self.entries]
         text = json.dumps([facts, self.group_ends])
         return hashlib.sha256(b"dpftrl_fast.torch/layout/v1\0" + text.encode()).hexdigest()
 
     def parameters(self, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-        """Return the parameters laid out, in order, if they still are what they were.
+        """Return the parameters in order; ValueError unless they are those laid out.
 
-        Raises
-        ------
-        ValueError
-            If a parameter was added, taken away, put in another's place, frozen or unfrozen, or
-            changed its shape, dtype or device.
+        A parameter may not be added, removed, replaced, frozen or unfrozen, or change its shape,
+        dtype or device.
         """
         now = [[p for p in group["params"] if p.requires_grad] for group in groups]
         if [len(group) for group in now] != self.group_sizes:
@@ -169,9 +141,19 @@ class ParameterLayout:
                 f"gradient, as at the first step, got {[len(group) for group in now]}"
             )
         found = [p for group in now for p in group]
+        # Loops in C: with a thousand tensors, one in Python costs as much as the update.
+        if not (
+            all(map(operator.is_, found, [member() for member in self.members]))
+            and [*map(_SHAPE, found)] == self._shapes
+            and [*map(_DTYPE, found)] == self._dtypes
+            and {*map(_DEVICE, found)} == {self.device}
+        ):
+            self._refuse_change(found)
+        return found
+
+    def _refuse_change(self, found: Sequence[Tensor]) -> None:
         for entry, member, p in zip(self.entries, self.members, found, strict=True):
-            same = member() is p
-            if not same:
+            if member() is not p:
                 raise ValueError(
                     f"{entry.name} must be the parameter that it was at the first step, got another"
                 )
@@ -181,7 +163,14 @@ class ParameterLayout:
                     f"{self.device}, as at the first step, got {tuple(p.shape)}, {p.dtype}, on "
                     f"{p.device}"
                 )
-        return found
+
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [entry.shape for entry in self.entries]
+
+    @cached_property
+    def _dtypes(self) -> list[torch.dtype]:
+        return [entry.dtype for entry in self.entries]
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return this rank's parts of tensors laid out as the parameters, without graphs.
@@ -197,20 +186,15 @@ class ParameterLayout:
     def gradients(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """Return this rank's parts of the sums in ``p.grad``; None where there is none.
 
-        Raises
-        ------
-        ValueError
-            If one is sparse, laid out over ranks otherwise than its parameter, or in half
-            precision.
+        They may be part of a graph: use them under ``torch.no_grad()``. ValueError if one is
+        sparse, in half precision, or laid out over ranks otherwise than its parameter.
         """
-        found: list[Tensor | None] = []
-        for entry, p in zip(self.entries, parameters, strict=True):
-            gradient = p.grad
-            if gradient is not None and (gradient.layout, gradient.dtype) not in _READABLE:
-                raise ValueError(_unreadable(entry.name, p, gradient))
-            if gradient is not None and gradient.requires_grad:
-                gradient = gradient.detach()
-            found.append(gradient)
+        found: list[Tensor | None] = [*map(_GRAD, parameters)]
+        present = [gradient for gradient in found if gradient is not None]
+        if not {*zip(map(_LAYOUT, present), map(_DTYPE, present), strict=True)} <= _READABLE:
+            for entry, p, gradient in zip(self.entries, parameters, found, strict=True):
+                if gradient is not None and (gradient.layout, gradient.dtype) not in _READABLE:
+                    raise ValueError(_unreadable(entry.name, p, gradient))
         if not self.sharded:
             return found
         for entry, p, gradient in zip(self.entries, parameters, found, strict=True):

@@ -27,22 +27,13 @@ class FlatNoise:
     Parameters
     ----------
     plan : PrivacyPlan or RunAccount
-        Whose noise it is; of an account, that of its present stretch.
+        Source of the noise; for an account, of its present stretch.
     ranges : sequence of (int, int)
         First coordinate and number of each; a rank may have none.
-    dtype : {"float32", "float64"}
-        Of the noise.
     device : torch.device
-        Where it is made.
-    memory, threads
-        As for :meth:`dpftrl_fast.PrivacyPlan.noise`.
-    seed, key
-        As for :meth:`dpftrl_fast.PrivacyPlan.noise`; at most one of them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as above, or there is no noise source for the device.
+        Where the noise is made; ValueError if there is no source for it.
+    dtype, memory, threads, seed, key
+        As for :meth:`dpftrl_fast.PrivacyPlan.noise`; at most one of `seed` and `key`.
     """
 
     def __init__(
@@ -67,7 +58,6 @@ class FlatNoise:
         ]
         self._reproducible = seed is not None
         self._taken = 0
-        self._torn = False
 
     @property
     def steps_taken(self) -> int:
@@ -82,12 +72,7 @@ class FlatNoise:
     def step(self, out: Tensor) -> None:
         """Take a step and write the noise of the running sum into this rank's vector.
 
-        Raises
-        ------
-        ValueError
-            If all declared steps are taken.
-        RuntimeError
-            If an earlier step was interrupted between two ranges.
+        An error leaves ranges at different steps: `Steps.changing` remembers it.
         """
         self._advance(out, "step")
 
@@ -96,33 +81,22 @@ class FlatNoise:
         self._advance(out, "residual")
 
     def _advance(self, out: Tensor, call: Literal["step", "residual"]) -> None:
-        if self._torn:
-            raise RuntimeError(
-                "a step was interrupted while its noise was made, and ranges of coordinates are at "
-                "different steps: go on from a checkpoint"
-            )
-        if self._taken == self._steps:
-            raise ValueError(
-                f"all {self._steps} declared steps are taken: the epsilon is stated for no more"
-            )
         parts = torch.split(out, [count for _, count in self._ranges])
-        for i, (piece, part) in enumerate(zip(self._pieces, parts, strict=True)):
-            self._torn = i > 0
+        for piece, part in zip(self._pieces, parts, strict=True):
             getattr(piece, call)(part)
-        self._torn = False
         self._taken += 1
 
     def so_far(self, out: Tensor) -> None:
-        """Write what is on the running sum now: what `step` last wrote, or would have; else 0."""
+        """Write the noise now in the running sum: the last output of `step`, or 0 before it."""
         parts = torch.split(out, [count for _, count in self._ranges])
         for piece, part in zip(self._pieces, parts, strict=True):
             part.copy_(torch.from_numpy(piece.current()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, **a secret**: numbers, strings and lists, and tensors under "vectors".
+        """Return the state, **a secret**: numbers, strings, lists, and tensors under "vectors".
 
-        Without vectors, as with memory="regenerate", it is a few hundred bytes whatever the number
-        of ranges.
+        Without vectors, as with memory="regenerate", it is a few hundred bytes for any number of
+        ranges.
         """
         states = [piece.state_dict() for piece in self._pieces]
         first = states[0] if states else {}
@@ -138,13 +112,10 @@ class FlatNoise:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
-        """Go on from a state of `state_dict`, see :meth:`dpftrl_fast.TreeNoise.load_state_dict`.
+        """Continue from a state of `state_dict`, as :meth:`dpftrl_fast.TreeNoise.load_state_dict`.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If the state is of other ranges or another plan, broken, or behind this object's own
-            position; nothing has changed then.
+        A state of other ranges or another plan, broken, or behind this object's position is refused
+        with a TypeError or ValueError; nothing has changed then.
         """
         check_noise_state(state)
         ranges = [list(pair) for pair in self._ranges]
@@ -177,14 +148,13 @@ class FlatNoise:
         self._pieces[1:] = others
         self._taken = self._pieces[0].steps_taken
         self._reproducible = self._pieces[0].reproducible
-        self._torn = False
 
     def _load_count(self, taken: Any, allow_fork: bool) -> None:
         """Take up the position where this rank has no coordinates."""
         steps = integer("steps_taken", taken, 0, self._steps)
         if steps < self._taken and not allow_fork:
             raise ValueError(f"state is at step {steps}, behind this object at {self._taken}")
-        self._taken, self._torn = steps, False
+        self._taken = steps
 
 
 def check_noise_state(state: Any) -> Mapping[str, Any]:

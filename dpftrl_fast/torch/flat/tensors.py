@@ -23,13 +23,7 @@ _DTENSOR = _dtensor()
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether `tensor` is a DTensor, as the parameters of FSDP2 are.
-
-    Examples
-    --------
-    >>> is_sharded(torch.zeros(3))
-    False
-    """
+    """Whether `tensor` is a DTensor, as the parameters of FSDP2 are."""
     return isinstance(tensor, _DTENSOR)
 
 
@@ -52,12 +46,9 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def shard_dimension(name: str, tensor: Tensor) -> int | None:
-    """Return the dimension of the mesh over which a DTensor is cut, None if over none.
+    """Return the dimension of the mesh over which a DTensor is cut by rows; None if over none.
 
-    Raises
-    ------
-    ValueError
-        If it is cut otherwise than by rows (tensor dimension 0) over one dimension of the mesh.
+    ValueError if it is cut otherwise, or over several dimensions.
     """
     if not is_sharded(tensor):
         return None
@@ -76,24 +67,9 @@ def shard_dimension(name: str, tensor: Tensor) -> int | None:
 
 
 def local_range(name: str, tensor: Tensor) -> tuple[int, int]:
-    """Return first and number of this rank's coordinates, counted in the whole tensor.
+    """Return first and number of this rank's coordinates, counted row-major in the whole tensor.
 
-    Parameters
-    ----------
-    name : str
-        For errors.
-    tensor : Tensor
-        Plain, or a DTensor sharded by rows.
-
-    Returns
-    -------
-    first, count : int
-        Coordinates in row-major order.
-
-    Raises
-    ------
-    ValueError
-        If a DTensor is laid out otherwise.
+    ValueError if a DTensor is not sharded by rows; `name` is for the message.
 
     Examples
     --------

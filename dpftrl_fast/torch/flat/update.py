@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from dpftrl_fast.torch.flat.fused import FusedUpdate
-from dpftrl_fast.torch.flat.views import Block, FlatViews
+from dpftrl_fast.torch.flat.views import Block, FlatViews, contiguous
 
 Gradients = Sequence[Tensor | None] | Tensor
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a parameter group sets for one step."""
+    """Settings of a parameter group for one step."""
 
     lr: float
     momentum: float
@@ -50,28 +50,24 @@ class _Numbers:
 
 
 class FlatFTRL:
-    """The secret sums of a run, and its steps.
+    """Secret sums of a run, and its steps.
 
     Parameters
     ----------
     flat : FlatViews
-        Where the parameters lie in the vector.
+        Position of the parameters in the vector.
     parameters : sequence of Tensor
         theta_0, this rank's parts.
     dtype : torch.dtype
         float32 or float64, of all vectors.
-    batch_size : int
-        B.
-    radius : float or None
-        R, over the parameters of all groups and ranks together.
+    batch_size, radius
+        B and R; R is over the parameters of all groups and ranks together.
     momentum : bool
         Whether v_t is kept.
     groups : int
         Number of parameter groups.
     fused : bool
-        One compiled pass, for the CPU, instead of torch's operations.
-    threads : int
-        Of the compiled pass, at most.
+        One compiled pass on at most `threads` threads, for the CPU, instead of torch's operations.
     """
 
     def __init__(
@@ -95,6 +91,7 @@ class FlatFTRL:
         self.low = torch.zeros_like(self.theta_0)
         self.velocity = torch.zeros_like(self.theta_0) if momentum else None
         self.l1_weights = [0.0] * groups
+        self._may_be_straight = radius is None and all(p.dtype == dtype for p in parameters)
         self._spare: Tensor | None = None
         vectors = [v for v in (self.sum, self.low, self.velocity) if v is not None]
         self._fused = FusedUpdate(flat, [*vectors, self.theta_0], threads) if fused else None
@@ -108,33 +105,21 @@ class FlatFTRL:
         parameters: Sequence[Tensor],
         norm: Callable[[Tensor], float],
     ) -> None:
-        """Take step t and write the parameters.
+        """Take step t (from 1) and write the parameters, this rank's parts.
 
-        Parameters
-        ----------
-        t : int
-            Steps taken, with this one.
-        gradients : sequence of Tensor or None, or Tensor
-            g_t: this rank's parts, contiguous, None for zeros; or as one vector.
-        noise : Tensor
-            n_t; overwritten.
-        rates : sequence of Rates
-            One for each parameter group.
-        parameters : sequence of Tensor
-            Where to write, this rank's parts.
-        norm : callable
-            L2 norm over all ranks of a vector of which this rank has a part. Called if there is a
-            radius.
+        `gradients` are g_t: this rank's parts, None for zeros, or one vector. `noise` is n_t, and
+        is overwritten. `norm` returns the L2 norm over all ranks of a vector of which this rank has
+        a part; it is called if there is a radius.
         """
         numbers = [self._numbers(t, group, rate) for group, rate in enumerate(rates)]
         if self._fused is None:
+            if not isinstance(gradients, Tensor):
+                gradients = contiguous(gradients)
             for block in self._flat.blocks:
                 self._step(block, gradients, noise, numbers[block.group])
             self._write(noise, parameters, norm)
             return
-        straight = self._radius is None and all(
-            p.dtype == noise.dtype and p.is_contiguous() for p in parameters
-        )
+        straight = self._may_be_straight and all(map(Tensor.is_contiguous, parameters))
         if not straight and self._spare is None:
             self._spare = torch.empty_like(noise)
         out = None if straight else self._spare

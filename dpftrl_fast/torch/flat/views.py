@@ -42,16 +42,11 @@ class Block:
 
 
 class FlatViews:
-    """How tensors lie in a flat vector, and the copies between the two.
+    """Layout of tensors in a flat vector, and the copies between the two.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        Of these shapes; they follow one another in the vector.
-    group_sizes : sequence of int
-        How many of them each parameter group has.
-    block_size : int, optional
-        Coordinates of a block, at most, but for a tensor whose memory is not contiguous.
+    Tensors of these shapes follow one another; `group_sizes` is the number of them in each
+    parameter group. A block has at most `block_size` coordinates, except for a tensor whose memory
+    is not contiguous.
 
     Examples
     --------
@@ -144,3 +139,8 @@ def _pieces(index: int, tensor: Tensor, block_size: int) -> list[Piece]:
         Piece(index, first, min(size, first + block_size), False)
         for first in range(0, size, block_size)
     ]
+
+
+def contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the tensors, with copies of those whose memory is not contiguous."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 
 from dpftrl_fast._validate import integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
-from dpftrl_fast.torch.flat.parameters import check_parameters, let_grad_be_a_sum
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
     contribution_limit,
@@ -30,31 +29,32 @@ from dpftrl_fast.torch.gradients.clipped_sums import (
     sum_dtype,
 )
 from dpftrl_fast.torch.gradients.clipping import Clipping
+from dpftrl_fast.torch.steps import Steps
 
 Ints = NDArray[np.int64]
 
 
 class Source(Protocol):
-    """What per-example gradients wait in after a backward pass."""
+    """Holder of the per-example gradients of a backward pass."""
 
     def collect(self) -> list[Tensor | None] | None:
-        """Hand over the gradients that are complete, a tensor for each parameter.
+        """Return the complete gradients, a tensor for each parameter; None if there are none.
 
-        None if there are none; an entry is None where a parameter had no part in the pass.
+        An entry is None where a parameter had no part in the pass.
         """
         ...
 
     def settle(self) -> None:
-        """Drop what an unfinished pass left behind."""
+        """Drop the remains of an unfinished pass."""
         ...
 
 
 class Noise(Protocol):
-    """What makes the noise of a run: `DPFTRL` or `ResidualNoise`."""
+    """Source of the noise of a run: `DPFTRL` or `ResidualNoise`."""
 
     @property
-    def steps_taken(self) -> int:
-        """Steps whose noise was made."""
+    def run_steps(self) -> Steps:
+        """Owner of the run's step."""
         ...
 
 
@@ -62,9 +62,9 @@ class Accumulator:
     """Clips the per-example gradients of one logical batch and adds them up.
 
     :meth:`attach` ties it to an optimiser: each ``optimizer.step()`` then first checks that all
-    rows of the batch that was begun have come, once each, admits their ids, and writes the sum of
-    clipped gradients into ``p.grad``. What stood there (the gradient of the whole batch, not
-    clipped) is never used. A row whose gradient is not finite counts as zero.
+    rows of the open batch have come, once each, admits their ids, and writes the sum of clipped
+    gradients into ``p.grad``. The gradient of the whole batch that stood there, which is not
+    clipped, is never used. A row whose gradient is not finite counts as zero.
 
     Parameters
     ----------
@@ -83,18 +83,9 @@ class Accumulator:
     ----------
     source : Source or None
         Where gradients are fetched from; None where they are handed to :meth:`add`.
-    noise : DPFTRL, ResidualNoise or None
-        What makes the noise of the run. If given, a step is refused unless it has taken as many
-        steps as the guard.
     before_step : callable or None
-        Called with (step, ids, list of sums) when the sums are written and before the optimiser
-        sees them: the place to write ahead what the step will use. The sums are a secret.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `parameters` are none, not all distinct, not real floating-point numbers, or the other
-        arguments are not what is described above.
+        Called with (step, ids, list of sums) after the sums are written and before the optimiser
+        sees them, to write ahead what the step will use. The sums are a secret.
 
     Notes
     -----
@@ -124,12 +115,12 @@ class Accumulator:
         *,
         roundings: int = 1,
     ) -> None:
-        self.parameters = check_parameters(parameters)
+        self.parameters = _checked(parameters)
         self.clipping = clipping
         self.batch_size = positive_integer("batch_size", batch_size)
         self.guard = guard
         self.source: Source | None = None
-        self.noise: Noise | None = None
+        self.noise = None
         self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None
         dtypes = {sum_dtype(p.dtype) for p in self.parameters}
         limit = min(
@@ -137,22 +128,31 @@ class Accumulator:
             for dtype in dtypes
         )
         self._shrink = limit / clipping.clip_norm
-        self._ids: Ints | None = None
         self._due = self._expected = self._rows = 0
         self._sums: list[Tensor | None] = [None] * len(self.parameters)
-        self._in_step = False
         for p in self.parameters:
-            let_grad_be_a_sum(p)
+            _let_grad_be_a_sum(p)
+
+    @property
+    def noise(self) -> Noise | None:
+        """Source of the run's noise; given one, it makes noise for admitted batches only."""
+        return self._noise
+
+    @noise.setter
+    def noise(self, noise: Noise | None) -> None:
+        self._noise = noise
+        self._steps = Steps(self.guard.steps) if noise is None else noise.run_steps
+        self._steps.guard = self.guard
 
     @property
     def steps_taken(self) -> int:
         """Steps that were admitted."""
-        return self.guard.steps_taken
+        return self._steps.taken
 
     @property
     def is_open(self) -> bool:
         """Whether a batch was begun whose step has not come."""
-        return self._ids is not None
+        return self._steps.is_open
 
     @property
     def rows_due(self) -> int:
@@ -168,14 +168,8 @@ class Accumulator:
     ) -> None:
         """Do :meth:`finish` before and :meth:`done` after each ``optimizer.step()``.
 
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            Of exactly the parameters given.
-        check : callable, optional
-            Raises if the step would be refused; called before anybody is counted as taking part.
-        after_sum : callable, optional
-            Called when the sums are in ``p.grad``, before the optimiser's own step.
+        `check` raises if the step would be refused, before any id is counted as taking part;
+        `after_sum` is called when the sums are in ``p.grad``.
         """
         self._check_same(optimizer)
 
@@ -202,21 +196,12 @@ class Accumulator:
     def begin(self, ids: ArrayLike, rows: int | None = None) -> None:
         """Open the logical batch of the next step.
 
-        Parameters
-        ----------
-        ids : array_like of int, one-dimensional
-            Its examples; row i of the gradients that come is of example i.
-        rows : int, optional
-            How many of them come to this process, where several share a batch; all by default.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If they are more than the declared batch size, the batch before has not had its step, or
-            an earlier step failed half-way.
+        Row i of the gradients that come is of example ``ids[i]``. `rows` is the number of them that
+        come to this process, where several share a batch. ValueError if they are more than the
+        declared batch size or the batch before has not had its step.
         """
-        self._check_whole()
-        if self._ids is not None:
+        self._steps.check_between()
+        if self.is_open:
             raise ValueError(
                 "expected optimizer.step() after each batch, got another batch: take the step, or "
                 "iterate the loader anew to begin this batch again"
@@ -230,17 +215,12 @@ class Accumulator:
         due = given.size if rows is None else rows
         if not 0 <= due <= given.size:
             raise ValueError(f"rows must be in 0 .. {given.size}, got {due}")
-        self._ids, self._due = given, due
+        self._steps.begin(given)
+        self._due = due
 
     def expect(self, rows: int) -> None:
-        """Announce the next piece of the batch; the one before must be complete.
-
-        Raises
-        ------
-        ValueError
-            If no batch is open, the piece before is not complete, or the batch has fewer rows.
-        """
-        if self._ids is None:
+        """Announce the next piece of the batch; the one before must be complete."""
+        if not self.is_open:
             raise ValueError("expected begin(ids) before the rows of a batch, got none")
         self._check_rows("the next piece")
         if self._expected + rows > self._due:
@@ -260,16 +240,9 @@ class Accumulator:
     def add(self, samples: Sequence[Tensor | None]) -> None:
         """Clip per-example gradients and add them to the sums of the open batch.
 
-        Parameters
-        ----------
-        samples : sequence of Tensor or None
-            One for each parameter, shape (rows, *shape of the parameter); None for zeros.
-
-        Raises
-        ------
-        ValueError
-            If shapes are others, no batch is open, or more rows come than were announced. Nothing
-            is added then.
+        `samples` has a tensor of shape (rows, ...) for each parameter, None for zeros. ValueError
+        if shapes are others, no batch is open, or more rows come than were announced; nothing is
+        added then.
         """
         rows = self._check_samples(samples)
         self.check_room(rows)
@@ -297,16 +270,14 @@ class Accumulator:
             )
 
     def finish(self) -> None:
-        """Admit the step and write the sums of the batch into ``p.grad``.
+        """Admit the ids of the step and write the sums of the batch into ``p.grad``.
 
-        Raises
-        ------
-        ValueError
-            If no batch is open, not all of its rows came, the plan does not declare its ids, or the
-            noise is at another step.
+        ValueError if no batch is open, not all of its rows came, the plan does not declare its ids,
+        or the noise is at another step.
         """
-        self._check_whole()
-        if self._ids is None:
+        self._steps.check_between()
+        ids = self._steps.ids
+        if ids is None:
             raise ValueError(
                 "expected a batch of the loader before optimizer.step(), got a step without one"
             )
@@ -316,36 +287,29 @@ class Accumulator:
                 f"expected optimizer.step() after all {self._due} examples of the batch, got "
                 f"it after {self._rows}"
             )
-        if self.noise is not None and self.noise.steps_taken != self.steps_taken:
-            raise ValueError(
-                f"the noise must be at step {self.steps_taken}, as the guard of participation, got "
-                f"{self.noise.steps_taken}: load the states of both"
-            )
-        self.guard.admit(self._ids)
-        self._in_step = True  # until done(): what fails in between leaves tree and guard apart
+        self._steps.admit()
         for i, p in enumerate(self.parameters):
             total, dtype = self._sums[i], sum_dtype(p.dtype)
-            let_grad_be_a_sum(p)
+            _let_grad_be_a_sum(p)
             p.grad = torch.zeros_like(p, dtype=dtype) if total is None else total.to(dtype)
             self._sums[i] = None
         if self.before_step is not None:
             sums = [p.grad for p in self.parameters if p.grad is not None]
-            self.before_step(self.steps_taken, self._ids, sums)
+            self.before_step(self.steps_taken, ids, sums)
 
     def done(self) -> None:
         """Close the batch after its step."""
-        self._in_step = False
         self._clear()
 
     def abandon(self) -> None:
-        """Forget the open batch, of which nothing has left: it may be begun again."""
-        self._check_whole()
+        """Forget the open batch, of which nothing was released: it may be begun again."""
+        self._steps.check_between()
         if self.source is not None:
             self.source.settle()
         self._clear()
 
     def _clear(self) -> None:
-        self._ids = None
+        self._steps.close()
         self._due = self._expected = self._rows = 0
         self._sums = [None] * len(self.parameters)
         for p in self.parameters:
@@ -361,13 +325,6 @@ class Accumulator:
                 f"expected per-example gradients of {self._expected} examples before {what}, got "
                 f"{self._rows}: missing grad_sample. Call loss.backward() once for every piece of "
                 "a batch, with the model in training mode and rows as the loader gave them"
-            )
-
-    def _check_whole(self) -> None:
-        if self._in_step:
-            raise RuntimeError(
-                "the last step failed half-way, so that the noise and the ids admitted may be one "
-                "step apart: go on from a checkpoint"
             )
 
     def _check_same(self, optimizer: Optimizer) -> None:
@@ -398,3 +355,32 @@ class Accumulator:
                     f"{', '.join(map(str, p.shape))}), got {tuple(sample.shape)}"
                 )
         return counts.pop()
+
+
+def _checked(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors that sums of gradients can be written for; ValueError otherwise."""
+    given = list(parameters)
+    if not given:
+        raise ValueError("parameters must be one or more tensors, got none")
+    if len({id(p) for p in given}) != len(given):
+        raise ValueError("parameters must be distinct, got one twice")
+    for i, p in enumerate(given):
+        if not (p.dtype.is_floating_point and p.layout == torch.strided and p.requires_grad):
+            raise ValueError(
+                f"parameter {i} must be a dense tensor of floating-point numbers that requires "
+                f"grad, got {p.dtype}, {p.layout}, requires_grad={p.requires_grad}"
+            )
+    return given
+
+
+def _let_grad_be_a_sum(p: Tensor) -> None:
+    """Clear ``p.grad`` and allow it to be wider than a half-precision parameter."""
+    p.grad = None
+    if p.dtype == sum_dtype(p.dtype):
+        return
+    if not hasattr(p, "grad_dtype"):
+        raise ValueError(
+            f"parameters of {p.dtype} need a torch whose tensors have grad_dtype, got torch "
+            f"{torch.__version__}"
+        )
+    p.grad_dtype = sum_dtype(p.dtype)

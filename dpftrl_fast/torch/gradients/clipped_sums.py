@@ -64,13 +64,8 @@ def contribution_limit(
     dtype : torch.dtype
         Of the sums: float32 or float64.
     roundings : int
-        How often a sum is rounded to that dtype on its way to where the noise is added: once, and
-        once more for each addition of a reduction over processes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
+        Number of roundings of a sum to that dtype before the noise is added: one, and one more for
+        each addition of a reduction over processes.
 
     Examples
     --------
@@ -94,15 +89,7 @@ def contribution_limit(
 def row_norms(sample: Tensor) -> Tensor:
     """Return the L2 norm of each example's gradient of one parameter, in float64.
 
-    Parameters
-    ----------
-    sample : Tensor, shape (examples, ...)
-        Per-example gradients, of any floating dtype.
-
-    Returns
-    -------
-    Tensor of float64, shape (examples,)
-        inf or NaN where a gradient is not finite, or its norm no float64.
+    It is inf or NaN where a gradient is not finite, or its norm overflows float64.
 
     Examples
     --------
@@ -126,15 +113,9 @@ def row_norms(sample: Tensor) -> Tensor:
 
 
 def add_clipped_(total: Tensor, sample: Tensor, factors: Tensor) -> None:
-    """Add the sum over examples of factor times gradient to a total in float64.
+    """Add the sum over examples of factor times gradient to a contiguous total in float64.
 
-    Parameters
-    ----------
-    total : Tensor of float64, contiguous
-        Changed in place; shape of one gradient.
-    sample : Tensor, shape (examples, ...)
-        Per-example gradients. Those with a factor of 0 are left out, whatever is in them.
-    factors : Tensor of float64, shape (examples,)
+    Examples with a factor of 0 are left out, whatever values they have.
 
     Examples
     --------
@@ -167,21 +148,9 @@ def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def joint_norms(norms: Tensor) -> Tensor:
-    """Return the norm of each column, without overflow on the way.
+    """Return the norm of each column (example) of norms by parameter, without overflow on the way.
 
-    Parameters
-    ----------
-    norms : Tensor of float64, shape (parameters, examples)
-
-    Returns
-    -------
-    Tensor of float64, shape (examples,)
-        Not finite where one of the norms is not.
-
-    Examples
-    --------
-    >>> joint_norms(torch.tensor([[3e300], [4e300]], dtype=torch.float64))
-    tensor([5.0000e+300], dtype=torch.float64)
+    It is not finite where one of the norms is not.
     """
     largest = norms.amax(dim=0)
     scale = torch.where(_usable(largest), largest, 1.0)

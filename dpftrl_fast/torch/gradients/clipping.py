@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways of clipping per-example gradients, each with the norm L that it guarantees."""
+"""Clipping of per-example gradients, each kind with the norm L that it guarantees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpftrl_fast.torch.gradients.clipped_sums import joint_norms
 
 
 class Clipping(Protocol):
-    """What turns the norms of per-example gradients into factors for them."""
+    """Rule that turns the norms of per-example gradients into factors for them."""
 
     @property
     def clip_norm(self) -> float:
@@ -25,20 +25,11 @@ class Clipping(Protocol):
         ...
 
     def factors(self, norms: Tensor, shrink: float) -> Tensor:
-        """Return the factor of each example in each parameter tensor.
+        """Return the factor of each example in each parameter tensor, in float64.
 
-        Parameters
-        ----------
-        norms : Tensor of float64, shape (parameters, examples)
-            Norms of the per-example gradients of each parameter tensor; not finite where the
-            gradient is not.
-        shrink : float
-            At most 1; L times this is the norm to clip to.
-
-        Returns
-        -------
-        Tensor of float64, shape (parameters, examples)
-            0 in all parameters for an example with a norm that is not finite.
+        `norms`, of shape (parameters, examples), are those of the per-example gradients of each
+        parameter tensor; an example with one that is not finite gets factors of 0. L times `shrink`
+        is the norm to clip to.
         """
         ...
 
@@ -51,11 +42,6 @@ class FlatClipping:
     ----------
     clip_norm : float
         L, in [1e-100, 1e100].
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `clip_norm` is not such a number.
 
     Examples
     --------
@@ -84,12 +70,7 @@ class PerLayerClipping:
     Parameters
     ----------
     clip_norms : sequence of float
-        L_k, one for each parameter tensor in the order of the optimiser.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `clip_norms` is empty or holds anything else than numbers in [1e-100, 1e100].
+        L_k in [1e-100, 1e100], one for each parameter tensor in the order of the optimiser.
 
     Examples
     --------
@@ -110,13 +91,7 @@ class PerLayerClipping:
 
     @classmethod
     def equal(cls, clip_norm: float, count: int) -> PerLayerClipping:
-        """Return L_k = L / sqrt(count) for so many parameter tensors, whose L is at most L.
-
-        Examples
-        --------
-        >>> PerLayerClipping.equal(1.0, 4)
-        PerLayerClipping(clip_norms=(0.5, 0.5, 0.5, 0.5))
-        """
+        """Return L_k = L / sqrt(count) for so many parameter tensors, whose norm is at most L."""
         total = norm_bound("clip_norm", clip_norm)
         each = total / math.sqrt(positive_integer("count", count))
         while count * Fraction(each) ** 2 > Fraction(total) ** 2:
@@ -149,9 +124,9 @@ class PerLayerClipping:
 
 @dataclass(frozen=True)
 class AutomaticClipping:
-    """Make each example's gradient g to g L / (|g| + gamma), over all parameters together.
+    """Scale each example's gradient g to g L / (|g| + gamma), over all parameters together.
 
-    Every gradient is scaled, the small ones up, and none gets a norm of L (Bu et al. 2022,
+    Every gradient is scaled, small ones up, and none reaches a norm of L (Bu et al. 2022,
     "Automatic Clipping").
 
     Parameters
@@ -160,11 +135,6 @@ class AutomaticClipping:
         L, in [1e-100, 1e100].
     gamma : float
         Stability constant, finite and > 0, in units of the gradients.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a number is not what is described above.
 
     Examples
     --------
@@ -200,22 +170,7 @@ def _set_clip_norm(clipping: Any) -> None:
 def clipping_of(
     kind: str, clip_norm: float | Sequence[float], count: int, gamma: float | None = None
 ) -> Clipping:
-    """Return the clipping that is asked for by name, for so many parameter tensors.
-
-    Parameters
-    ----------
-    kind : {"flat", "per-layer", "automatic"}
-    clip_norm : float or sequence of float
-        L, or for "per-layer" the L_k.
-    count : int
-        Parameter tensors.
-    gamma : float, optional
-        Of "automatic", 0.01 by default.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
+    """Return the clipping of a kind for `count` parameter tensors.
 
     Examples
     --------

@@ -74,8 +74,7 @@ class HookGradients:
     ) -> None:
         from opacus.grad_sample import AbstractGradSampleModule
 
-        from dpftrl_fast.torch.gradients.plain_strides import PlainStrides
-        from dpftrl_fast.torch.gradients.rows import watch_rows
+        from dpftrl_fast.torch.gradients.rows import PlainStrides, watch_rows
 
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")

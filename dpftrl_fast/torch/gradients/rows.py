@@ -40,6 +40,30 @@ _ADVICE = (
 )
 
 
+class PlainStrides(GradSampleModule):  # type: ignore[misc]
+    """A ``GradSampleModule`` whose formulas get tensors in the layout of a new tensor only.
+
+    Opacus's ``unfold2d`` (1.6.0) computes the strides of an image from its shape. For inputs in
+    another layout (channels_last, transposed, expanded) it reads the wrong elements, even those of
+    another example, so that clipping does not bound the contribution of one. The forward and
+    backward passes of the model keep their layouts.
+    """
+
+    def rearrange_grad_samples(self, **how: Any) -> tuple[list[Tensor], Tensor]:
+        """Return the inputs and output gradients of a layer for its formula."""
+        activations, backprops = super().rearrange_grad_samples(**how)
+        return [plain(x) for x in activations], plain(backprops)
+
+
+def plain(x: Tensor) -> Tensor:
+    """Return x with the strides of a new tensor: a view of it, or a copy where it needs one.
+
+    ``contiguous`` alone leaves any strides to dimensions of size 1, from which ``F.pad`` concludes
+    that channels are innermost.
+    """
+    return x.contiguous().view(-1).view(x.shape)
+
+
 def watch_rows(
     module: GradSampleModule,
     sums: Accumulator,

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Steps`: the one owner of a run's step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.accounting import Guard
+
+Ints = NDArray[np.int64]
+
+
+class _Phase(Enum):
+    IDLE = auto()  # between steps
+    OPEN = auto()  # a batch was begun
+    ADMITTED = auto()  # its ids are counted, its noise is still to be made
+    NOISY = auto()  # its noise is made
+
+
+class Steps:
+    """Position of a run, its open batch, the admission of ids, and interrupted steps.
+
+    The noise, the accumulator and the loader of a run share one object and keep no count
+    themselves. The position is that of `guard`, or of the noise where there is no guard. With a
+    guard the noise of a step can be made once, after its ids were admitted.
+
+    Parameters
+    ----------
+    declared : int
+        Steps of the plan.
+    noise_at : callable, optional
+        Returns the position of the noise.
+    """
+
+    def __init__(self, declared: int, noise_at: Callable[[], int] | None = None) -> None:
+        self.declared = declared
+        self.guard: Guard | None = None
+        self.ids: Ints | None = None
+        self._noise_at = noise_at
+        self._phase = _Phase.IDLE
+        self._torn = False
+        self._turn = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        """Steps taken, over all trees."""
+        if self.guard is not None:
+            return self.guard.steps_taken
+        return 0 if self._noise_at is None else self._noise_at()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a batch was begun whose step has not come."""
+        return self.ids is not None
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the noise of the admitted batch is the next thing to come."""
+        return self._phase is _Phase.ADMITTED
+
+    def begin(self, ids: Ints) -> None:
+        """Open the batch of the next step."""
+        self.ids, self._phase = ids, _Phase.OPEN
+
+    def admit(self) -> None:
+        """Count the ids of the open batch as taking part; the step must follow."""
+        assert self.guard is not None and self.ids is not None
+        # Their states are loaded by two calls, of which one may be missing.
+        if self._noise_at is not None and self._noise_at() != self.guard.steps_taken:
+            raise ValueError(
+                f"the noise must be at step {self.guard.steps_taken}, as the guard of "
+                f"participation, got {self._noise_at()}: load the states of both"
+            )
+        self.guard.admit(self.ids)
+        self._phase = _Phase.ADMITTED
+
+    def close(self) -> None:
+        """Close the batch: its step is taken, or it is given up before its admission."""
+        self.ids, self._phase = None, _Phase.IDLE
+
+    def check_next_noise(self) -> None:
+        """Refuse the noise of a step that is not due."""
+        self.check_whole()
+        if self.guard is not None and self._phase is not _Phase.ADMITTED:
+            raise ValueError(
+                "the noise of a step must come once, in the step of a batch of the loader, got "
+                "another call"
+            )
+        if self.guard is None and self.taken == self.declared:
+            raise ValueError(
+                f"all {self.declared} declared steps are taken: the epsilon is stated for no more"
+            )
+
+    def check_whole(self) -> None:
+        """Refuse to continue after an interrupted change of noise and sums."""
+        if self._torn:
+            raise RuntimeError("a step was interrupted half-way: resume from a checkpoint")
+
+    def check_between(self) -> None:
+        """Refuse to continue in a step whose ids were admitted, or after an interrupted one."""
+        if self._torn or self._phase in (_Phase.ADMITTED, _Phase.NOISY):
+            raise RuntimeError(
+                "the last step failed half-way, so that the noise and the ids admitted may be one "
+                "step apart: resume from a checkpoint"
+            )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the run for a step; RuntimeError if another thread does."""
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("expected one step at a time, got one while another is being taken")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextmanager
+    def changing(self, *, step: bool = False) -> Iterator[None]:
+        """Change noise and sums, as a `step` or otherwise; an error in it ends the run."""
+        self._torn = True
+        yield
+        self._torn = False
+        if step and self.guard is not None:
+            self._phase = _Phase.NOISY
+
+    def restored(self) -> None:
+        """Noise and sums were loaded from a state: no interrupted step is left in them."""
+        self._torn = False
