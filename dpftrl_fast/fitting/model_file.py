@@ -24,7 +24,7 @@ from dpftrl_fast._validate import choice
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.fitting.run import FitResult, Plan
+from dpftrl_fast.fitting.run import FitResult, Plan, replace_one_epsilon
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import LabelTarget, Schema
@@ -135,10 +135,10 @@ def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) ->
     facts = {
         "format": FORMAT,
         "marks": ["reproducible, not private"] if result.reproducible else [],
-        "epsilon": _finite(result.epsilon),
+        "epsilon": _finite(result.plan.epsilon(settings.delta)),
         "delta": settings.delta,
         "neighbours": f"one {schema.unit} replaced by zero",
-        "epsilon_replace_one": result.epsilon_replace_one,
+        "epsilon_replace_one": replace_one_epsilon(result.plan, settings.delta),
         "delta_floor": result.plan.delta_floor,
         "sensitivity_squared": result.plan.sensitivity_squared,
         "plan": result.plan.to_dict(),
