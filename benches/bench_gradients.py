@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clipped gradient sum of 4096 x 1000 float32 rows, beside NumPy/BLAS and reading them once.
+"""The clipped gradient sum of 4096 x 1000 float32 rows, against NumPy/BLAS and one read of them.
 
 `pytest benches/bench_gradients.py` times them one after another.
-`python benches/bench_gradients.py` alternates them, which a shared machine asks for, and prints the
-ratios of docs/kernels.md. Everything runs in one thread; BLAS is told so before NumPy is imported
-where this file is run as a script, and through threadpoolctl, where it is installed, under pytest.
+`python benches/bench_gradients.py` alternates them, as a shared machine requires, and prints the
+ratios of docs/kernels.md. Everything runs in one thread: BLAS is limited before NumPy is imported
+if this file runs as a script, and through threadpoolctl, if installed, under pytest.
 
-Two settings. "memory": every call has another batch of a set that no cache holds, as in a pass over
-data that does not fit. "cache": the same 16 MB again and again; a large last-level cache holds it.
+Two settings. "memory": every call takes another batch of a set larger than any cache, as in a pass
+over large data. "cache": the same 16 MB every time, which a large last-level cache holds.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def main(rounds: int) -> None:
     order = itertools.cycle(range(1, BATCHES))
     for _ in range(rounds):
         for name, call in calls.items():
-            k = next(order)  # not touched for a whole turn through the set
+            k = next(order)  # last used a whole turn through the set ago
             begin = time.perf_counter()
             call(batches[k])
             times["memory", name].append(time.perf_counter() - begin)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of private least squares beside what it is made of, and the solvers.
+"""A step of private least squares against its parts, and the solvers.
 
 `pytest benches/bench_least_squares.py` times them one after another.
-`python benches/bench_least_squares.py` alternates them, which a shared machine asks for, and prints
+`python benches/bench_least_squares.py` alternates them, as a shared machine requires, and prints
 the ratios of docs/least_squares.md; with `large` it runs 400 steps of 256 rows at p = 4000 instead
-and prints time and memory. Everything runs in one thread; BLAS is told so before NumPy is imported
-where this file is run as a script, and through threadpoolctl, where it is installed, under pytest.
+and prints time and memory. Everything runs in one thread: BLAS is limited before NumPy is imported
+if this file runs as a script, and through threadpoolctl, if installed, under pytest.
 
-A step is: rows scaled, their product added to the packed sum, the noise of the step made, and the
-noisy sum written. Models are solved for apart from that.
+A step scales the rows, adds their product to the packed sum, makes the noise of the step and writes
+the noisy sum. Models are solved for separately.
 """
 
 from __future__ import annotations

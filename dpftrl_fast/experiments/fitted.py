@@ -32,13 +32,8 @@ MethodT = TypeVar("MethodT", bound="Method")
 class Method:
     """A method, without its rates.
 
-    Attributes
-    ----------
-    kind : {"ftrl", "fixed", "amplified"}
-        DP-FTRL; the baseline over fixed batches or cohorts; the baseline over Poisson samples.
-    momentum : float
-    restart : int or None
-        Of FTRL: passes after which a new tree starts; None for one tree.
+    The kinds are DP-FTRL, and the baseline over fixed batches (cohorts) or over Poisson samples.
+    `restart` is the number of passes after which FTRL starts a new tree, None for one tree.
     """
 
     #: Name of the baseline, and of its kind that is not amplified.

@@ -16,16 +16,7 @@ Progress: TypeAlias = Callable[[str], AbstractContextManager[Callable[[int, int]
 
 
 class Job(NamedTuple):
-    """One measurement.
-
-    Attributes
-    ----------
-    setting : mapping
-        All facts that it depends on except the seed, JSON-able.
-    seed : int
-    work : callable
-        Computes the values, finite numbers; it depends on setting and seed alone.
-    """
+    """One measurement: `work` computes finite values, which depend on setting and seed alone."""
 
     setting: Setting
     seed: int
@@ -80,16 +71,7 @@ def grid_table(title: str, axis: str, cells: Sequence[tuple[str, float, str]]) -
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of an experiment.
-
-    Attributes
-    ----------
-    data : list of mappings
-        The numbers, JSON-able.
-    tables : list of Table
-    figures : mapping of file name to bytes
-        PNG files.
-    """
+    """The outcome of an experiment: JSON-able numbers, tables, and PNG files by file name."""
 
     data: list[Mapping[str, Any]]
     tables: list[Table] = field(default_factory=list)
@@ -133,6 +115,10 @@ class Laboratory:
                 if tell is not None:
                     tell(number, len(jobs))
         return found
+
+    def once(self, title: str, setting: Setting, work: Callable[[], float]) -> float:
+        """Return one number, which is named "last" in its row of results."""
+        return self.run(title, [Job(setting, 0, lambda: {"last": work()})])[0]["last"]
 
     def repeat(
         self, title: str, jobs: Sequence[Callable[[int], Job]], seeds: int

@@ -20,18 +20,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of one round.
+    """The clients of one round, and those turned away, with the reason.
 
-    Parameters
-    ----------
-    clients : tuple of int or str
-        Clients that train, as they were named.
-    turned_away : dict of client to str
-        Clients that must not train, with the reason.
-    members : ndarray of int64
-        Ids of all users that count as having taken part: the clients, and the absent ones.
-    absent : int
-        Number of users that the plan has in the round and that are not connected.
+    `members` are the ids of all users that count as having taken part: the clients, and the
+    `absent` ones, whom the plan has in the round and that are not connected.
     """
 
     clients: tuple[Client, ...]
@@ -42,11 +34,6 @@ class Cohort:
 
 class Cohorts:
     """Selection of cohorts that the plan allows, with a record of past participation.
-
-    Parameters
-    ----------
-    plan : PrivacyPlan
-        One step is one round.
 
     Examples
     --------

@@ -51,7 +51,18 @@ class ServerUpdate(Protocol):
         ...
 
 
-class FTRLUpdate:
+class _Update:
+    """The common part of the server updates."""
+
+    _theta: Vector
+
+    @property
+    def theta(self) -> Vector:
+        """The current model; to be read only."""
+        return self._theta
+
+
+class FTRLUpdate(_Update):
     """FTRL with momentum on sums: theta_t = theta_0 + rate v_t, v_t = gamma v_(t-1) + x_t.
 
     Here x_t is (s_t + n_t)/B. Kairouz et al. 2021, algorithm 1 and its momentum variant (DP-FTRLM),
@@ -97,11 +108,6 @@ class FTRLUpdate:
         self._theta = theta_0.copy()
         self._velocity = np.zeros_like(theta_0) if self._momentum > 0.0 else None
 
-    @property
-    def theta(self) -> Vector:
-        """The current model; to be read only."""
-        return self._theta
-
     def step(self, value: Vector) -> None:
         """Take a step with x_t, the noised sum of all rounds so far over the goal."""
         theta, velocity = self._theta, self._velocity
@@ -138,7 +144,7 @@ class FTRLUpdate:
         self._velocity = state["velocity"]
 
 
-class AdamUpdate:
+class AdamUpdate(_Update):
     """Adam on the noised mean update g_t of each round.
 
         m_t = b1 m_(t-1) + (1 - b1) g_t,    v_t = b2 v_(t-1) + (1 - b2) g_t^2
@@ -189,11 +195,6 @@ class AdamUpdate:
         self._theta = theta_0.copy()
         self._mean, self._square = np.zeros_like(theta_0), np.zeros_like(theta_0)
         self._t = 0
-
-    @property
-    def theta(self) -> Vector:
-        """The current model; to be read only."""
-        return self._theta
 
     def step(self, value: Vector) -> None:
         """Take a step with g_t, the noised mean update of the round."""

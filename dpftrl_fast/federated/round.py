@@ -64,7 +64,7 @@ class Round:
 
     @property
     def ended(self) -> bool:
-        """Whether the round has ended: no more updates are accepted."""
+        """True when the round has ended: no more updates are accepted."""
         return self._ended is not None
 
     def add(self, client: Client, update: Any, *, token: object = None) -> str | None:

@@ -233,7 +233,7 @@ class PrivateRounds(Stated):
 
     @property
     def replaying(self) -> bool:
-        """Whether rounds that were written ahead are still to be replayed."""
+        """True while rounds that were written ahead are still to be replayed."""
         return self._journal is not None and self._journal.replaying
 
     def replay(self, release: Release = "sum") -> Iterator[Vector]:

@@ -85,7 +85,7 @@ class Stated(PrivacyStatement):
 
     @property
     def forked(self) -> bool:
-        """Whether the folder is a copy opened with ``allow_fork``: no guarantee holds."""
+        """True if the folder is a copy opened with ``allow_fork``: no guarantee holds."""
         journal = self._private._journal
         return journal is not None and journal.forked
 

@@ -96,9 +96,9 @@ def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
     Parameters
     ----------
     dtype : {"float32", "float64"}
-        Of all vectors; other dtypes and layouts are refused when the loop is called.
+        Of all vectors; a call of the loop refuses other dtypes and layouts.
     momentum : bool
-        The second form.
+        True for the second form.
 
     Returns
     -------
@@ -107,8 +107,8 @@ def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
         the second form. `pieces` (k, 3) of int64 has a start, a stop and a group each; `g_at` and
         `out_at` (k,) of int64 have the **addresses** of a piece's gradients and results, contiguous
         numbers of the dtype; `numbers` is (groups, 5), the vectors are of one size. **Nothing of
-        this is checked but the types.** s, low, v and what is at `out_at` are written and share
-        no memory with others. The loop holds no lock.
+        this is checked but the types.** s, low, v and the memory at `out_at` are written and share
+        no memory with others. The loop does not hold the GIL.
 
     Examples
     --------

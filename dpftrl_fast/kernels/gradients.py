@@ -164,8 +164,8 @@ def clipped_sum(
     ----------
     rows : (n, p) array of float32 or float64, C-contiguous, or SparseRows
         Rows; n may be 0. Entries of a sparse row in the same column are added up first, so that the
-        norm that is clipped is the norm of what is added; rows in canonical form (columns
-        ascending, none twice) are faster.
+        clipped norm is that of the entries added; rows in canonical form (columns ascending, none
+        twice) are faster.
     y : (n,) array of float32 or float64
         Targets; for several outputs the class, one of 0, .., K - 1. For `logistic` and `hinge` with
         one output the class is positive where y > 0.

@@ -2,7 +2,7 @@
 """Sums of x x^T, in packed triangles: the checked calls.
 
 BLAS makes the products block by block, so that a block is added to the packed sum while it is in
-cache and no p x p matrix is ever held; Numba does what BLAS does not (see
+cache and no p x p matrix is ever held; the rest is compiled by Numba (see
 `dpftrl_fast.kernels.loops.triangle`). Products and sums are in float64 whatever the rows are: the
 rounding errors of a float32 product of 256 rows can exceed the margin that scaling leaves.
 """

@@ -127,18 +127,7 @@ class TreeLayout:
         return self.variant == "honaker"
 
     def locate(self, step: int) -> tuple[int, int]:
-        """Return where a step of the run is: its tree (from 0) and its step in there (from 1).
-
-        Parameters
-        ----------
-        step : int
-            From 1 to `steps`.
-
-        Raises
-        ------
-        IndexError
-            If there is no such step.
-        """
+        """Return the tree (from 0) of a step, and its number in there (from 1), or IndexError."""
         if not 1 <= step <= self.steps:
             raise IndexError(f"step must be an integer in [1, {self.steps}], got {step}")
         trees, steps = self._starts
@@ -147,25 +136,13 @@ class TreeLayout:
         return trees[i] + more, t + 1
 
     def run_of(self, tree: int) -> TreeRun:
-        """Return the run that a tree (from 0) belongs to.
-
-        Raises
-        ------
-        IndexError
-            If there is no such tree.
-        """
+        """Return the run that a tree (from 0) belongs to, or IndexError."""
         if not 0 <= tree < self.count:
             raise IndexError(f"tree must be an integer in [0, {self.count}), got {tree}")
         return self.runs[bisect_right(self._starts[0], tree) - 1]
 
     def steps_before(self, tree: int) -> int:
-        """Return the real steps of the trees before a tree (from 0); of all, for ``tree = count``.
-
-        Raises
-        ------
-        IndexError
-            If there is no such tree.
-        """
+        """Return the real steps of the trees before a tree (from 0), or of all if it is `count`."""
         if not 0 <= tree <= self.count:
             raise IndexError(f"tree must be an integer in [0, {self.count}], got {tree}")
         trees, steps = self._starts
@@ -173,12 +150,7 @@ class TreeLayout:
         return steps[i] + (tree - trees[i]) * self.runs[i].steps if tree < self.count else steps[i]
 
     def blocks_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tree (from 0) of each of an array of steps (from 0 here, as arrays count).
-
-        Raises
-        ------
-        IndexError
-            If there is no such step.
+        """Return the tree (from 0) of each of an array of steps, which count from 0 here.
 
         Examples
         --------
@@ -204,17 +176,7 @@ class TreeLayout:
         """Return the trees of steps first..last as a separate run.
 
         The tree of step `first` starts with it at leaf 1. The tree of step `last` ends there, and
-        is completed only if that is its last step.
-
-        Parameters
-        ----------
-        first, last : int
-            Steps of the run, from 1.
-
-        Raises
-        ------
-        IndexError
-            If there are no such steps.
+        is completed only if that is its last step. Steps count from 1.
 
         Examples
         --------

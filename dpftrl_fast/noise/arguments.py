@@ -36,10 +36,12 @@ def std_in(value: Any, dtype: str) -> float:
 
 def memory_setting(value: Any) -> Memory:
     """Return "stored", "regenerate" or an integer >= 1."""
-    if value in ("stored", "regenerate"):
-        return value  # type: ignore[no-any-return]
     if isinstance(value, str):
-        raise ValueError(f"memory must be 'stored', 'regenerate' or an integer >= 1, got {value!r}")
+        if value not in ("stored", "regenerate"):
+            raise ValueError(
+                f"memory must be 'stored', 'regenerate' or an integer >= 1, got {value!r}"
+            )
+        return value  # type: ignore[return-value]
     return integer("memory", value, 1, _MAX_VECTORS)
 
 

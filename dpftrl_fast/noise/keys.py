@@ -12,6 +12,8 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence, ISpawnableSeedSequence
 from numpy.typing import DTypeLike, NDArray
 
+from dpftrl_fast._validate import integer
+
 Seed: TypeAlias = "int | np.integer[Any] | bytes | None"
 
 _SEED_LABEL = b"dpftrl_fast/seed/v1\x00"
@@ -52,10 +54,8 @@ def key_of_seed(seed: Seed) -> bytes:
         return secrets.token_bytes(32)
     if isinstance(seed, bytes):
         return _hash(_SEED_LABEL, b"b", seed)
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"seed must be None, an integer >= 0 or bytes, got {type(seed).__name__}")
-    number = int(seed)
-    if number < 0:
+    number = integer("seed", seed)
+    if number < 0:  # the value is a secret and is not shown
         raise ValueError("seed must be an integer >= 0, got a negative one")
     return _hash(_SEED_LABEL, b"i", number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big"))
 
@@ -79,15 +79,6 @@ def key_of_seed_sequence(sequence: ISeedSequence) -> bytes:
 
 def _hash(*parts: bytes) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
-
-
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer >= 0, got {type(value).__name__}")
-    count = int(value)
-    if count < 0:
-        raise ValueError(f"{name} must be an integer >= 0, got {count}")
-    return count
 
 
 class KeySequence(ISpawnableSeedSequence):
@@ -148,7 +139,7 @@ class KeySequence(ISpawnableSeedSequence):
         word = np.dtype(dtype)
         if word not in (np.uint32, np.uint64):
             raise ValueError(f"dtype must be uint32 or uint64, got {word}")
-        size = _count("n_words", n_words) * word.itemsize
+        size = integer("n_words", n_words, 0) * word.itemsize
         data = hashlib.shake_256(_WORDS_LABEL + self._key).digest(size)
         return np.frombuffer(data, dtype=word.newbyteorder("<")).astype(word)
 
@@ -165,7 +156,7 @@ class KeySequence(ISpawnableSeedSequence):
         list of KeySequence
             The children.
         """
-        count = _count("n_children", n_children)
+        count = integer("n_children", n_children, 0)
         with self._lock:
             first = self._n_children_spawned
             self._n_children_spawned += count

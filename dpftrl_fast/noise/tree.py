@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpftrl_fast._core as _core
-from dpftrl_fast._validate import choice, float_dtype, integer
+from dpftrl_fast._validate import choice, flag, float_dtype, integer
 from dpftrl_fast.noise.arguments import (
     MAX_COORDINATES,
     MAX_STEPS,
@@ -335,9 +335,7 @@ class TreeNoise:
         ValueError
             If the present tree has no step yet.
         """
-        if not isinstance(complete, (bool, np.bool_)):
-            raise TypeError(f"complete must be a bool, got {type(complete).__name__}")
-        self._core.restart(bool(complete))
+        self._core.restart(flag("complete", complete))
 
     @property
     def t(self) -> int:

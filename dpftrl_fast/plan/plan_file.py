@@ -63,7 +63,7 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
     if d.get("format") != _FORMAT:
         raise ValueError(f"format must be {_FORMAT!r}, got {d.get('format')!r}")
     version = d.get("version")
-    if isinstance(version, bool) or version not in (2, 3):
+    if type(version) is not int or version not in (2, 3):
         raise ValueError(f"version must be 2 or 3, got {version!r}")
     names = _FIELDS[version]
     expected = {"format", "version", *names}

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.plots.figure import COLOURS, empty_figure, png
+from dpftrl_fast.plots.panels import COLOURS, empty_figure, png
 
-# A curve with more steps is drawn by so many stretches of them: extremes and root mean square.
+# Longer curves are drawn in so many stretches: extremes and root mean square of each.
 _STRETCHES = 200
 
 
@@ -32,7 +32,7 @@ def learning_curve_png(
     metric: str = "R^2",
     title: str = "",
 ) -> bytes:
-    """Draw the metric of the last iterate and of the average against the step.
+    """Return a PNG file with the metric of the last iterate and of the average by step.
 
     Parameters
     ----------
@@ -47,12 +47,7 @@ def learning_curve_png(
     metric : str
         Its name; "R^2" is set with an exponent.
     title : str
-        Such as the guarantee.
-
-    Returns
-    -------
-    bytes
-        A PNG file.
+        For example the guarantee.
     """
     x = np.asarray(steps, dtype=np.float64)
     y_last, y_average = _drawable(last), _drawable([] if average is None else average)
@@ -92,19 +87,10 @@ def learning_curve_png(
 def error_curves_png(
     curves: Sequence[Curve], *, ylabel: str, title: str = "", legend: str = ""
 ) -> bytes:
-    """Draw errors against the step: of long runs the root mean square, and the range as a shade.
+    """Return a PNG file with errors by step: for long runs the root mean square, and the range.
 
-    Parameters
-    ----------
-    curves : sequence of Curve
-        At least one, the best first; values of shape (steps,), finite and >= 0.
-    ylabel, title, legend : str
-        Such as the unit, the guarantee, and what the curves differ in.
-
-    Returns
-    -------
-    bytes
-        A PNG file.
+    Curves, at least one, the best first, have finite values >= 0, one a step. Labels name for
+    example the unit, the guarantee and the difference between the curves.
     """
     figure, (axes,) = empty_figure()
     steps = 1
@@ -129,7 +115,7 @@ def error_curves_png(
 
 
 def _drawable(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return values with those below -1, where nothing is left to see, at -1."""
+    """Return values, at least -1: nothing is to be seen below."""
     array = np.asarray(values, dtype=np.float64)
     return np.where(array < -1.0, -1.0, array)
 

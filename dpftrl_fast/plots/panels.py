@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dpftrl_fast.plots.figure import COLOURS, empty_figure, png
+COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#d6a100")
 
 
 class Line(NamedTuple):
-    """One line: its name, its points, and the range about each; dashed for a bound."""
+    """One line: its name, its points, and the range at each; dashed for a bound."""
 
     label: str
     x: Sequence[float]
@@ -34,18 +35,10 @@ class Panel(NamedTuple):
 
 
 def panels_png(panels: Sequence[Panel]) -> bytes:
-    """Draw panels side by side.
+    """Return a PNG file with panels, at least one, side by side.
 
-    Parameters
-    ----------
-    panels : sequence of Panel
-        At least one. Lines have finite points, above 0 on a logarithmic axis; those of the same
-        label have the same colour.
-
-    Returns
-    -------
-    bytes
-        A PNG file.
+    Lines have finite points, above 0 on a logarithmic axis; those of the same label have the same
+    colour.
     """
     figure, all_axes = empty_figure(len(panels))
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
@@ -83,3 +76,27 @@ def panels_png(panels: Sequence[Panel]) -> bytes:
         if panel is panels[0] or names != [line.label for line in panels[0].lines]:
             axes.legend(frameon=False, fontsize=8)
     return png(figure)
+
+
+def empty_figure(panels: int = 1) -> tuple[Any, list[Any]]:
+    """Return a figure and the axes of its panels, side by side."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width = 7.2 if panels == 1 else min(4.8 * panels, 13.0)
+    figure = Figure(figsize=(width, 4.4), dpi=150 if panels == 1 else 110, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    for axes in all_axes:
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure, all_axes
+
+
+def png(figure: Any) -> bytes:
+    """Return the figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

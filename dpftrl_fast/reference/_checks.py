@@ -16,7 +16,7 @@ LAYOUT = {FLOAT32: (256, 1), FLOAT64: (128, 3)}  # normals in a superblock, kind
 
 
 def check(good: bool, expected: str, got: object) -> None:
-    """Refuse what is not as expected."""
+    """Raise a ValueError unless `good`."""
     if not good:
         raise ValueError(f"{expected}, got {got}")
 

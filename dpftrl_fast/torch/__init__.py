@@ -3,7 +3,7 @@
 
 `make_private` wraps a model, an optimiser and a loader. Below it stand `DPFTRL`, an optimiser on
 sums of clipped gradients, and `ResidualNoise`, which makes any other optimiser private.
-`TrainingRun` keeps a run in a folder from which it can go on.
+`TrainingRun` keeps a run in a folder from which it resumes.
 """
 
 from dpftrl_fast.torch.checkpoint import TrainingRun

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TrainingRun`: a training that can be killed at any step and goes on, bit for bit."""
+"""`TrainingRun`: a training that can be killed at any step and resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ from dpftrl_fast.torch.plain_states import (
 
 
 class Stateful(Protocol):
-    """Anything that is saved and restored by these two, a scheduler for instance."""
+    """Object that is saved and restored by these two methods, a scheduler for instance."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Go on from a state."""
+        """Resume from a state."""
         ...
 
 
 class TrainingRun(PrivacyStatement):
-    """Ties what a private training consists of to a folder from which it can go on.
+    """A private training in a folder, from which a killed run resumes.
 
     One process at a time has the folder. Before each ``optimizer.step()`` the keyed hash of the
     step's sums and ids is written ahead; after a crash the steps since the last checkpoint are
-    taken again, only with the same sums (see docs/resume.md). The
-    parameters are then those of a run without a crash, bit for bit, and so is epsilon.
+    repeated, only with the same sums (see docs/resume.md). The parameters are then those of a run
+    without a crash, bit for bit, and so is epsilon.
 
-    **The folder is a secret**: it holds the noise key and sums without noise.
+    **The folder is a secret**: it holds the noise key and un-noised sums.
 
     Parameters
     ----------
     folder : str or Path
         New or empty, or that of the same run: same plan, data counts, batch size, parameters and
-        spare restarts.
+        spare recoveries.
     model : nn.Module
         Its parameters and buffers are saved.
     optimizer : torch.optim.Optimizer
         `DPFTRL`, or any optimiser with `noise`.
     loader : FixedOrderLoader
-        With the accumulator of the optimiser attached, as `make_private` returns it. Nothing of the
-        run may have happened yet.
+        With the accumulator of the optimiser attached, as `make_private` returns it. No step of the
+        run may have been taken yet.
     noise : ResidualNoise, optional
-        What makes the noise, where `make_private` has not told it and it is not the optimiser.
+        Source of the noise, if it is neither the optimiser nor known from `make_private`.
     extra : mapping of str to objects, optional
-        More that is saved by ``state_dict`` and restored by ``load_state_dict``: schedulers.
+        Further objects to save with ``state_dict`` and ``load_state_dict``: schedulers.
     checkpoint_every : int
         Steps between checkpoints while iterating over the run.
     keep_sums : bool
@@ -81,20 +81,27 @@ class TrainingRun(PrivacyStatement):
     accept_epsilon : (epsilon, delta), optional
         The larger figure that the run states after a recovery.
     allow_fork : bool
-        Take a folder that was copied; voids the guarantee, see :class:`RunJournal`.
+        Use a folder that was copied; voids the guarantee, see :class:`RunJournal`.
 
     Raises
     ------
     RuntimeError
         If the folder is in use.
     ValueError, TypeError
-        If it is of another run or damaged; if the run here is not at its beginning; if a restart is
-        refused. Nothing of the run has then happened.
+        If it is of another run or damaged; if the run here is not at its beginning; if a recovery
+        is refused. No step is taken then.
     OSError
         If the folder cannot be read and written.
 
     Notes
     -----
+    **Formal guarantee.** For neighbouring data sets in which the gradients of one example are
+    replaced by zero, all parameters of the run together, crashes and recoveries included, are
+    (epsilon, delta)-differentially private with the epsilon of :meth:`epsilon`
+    (``neighbours="replace-one"`` for a replaced example). The caller must take the batches from the
+    run, keep the folder secret, and resume from no copy of it. Attacks on the low-order bits of
+    floating-point noise are not covered.
+
     The states of torch's, NumPy's and Python's global random numbers are saved with each
     checkpoint.
 
@@ -108,7 +115,7 @@ class TrainingRun(PrivacyStatement):
                     criterion(model(x), y).backward()
                     optimizer.step()
                 scheduler.step()
-            print(run.epsilon(1e-5))
+            print(run.epsilon(1e-5), run.epsilon(1e-5, neighbours="replace-one"))
     """
 
     def __init__(
@@ -182,7 +189,7 @@ class TrainingRun(PrivacyStatement):
         """Yield (ids, batch) for the rest of the present epoch, with checkpoints when they are due.
 
         One is made before the next batch is drawn, and after an epoch when the next one begins: so
-        what a loop does after ``optimizer.step()``, a scheduler's step for instance, is in it.
+        it includes the changes of a loop after ``optimizer.step()``, such as a scheduler's step.
         """
         return self._with_checkpoints(iter(self._loader))
 
@@ -202,15 +209,7 @@ class TrainingRun(PrivacyStatement):
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Keep the present state. To be called between steps.
-
-        Raises
-        ------
-        ValueError
-            If a batch was begun whose step has not come.
-        OSError
-            If it cannot be written; the checkpoint before is then still there.
-        """
+        """Save the present state, between steps; ValueError in an open batch."""
         if self._sums.is_open:
             raise ValueError("expected optimizer.step() before a checkpoint, got an open batch")
         self._journal.checkpoint(self._state())
@@ -242,7 +241,7 @@ class TrainingRun(PrivacyStatement):
 
     @property
     def account(self) -> RunAccount:
-        """What the run states, spare restarts and restarts included."""
+        """Privacy account of the run, spare recoveries and recoveries included."""
         return self._account
 
     @property
@@ -312,7 +311,7 @@ class TrainingRun(PrivacyStatement):
         self._kept_at = self._journal.step
 
     def close(self) -> None:
-        """Let the folder go, without a checkpoint. A later step of the run is refused."""
+        """Release the folder, without a checkpoint. A later step of the run is refused."""
         self._journal.close()
 
     def __enter__(self) -> TrainingRun:
@@ -330,7 +329,7 @@ class TrainingRun(PrivacyStatement):
 
 
 def _source_of_noise(given: Any, known: Any, optimizer: Optimizer) -> Any:
-    """Return what makes the noise; a checkpoint without its key would let steps leave twice."""
+    """Return the source of the noise; without its key a step could be released twice."""
     if given is not None and known is not None and given is not known:
         raise ValueError("noise must be that of the run, as make_private made it, got another")
     noise = given if given is not None else optimizer if known is None else known

@@ -84,9 +84,9 @@ class TrainingLedger(Ledger):
         """Return the epsilon of a run that was declared to end with the present epoch.
 
         For a progress bar. It follows from the number of steps taken only, grows to
-        `epsilon_spent`, and is 0 before the first step. It is the guarantee of the run only if it
-        was settled in advance that it ends there; otherwise that is `epsilon_spent`. So it is where
-        that is more than the plan's, for restarts that happened or are spare.
+        `epsilon_spent`, and is 0 before the first step. It is not the guarantee of a run that you
+        stop early: that is `epsilon_spent`, unless the earlier end was declared in advance. Where
+        recoveries raise the epsilon above the plan's, it is `epsilon_spent` from the start.
         """
         pattern, plan = self.participation, self.plan
         whole = self.epsilon_spent()

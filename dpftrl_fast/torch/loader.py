@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FixedOrderLoader`: batches in the order that the plan declares, and where the run is in it."""
+"""`FixedOrderLoader`: batches in the order that the plan declares, and the position in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import integer, positive_integer
 from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 _KIND, _VERSION = "FixedOrderLoader", 1
 _STATE = ("kind", "version", "position", "order_seed", "fingerprint", "deal")
-# What is taken over from a DataLoader: always, and if it has workers.
+# Options taken over from a DataLoader: always, and if it has workers.
 _OPTIONS = ("collate_fn", "pin_memory")
 _WORKER_OPTIONS = (
     "num_workers",
@@ -33,11 +33,11 @@ _WORKER_OPTIONS = (
 
 
 class FixedOrderLoader:
-    """Hands out the batches of a run in a fixed order, which is public.
+    """Yields the batches of a run in a fixed order, which is public.
 
-    In each epoch the batches are the same, in the same order. With `shuffle`, examples are dealt to
-    batches by a permutation, and where the plan starts a new tree together with an epoch, and
-    declares it (``FixedEpochs(reshuffle=True)``), by a new one. Iterating yields the rest of the
+    In each epoch the batches are the same, in the same order. With `shuffle`, a permutation assigns
+    the examples to batches, and where the plan starts a new tree together with an epoch, and
+    declares it (``FixedEpochs(reshuffle=True)``), a new one. Iterating yields the rest of the
     present epoch, so that ``for epoch in range(epochs): for ids, batch in loader:`` is the run.
 
     Parameters
@@ -49,10 +49,10 @@ class FixedOrderLoader:
     plan : PrivacyPlan
         Its steps must be whole epochs.
     shuffle : bool
-        Whether the order is dealt at random.
+        Whether the order is drawn at random.
     order_seed : int, optional
-        Of the permutations: public, has nothing to do with the noise. By default from the
-        operating system; the state keeps it.
+        Of the permutations: public, unrelated to the noise. By default from the operating system;
+        the state keeps it.
     drop_last : bool
         Leave out the last batch of an epoch if it has fewer examples.
     shard : tuple of int
@@ -65,13 +65,12 @@ class FixedOrderLoader:
     Raises
     ------
     TypeError, ValueError
-        If the data cannot be taken in a fixed order, the plan is for another number of steps, or an
-        argument is not what is described above.
+        If the data has no fixed order, or the plan is for another number of steps.
 
     Notes
     -----
     With an `Accumulator` attached, each batch must have its ``optimizer.step()`` before the next is
-    handed out; the position is that of the steps taken. A batch that had none comes again when the
+    yielded; the position is that of the steps taken. A batch that had none comes again when the
     loader is iterated anew.
 
     Examples
@@ -103,7 +102,7 @@ class FixedOrderLoader:
         size = positive_integer("batch_size", batch_size)
         self.dataset, self.plan, self._options = dataset, plan, options
         self._given_seed = order_seed is not None
-        seed = secrets.randbits(64) if order_seed is None else _seed(order_seed)
+        seed = secrets.randbits(64) if order_seed is None else integer("order_seed", order_seed, 0)
         self._order = EpochOrder(
             len(dataset), size, plan, seed if shuffle else None, bool(drop_last)
         )
@@ -127,12 +126,7 @@ class FixedOrderLoader:
         order_seed: int | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> FixedOrderLoader:
-        """Take data set, batch size and options over from a DataLoader that does not shuffle.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If it shuffles on its own, or has no data set of known length; as the class says.
+        """Return a loader with the data set and options of a DataLoader that does not shuffle.
 
         Examples
         --------
@@ -157,12 +151,9 @@ class FixedOrderLoader:
         )
 
     def attach(self, accumulator: Accumulator) -> None:
-        """Tell an accumulator about every batch, and follow the steps it takes.
+        """Announce every batch to an accumulator, and follow the steps it takes.
 
-        Raises
-        ------
-        ValueError
-            If it has taken other steps than this loader.
+        ValueError if it is at another step than this loader.
         """
         if accumulator.steps_taken != self._position:
             raise ValueError(
@@ -173,7 +164,7 @@ class FixedOrderLoader:
 
     @property
     def accumulator(self) -> Accumulator | None:
-        """What was attached."""
+        """The attached accumulator."""
         return self._accumulator
 
     @property
@@ -201,22 +192,16 @@ class FixedOrderLoader:
         return self._order.steps_per_epoch
 
     def ids(self, step: int) -> Ints:
-        """Return the examples of a step (from 1), those of all processes.
-
-        Raises
-        ------
-        ValueError
-            If the run has no such step.
-        """
+        """Return the examples of a step (from 1), those of all processes."""
         return self._order.ids(step)
 
     def __iter__(self) -> Iterator[tuple[Ints, Any]]:
-        """Return an iterator over (ids, batch) for what is left of the present epoch."""
+        """Return an iterator over (ids, batch) for the rest of the present epoch."""
         batches = self.in_pieces(self.batch_size)
         return (piece for pieces in batches for piece in pieces)
 
     def in_pieces(self, rows: int) -> Iterator[Iterator[tuple[Ints, Any]]]:
-        """Return an iterator over batches, each as an iterator over pieces (ids, rows of it).
+        """Return an iterator over batches, each an iterator over pieces (ids, rows of it).
 
         The gradients of the pieces of a batch add up, and it has one step::
 
@@ -225,16 +210,9 @@ class FixedOrderLoader:
                     criterion(model(x), y).backward()
                 optimizer.step()
 
-        Parameters
-        ----------
-        rows : int
-            Most examples of a piece.
-
-        Raises
-        ------
-        ValueError
-            If all steps are taken; or, while it runs, if a batch is asked for before the step of
-            the one before, or a piece before the gradients of the one before.
+        A piece has at most `rows` examples. ValueError if all steps are taken; or, while it runs,
+        if a batch is asked for before the step of the one before, or a piece before the gradients
+        of the one before.
         """
         size = positive_integer("rows", rows)
         first = self.position + 1
@@ -249,7 +227,7 @@ class FixedOrderLoader:
             DataLoader(
                 self.dataset,
                 batch_sampler=_Pieces(self, steps, size),
-                generator=torch.Generator().manual_seed(steps[0]),  # leaves the global one alone
+                generator=torch.Generator().manual_seed(steps[0]),  # not the global one
                 **self._options,
             )
         )
@@ -293,15 +271,10 @@ class FixedOrderLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same order.
+        """Resume from a state of the same order.
 
-        With an accumulator attached, load the state of its guard first.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the state is of another order, plan or kind, or of another step than the guard.
-            Nothing is changed then.
+        With an accumulator attached, load the state of its guard first. A state of another order,
+        plan or kind, or of another step than the guard is refused; nothing is changed then.
         """
         if set(state) != set(_STATE):
             raise ValueError(f"state must be a mapping with the keys {list(_STATE)}, got another")
@@ -320,7 +293,9 @@ class FixedOrderLoader:
             )
         order = old
         if old.seed is not None and seed is not None and not self._given_seed:
-            order = EpochOrder(old.units, old.batch_size, self.plan, _seed(seed), old.drop_last)
+            order = EpochOrder(
+                old.units, old.batch_size, self.plan, integer("order_seed", seed, 0), old.drop_last
+            )
         found = order.fingerprint(), order.deal_hash(min(position + 1, self.plan.steps))
         if found != (state["fingerprint"], state["deal"]):
             raise ValueError(
@@ -344,19 +319,7 @@ class _Pieces:
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse a DataLoader whose order is not the plain one of its data set.
-
-    Raises
-    ------
-    TypeError
-        If it is no DataLoader.
-    ValueError
-        If it shuffles or samples, or has no data set of known length.
-
-    Examples
-    --------
-    >>> check_loader(DataLoader(range(4), batch_size=2))
-    """
+    """Refuse a DataLoader that shuffles or samples, or has no data set of known length."""
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a DataLoader, got {type(loader).__name__}")
     _check_dataset(loader.dataset)
@@ -381,9 +344,3 @@ def _check_dataset(dataset: Any) -> None:
             "the data set must have a length and places, so that its order can be fixed, got "
             f"{type(dataset).__name__}"
         )
-
-
-def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"order_seed must be an integer >= 0, got {seed!r}")
-    return seed

@@ -269,7 +269,7 @@ def make_private(
 
 
 def _noisy_means(parameters: list[torch.Tensor], residual: ResidualNoise, batch_size: int) -> None:
-    """Turn the sums in ``p.grad`` to what any optimiser expects there."""
+    """Turn the sums in ``p.grad`` into noisy means, as any optimiser expects them."""
     residual.add_()
     for p in parameters:
         assert p.grad is not None

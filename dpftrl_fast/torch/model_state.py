@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`model_state_dict`: what may leave of a model that was trained privately."""
+"""`model_state_dict`: the part of a privately trained model that may be released."""
 
 from __future__ import annotations
 
@@ -11,27 +11,12 @@ from dpftrl_fast.torch.flat.tensors import is_sharded
 
 
 def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of a model's parameters and buffers, on the CPU: what may leave.
+    """Return copies of a model's parameters and buffers, on the CPU, which may be released.
 
-    An optimiser's own state is a secret, this is not, if the parameters were trained under the plan
-    only. Names are those of the model itself, without the prefixes of wrappers; DTensors are put
-    together, for which all ranks call this.
-
-    Parameters
-    ----------
-    model : Module
-        Also one wrapped by Opacus or DistributedDataParallel, or sharded by FSDP2.
-
-    Returns
-    -------
-    dict of str to Tensor
-
-    Raises
-    ------
-    TypeError
-        If `model` is no Module.
-    ValueError
-        If a layer keeps running statistics of the data it saw: they have no noise.
+    They are private if the parameters were trained under the plan only; an optimiser's own state is
+    a secret. Names are those of the model itself, without the prefixes of wrappers (Opacus,
+    DistributedDataParallel). DTensors of FSDP2 are gathered, for which all ranks call this.
+    ValueError if a layer keeps running statistics of the data it saw: they have no noise.
 
     Examples
     --------
@@ -50,7 +35,7 @@ def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
     ]
     if tracking:
         raise ValueError(
-            "a model that leaves must keep no running statistics of private data, got them in "
+            "a model that is released must keep no running statistics of private data, got them in "
             f"{', '.join(tracking)}"
         )
     state = model.state_dict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`NoiseRun`: what the optimiser and the residual noise share, a run's vector and its noise."""
+"""`NoiseRun`: the vector of a run and its noise, shared by `DPFTRL` and `ResidualNoise`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import float_dtype, integer
+from dpftrl_fast._validate import float_dtype, integer, optional
 from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -32,25 +32,19 @@ _T = TypeVar("_T")
 class NoiseRun:
     """Parameters as one vector, its noise, and the ranks that share it.
 
-    It begins with the first step: until then parameters may be added, changed and moved.
-
-    Parameters
-    ----------
-    plan, dtype, memory, threads, noise_seed, key, process_group
-        As for `dpftrl_fast.torch.DPFTRL`.
+    It begins with the first step: until then parameters may be added, changed and moved. The
+    arguments are those of `dpftrl_fast.torch.DPFTRL`.
 
     Attributes
     ----------
-    plan : PrivacyPlan
     dtype : torch.dtype
         Of sums and noise.
-    layout : ParameterLayout
     flat : FlatViews
         Of this rank's parts.
-    ranks : Ranks
-    noise : FlatNoise
     vector : Tensor
         Room for the noise of a step.
+    steps : Steps
+        Owner of the step.
     """
 
     layout: ParameterLayout
@@ -77,7 +71,7 @@ class NoiseRun:
         self._dtype_name = "float32" if float_dtype(dtype) == "float32" else "float64"
         self.dtype = getattr(torch, self._dtype_name)
         self._memory = memory_setting(memory)
-        self._threads = None if threads is None else integer("threads", threads, 1, MAX_THREADS)
+        self._threads = optional(integer, "threads", threads, 1, MAX_THREADS)
         if noise_seed is not None and key is not None:
             raise ValueError("expected a noise_seed or a key, got both")
         key_of_seed(noise_seed)  # a wrong one is refused here
@@ -97,7 +91,7 @@ class NoiseRun:
 
     @property
     def threads(self) -> int:
-        """Threads of a call, at most."""
+        """Most threads of a call."""
         return min(usable_cores(), MAX_THREADS) if self._threads is None else self._threads
 
     @property
@@ -108,17 +102,8 @@ class NoiseRun:
     def start(self, groups: Groups, facts: Mapping[str, Any]) -> None:
         """Fix the layout and make the noise source; all ranks call it together.
 
-        Parameters
-        ----------
-        groups : sequence of mapping
-            Parameter groups.
-        facts : mapping
-            What else must be the same on all ranks.
-
-        Raises
-        ------
-        ValueError
-            If a parameter cannot be trained so, or the ranks differ.
+        `facts` must be the same on all ranks too. ValueError if a parameter cannot be trained so,
+        or the ranks differ.
         """
         layout = ParameterLayout.of(groups)
         wide = [entry.name for entry in layout.entries if entry.dtype == torch.float64]
@@ -146,7 +131,7 @@ class NoiseRun:
         self.started = True
 
     def _secret(self) -> tuple[Seed, bytes | None]:
-        """Return the seed or the key. One of its own comes only now: no fork shares it."""
+        """Return the seed or the key. A fresh key is drawn only now, so that no fork shares it."""
         if self._seed is not None:
             return self._seed, None
         if self._key is None:
@@ -190,16 +175,9 @@ class NoiseRun:
     ) -> tuple[list[Tensor], list[Tensor | None], _T]:
         """Check all that is public about the next step; nothing has changed if it is refused.
 
-        A step that one rank refuses is refused on all.
-
-        Parameters
-        ----------
-        groups : sequence of mapping
-            Parameter groups.
-        check : callable
-            Gets the parameters; a TypeError or ValueError of it refuses the step.
-        compare : bool
-            Whether the result of `check` must be the same on all ranks.
+        A step that one rank refuses is refused on all. A TypeError or ValueError of `check`, which
+        gets the parameters, refuses the step; with `compare` its result must be the same on all
+        ranks.
 
         Returns
         -------
@@ -245,13 +223,7 @@ class NoiseRun:
         return self._reduced
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what says which run this is and where it stands, and the noise, **a secret**.
-
-        Raises
-        ------
-        RuntimeError
-            If a step was interrupted half-way.
-        """
+        """Return identity and position of the run, and the state of the noise, **a secret**."""
         self.steps.check_whole()
         return {
             **self._identity(),
@@ -263,24 +235,9 @@ class NoiseRun:
     def check_state(
         self, state: Mapping[str, Any], own: Mapping[str, Any], more: Sequence[str] = ()
     ) -> None:
-        """Refuse a state of another run.
+        """Refuse a state that is incomplete, of another run, or of another stretch of it.
 
-        Parameters
-        ----------
-        state : mapping
-            Of `state_dict`, and what is said by the other arguments.
-        own : mapping
-            What else must be the same; errors show it.
-        more : sequence of str
-            What else must be there.
-
-        Raises
-        ------
-        TypeError
-            If it is no mapping.
-        ValueError
-            If it is incomplete; of another plan, of other parameters or of another dtype; or of
-            another stretch of a run that was restarted.
+        `own` are further entries that must be the same, shown in errors; `more` must be present.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping, got {type(state).__name__}")
@@ -303,7 +260,7 @@ class NoiseRun:
             )
 
     def load_noise(self, state: Mapping[str, Any], *, allow_fork: bool) -> None:
-        """Take up the noise of a state that was checked; all ranks call it together."""
+        """Load the noise of a checked state; all ranks call it together."""
         noise = check_noise_state(state["noise"])
         facts: dict[str, Any] = {"step of the state": noise["steps_taken"]}
         if self.ranks.reduces:

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast._validate import positive_integer, real
+from dpftrl_fast._validate import (
+    flag,
+    non_negative,
+    optional,
+    positive,
+    positive_integer,
+    real,
+)
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -29,8 +36,9 @@ class DPFTRL(Optimizer):
 
     Before each :meth:`step`, ``p.grad`` holds the **sum** of the clipped per-example gradients of
     one logical batch: the L2 norm of one example's part, over all parameters together, is at most
-    ``plan.clip_norm``. `make_private` sees to that, and so does whoever writes it by hand. The step
-    takes the sums: ``p.grad`` is None afterwards, so that none is used twice.
+    ``plan.clip_norm``. `make_private` ensures that; code that calls this class directly must ensure
+    it itself. The step consumes the sums: ``p.grad`` is None afterwards, so that none is used
+    twice.
 
     With s_t the sum over all steps so far, n_t its noise, B the batch size and gamma the momentum,
 
@@ -47,16 +55,16 @@ class DPFTRL(Optimizer):
     ----------
     params : iterable of Tensor, of (name, Tensor), or of dict
         Parameters, or groups with their own `lr`, `momentum`, `nesterov` and `l1`. float32, or
-        bfloat16 and float16, whose ``p.grad`` is to be float32 (``p.grad_dtype``); float64 with
-        ``dtype="float64"``. Those that require no gradient at the first step are left as they are.
+        bfloat16 and float16 with a float32 ``p.grad`` (``p.grad_dtype``); float64 with
+        ``dtype="float64"``. Those that require no gradient at the first step are not changed.
     lr : float
         1/lambda, greater than 0.
     plan : PrivacyPlan
-        Makes the noise and states the epsilon; restarts and completes the tree.
+        Source of the noise, its restarts and completions, and of the stated epsilon.
     batch_size : int
-        B, fixed and public: what a smaller batch is divided by, too.
+        B, fixed and public: also the divisor of a smaller batch.
     momentum : float, default 0
-        gamma, in [0, 1). It can be changed later where it was greater than 0 at the first step.
+        gamma, in [0, 1). It can be changed later if it was greater than 0 at the first step.
     nesterov : bool, default False
         Nesterov's form, q = theta_0 - lr_t ((s_t + n_t) / B + gamma v_t), threshold likewise.
     l1 : float, default 0
@@ -65,9 +73,9 @@ class DPFTRL(Optimizer):
         R, of the ball about 0 for the parameters of all groups together. Parameters that begin
         outside are moved into it by the first step.
     dtype : {"float32", "float64"}
-        Of sums and noise. Sums carry along what their roundings lost.
+        Of sums and noise. Sums also keep the rounding errors of their additions.
     memory
-        As for :class:`dpftrl_fast.TreeNoise`, of the noise.
+        As for :class:`dpftrl_fast.TreeNoise`.
     threads : int, optional
         Of noise and update on the CPU; default all cores that this process may use.
     noise_seed : int or bytes, optional
@@ -82,17 +90,19 @@ class DPFTRL(Optimizer):
     ----------
     plan : PrivacyPlan
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as above.
-
     Notes
     -----
-    An optimiser holds the sums without noise, and the key: it is not pickled or copied, and
-    :meth:`state_dict` is a secret. What may leave is `dpftrl_fast.torch.model_state_dict`. On many
-    processes :meth:`step`, :meth:`load_state_dict`, :meth:`recover` and the first
-    :meth:`state_dict` are collective calls.
+    **Formal guarantee.** For neighbouring data sets in which the gradients of one example are
+    replaced by zero, the parameters after all steps together are (epsilon, delta)-differentially
+    private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
+    example). The caller must ensure that sums are clipped as above, that examples take part only as
+    ``plan.participation`` declares, and that key, un-noised sums and :meth:`state_dict` stay
+    secret. Attacks on the low-order bits of floating-point noise are not covered.
+
+    The optimiser holds the un-noised sums and the key: it is not pickled or copied.
+    `dpftrl_fast.torch.model_state_dict` returns the part that may be released. On many processes
+    :meth:`step`, :meth:`load_state_dict`, :meth:`recover` and the first :meth:`state_dict` are
+    collective calls.
 
     Examples
     --------
@@ -126,7 +136,7 @@ class DPFTRL(Optimizer):
         process_group: Any = None,
     ) -> None:
         self._batch_size = positive_integer("batch_size", batch_size)
-        self._radius = None if radius is None else real("radius", radius, above=0.0)
+        self._radius = optional(positive, "radius", radius)
         self._run = NoiseRun(
             plan,
             dtype=dtype,
@@ -158,25 +168,19 @@ class DPFTRL(Optimizer):
 
     @property
     def batch_size(self) -> int:
-        """What sums are divided by (B)."""
+        """Divisor of the sums (B)."""
         return self._batch_size
 
     @property
     def reproducible(self) -> bool:
-        """True when a seed was given: whoever guesses it can take the noise away."""
+        """True when a seed was given: whoever guesses it can remove the noise."""
         return self._run.reproducible
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, before the first step.
-
-        Raises
-        ------
-        ValueError
-            If the run has begun, or a rate of the group is out of its range.
-        """
+        """Add a parameter group, before the first step; ValueError afterwards."""
         if self._run.started:
             raise ValueError(
-                "parameters must be added before the first step, which fixes what noise goes on, "
+                "parameters must be added before the first step, which fixes the coordinates, "
                 f"got a group at step {self.steps_taken}"
             )
         super().add_param_group(param_group)
@@ -189,21 +193,17 @@ class DPFTRL(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take a step of the plan with the sums in ``p.grad``.
 
-        A parameter without ``p.grad`` has had no part in the batch: its sum is zero, and it gets
-        its noise. Values are not looked at: a refusal would tell of them.
-
-        Parameters
-        ----------
-        closure : None
-            Not taken: it would read the batch again.
+        A parameter without ``p.grad`` had no part in the batch: its sum is zero, and it gets its
+        noise. Values are not checked, since a refusal would reveal them. `closure` must be None: it
+        would read the batch again.
 
         Raises
         ------
         ValueError
-            For a closure; if all declared steps are taken; if parameters were added or changed
-            shape, dtype or device; if all gradients are missing, or one is sparse or in half
-            precision; if a rate is out of its range; if another rank refuses. No step is taken
-            then, and the next call can be right.
+            If all declared steps are taken; if parameters were added or changed shape, dtype or
+            device; if all gradients are missing, or one is sparse or in half precision; if a rate
+            is out of its range; if another rank refuses. No step is taken then, and the next call
+            can be right.
         RuntimeError
             If an earlier step was interrupted half-way, or this process was forked from one that
             has the key.
@@ -233,13 +233,7 @@ class DPFTRL(Optimizer):
                 p.grad = None
 
     def prepare_step(self) -> None:
-        """Read the rates of the next step before its ids are admitted.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a rate is out of its range, or momentum comes after the first step.
-        """
+        """Read the rates of the next step before its ids are admitted; refuse wrong ones."""
         self._admitted_rates = self._read_rates()
 
     def _read_rates(self) -> list[Rates]:
@@ -272,10 +266,10 @@ class DPFTRL(Optimizer):
         return self._update
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on, **a secret**: key, and sums without noise.
+        """Return the state of the run, **a secret**: key and un-noised sums.
 
-        A file with it belongs where the private data may be, with mode 0600. Parameters are not in
-        it: save the model's own state too. It has one rank's part, where there are many.
+        A file with it must be stored like the private data, with mode 0600. It does not include the
+        parameters: save the model's own state too. On many ranks it has this rank's part.
 
         Returns
         -------
@@ -285,7 +279,7 @@ class DPFTRL(Optimizer):
         Raises
         ------
         RuntimeError
-            If a step was interrupted half-way: its noise may be on one part of the sums only.
+            If a step was interrupted half-way: its noise may be in one part of the sums only.
         """
         update = self._started()
         return {
@@ -301,10 +295,10 @@ class DPFTRL(Optimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow_fork: bool = False) -> None:
-        """Go on from a state of :meth:`state_dict`, with the same steps to the bit.
+        """Resume from a state of :meth:`state_dict`, with the same steps to the bit.
 
-        Load the model's own state as well. Two runs that go on from one state make the same noise:
-        added to two different sums that both leave, it protects neither.
+        Load the model's own state as well. Two runs that resume from one state make the same noise:
+        if it is added to two different sums that are both released, it protects neither.
 
         Parameters
         ----------
@@ -312,8 +306,8 @@ class DPFTRL(Optimizer):
             Of an optimiser of the same plan, parameters, batch size, radius and dtype; on many
             processes of the same rank of as many. Rates of the groups are taken from it.
         allow_fork : bool, optional
-            True lets an optimiser go back to an earlier step of its own run. What the steps in
-            between gave must not have left: else the guarantee is void.
+            True allows an optimiser to return to an earlier step of its own run. The results of the
+            steps in between must not have been released: otherwise the guarantee is void.
 
         Raises
         ------
@@ -350,13 +344,6 @@ class DPFTRL(Optimizer):
         ----------
         account : RunAccount
             Of this plan, with this recovery in it; it continues with the next step of this run.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the account is not such a one.
-        RuntimeError
-            If a step was interrupted half-way.
         """
         update, run = self._started(), self._run
         run.check_account(account)
@@ -378,20 +365,19 @@ _TENSORS = ("params", "param_names")
 
 def _rates(group: Mapping[str, Any]) -> Rates:
     momentum = real("momentum", _plain(group["momentum"]), least=0.0, below=1.0)
-    if not isinstance(group["nesterov"], bool):
-        raise TypeError(f"nesterov must be a bool, got {type(group['nesterov']).__name__}")
-    if group["nesterov"] and not momentum > 0.0:
+    nesterov = flag("nesterov", group["nesterov"])
+    if nesterov and not momentum > 0.0:
         raise ValueError("nesterov must come with a momentum greater than 0, got momentum 0")
     return Rates(
-        lr=real("lr", _plain(group["lr"]), above=0.0),
+        lr=positive("lr", _plain(group["lr"])),
         momentum=momentum,
-        nesterov=group["nesterov"],
-        l1=real("l1", _plain(group["l1"]), least=0.0),
+        nesterov=nesterov,
+        l1=non_negative("l1", _plain(group["l1"])),
     )
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor of one element, which torch takes for a rate, as a number."""
+    """Return a tensor of one element, which torch accepts as a rate, as a number."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 

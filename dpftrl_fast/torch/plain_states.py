@@ -39,7 +39,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Give back, on the CPU, what :func:`to_plain` was given."""
+    """Invert :func:`to_plain`, with tensors on the CPU."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR, "data"}:
             dtype = getattr(torch, value[_TENSOR])
@@ -52,9 +52,9 @@ def from_plain(value: Any) -> Any:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of torch's (with CUDA's, where it is), NumPy's and Python's numbers.
+    """Return the states of the random generators of torch (CUDA too), NumPy and Python.
 
-    These are what layers like dropout and augmentations draw from; no noise comes from them.
+    Layers like dropout and augmentations draw from these; no noise comes from them.
     """
     used = torch.cuda.is_available()
     return {
@@ -66,7 +66,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put back what :func:`random_state` returned."""
+    """Restore the states that :func:`random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import optional, positive_integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -27,8 +27,8 @@ class ResidualNoise:
     """Adds a_t = n_t - n_(t-1) to the clipped gradient sum of step t.
 
     n_t is the tree noise of the running sum, so the noisy sums of all steps add up to s_t + n_t:
-    SGD on them is DP-FTRL (Kairouz et al. 2021, theorem 5.1), and whatever else an optimiser makes
-    of them (Adam, weight decay, a schedule of rates) is as private.
+    SGD on them is DP-FTRL (Kairouz et al. 2021, theorem 5.1), and any other use of them by an
+    optimiser (Adam, weight decay, a schedule of rates) is as private.
 
     Before each :meth:`add_`, ``p.grad`` holds the sum of the clipped per-example gradients of one
     logical batch, as for `DPFTRL`; afterwards the noisy sum, or the noisy mean.
@@ -39,7 +39,7 @@ class ResidualNoise:
         As for an optimiser, which may have the same. Parameters that require no gradient at the
         first step get no noise.
     plan : PrivacyPlan
-        Makes the noise and states the epsilon; restarts and completes the tree.
+        Source of the noise, its restarts and completions, and of the stated epsilon.
     batch_size : int, optional
         If given, noisy sums are divided by it: fixed and public.
     dtype, memory, threads, noise_seed, key, process_group
@@ -49,13 +49,16 @@ class ResidualNoise:
     ----------
     plan : PrivacyPlan
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as above.
-
     Notes
     -----
+    **Formal guarantee.** For neighbouring data sets in which the gradients of one example are
+    replaced by zero, the noisy sums of all steps together are (epsilon, delta)-differentially
+    private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
+    example). The caller must ensure that sums are clipped to ``plan.clip_norm``, that examples take
+    part only as ``plan.participation`` declares, that only noisy sums are used, and that key and
+    :meth:`state_dict` stay secret. Attacks on the low-order bits of floating-point noise are not
+    covered.
+
     On many processes each has the sums of its own examples, as for `DPFTRL`; afterwards all have
     the same noisy sum of all examples.
 
@@ -87,9 +90,7 @@ class ResidualNoise:
         key: bytes | None = None,
         process_group: Any = None,
     ) -> None:
-        self._batch_size = None
-        if batch_size is not None:
-            self._batch_size = positive_integer("batch_size", batch_size)
+        self._batch_size = optional(positive_integer, "batch_size", batch_size)
         self._groups = _groups(params)
         self._run = NoiseRun(
             plan,
@@ -120,22 +121,15 @@ class ResidualNoise:
 
     @property
     def reproducible(self) -> bool:
-        """True when a seed was given: whoever guesses it can take the noise away."""
+        """True when a seed was given: whoever guesses it can remove the noise."""
         return self._run.reproducible
 
     def add_(self) -> None:
         """Take a step of the plan: add its noise to the sums in ``p.grad``, in place.
 
-        A parameter without ``p.grad`` gets its noise as ``p.grad``. Values are not looked at.
-
-        Raises
-        ------
-        ValueError
-            If all declared steps are taken; if parameters were added or changed; if all gradients
-            are missing, or one is sparse or in half precision, or all are those that the call
-            before left. Nothing has changed then.
-        RuntimeError
-            If an earlier call was interrupted half-way.
+        A parameter without ``p.grad`` gets its noise as ``p.grad``. Values are not checked. Refused
+        as :meth:`DPFTRL.step`, and with a ValueError if all sums are those that the call before
+        left; nothing has changed then.
         """
         with self._started().steps.alone():
             self._add()
@@ -160,7 +154,7 @@ class ResidualNoise:
         self._noisy = [(weakref.ref(own), own._version) for own in sums]
 
     def _writable_sums(self, parameters: list[Tensor]) -> list[Tensor]:
-        """Refuse a second call on the same sums: a step of the plan would go on none."""
+        """Refuse a second call on the same sums: a step of the plan would be wasted."""
         if self._noisy and all(
             p.grad is not None and p.grad is left() and p.grad._version == version
             for p, (left, version) in zip(parameters, self._noisy, strict=True)
@@ -176,25 +170,12 @@ class ResidualNoise:
         return self._run
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the noise and its key, **a secret**.
-
-        Returns
-        -------
-        dict
-            Numbers, strings, lists and tensors, which ``torch.load(weights_only=True)`` reads.
-        """
+        """Return position and key of the noise, **a secret**, as :meth:`DPFTRL.state_dict`."""
         run = self._started()
         return {**_HEADER, **run.state_dict(), "batch_size": self._batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
-        """Go on from a state of :meth:`state_dict`, see :meth:`DPFTRL.load_state_dict`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the state is of another run, incomplete, or behind this object's own position;
-            nothing has changed then.
-        """
+        """Resume from a state of :meth:`state_dict`, as :meth:`DPFTRL.load_state_dict`."""
         run = self._started()
         run.check_state(state, {**_HEADER, "batch_size": self._batch_size})
         run.load_noise(state, allow_fork=allow_fork)
@@ -202,13 +183,8 @@ class ResidualNoise:
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise, as :meth:`DPFTRL.recover`.
 
-        The noise so far stays in the noisy sums that were released: the first residual of the
-        fresh noise is its first noise.
-
-        Parameters
-        ----------
-        account : RunAccount
-            Of this plan, with this recovery in it.
+        The noise so far stays in the noisy sums that were released: the first residual of the fresh
+        noise is its first noise.
         """
         run = self._started()
         run.check_account(account)
@@ -221,7 +197,7 @@ class ResidualNoise:
 
 
 def _groups(params: ParamsT) -> list[dict[str, Any]]:
-    """Return what an optimiser makes of its first argument."""
+    """Return the parameter groups that an optimiser makes of its first argument."""
     return torch.optim.SGD(params, lr=1.0).param_groups
 
 

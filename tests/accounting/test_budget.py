@@ -235,7 +235,7 @@ def test_what_every_budget_allows():
         (
             lambda: largest_participations(1.0, DELTA, 9.0, 2**40 + 1),
             ValueError,
-            r"steps must be an integer <= 2\^40",
+            r"steps must be an integer in .*, got 1099511627777",
         ),
         (lambda: largest_trees(1.0, DELTA, 9.0, 0), ValueError, "tree_steps must be"),
         (

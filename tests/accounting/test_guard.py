@@ -23,7 +23,6 @@ from participation_runs import (
     proposed_step,
     uses_by_id,
 )
-from tree_options import with_tree
 
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.id_table import IdTable
@@ -68,7 +67,7 @@ def admitted(guard: Guard, ids: list[int]) -> bool:
 def test_it_admits_what_is_declared_and_nothing_else(
     declared: Declared, data: st.DataObject
 ) -> None:
-    guard = Guard(declared.pattern, **with_tree(declared.options))
+    guard = Guard(declared.pattern, declared.tree)
     history: Steps = []
     for _ in range(declared.pattern.steps + 3):
         ids = proposed_step(data.draw, declared, history)
@@ -78,7 +77,7 @@ def test_it_admits_what_is_declared_and_nothing_else(
             history.append(ids)
         if data.draw(st.integers(0, 4)) == 0:
             state = guard.state_dict()
-            guard = Guard(declared.pattern, **with_tree(declared.options))
+            guard = Guard(declared.pattern, declared.tree)
             guard.load_state_dict(
                 data.draw(st.sampled_from([dict, through_json, through_npz]))(state)
             )
@@ -86,13 +85,13 @@ def test_it_admits_what_is_declared_and_nothing_else(
     assert guard.steps_taken == len(history)
     declared_most = declared_zeta(declared)
     for uses in uses_by_id(history).values():
-        assert zeta_exact(uses, declared.layout) <= declared_most
+        assert zeta_exact(uses, declared.trees) <= declared_most
 
 
 @settings(max_examples=150, deadline=None)
 @given(declared=declared_runs(), data=st.data())
 def test_eligible_says_who_may_be_in_the_next_step(declared: Declared, data: st.DataObject) -> None:
-    guard = Guard(declared.pattern, **with_tree(declared.options))
+    guard = Guard(declared.pattern, declared.tree)
     everyone = list(range(6))
     while guard.steps_taken < declared.pattern.steps:
         mask = guard.eligible(everyone).tolist()

@@ -65,7 +65,7 @@ def recorded(ledger: Ledger, history: Steps) -> Ledger:
 def test_values_are_those_of_brute_force_and_at_most_the_declared(
     declared: Declared, data: st.DataObject
 ) -> None:
-    ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
+    ledger = Ledger(declared.pattern, 2.0, declared.tree, realised=True)
     history: Steps = []
     most = declared_zeta(declared)
     for _ in range(declared.pattern.steps):
@@ -80,10 +80,10 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
             state = data.draw(st.sampled_from([dict, through_json, through_npz]))(
                 ledger.state_dict()
             )
-            ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
+            ledger = Ledger(declared.pattern, 2.0, declared.tree, realised=True)
             ledger.load_state_dict(state)
         uses = uses_by_id(history)
-        expected = {i: zeta_exact(uses[i], declared.layout) for i in sorted(uses)}
+        expected = {i: zeta_exact(uses[i], declared.trees) for i in sorted(uses)}
         found, values = ledger.values()
         assert dict(zip(found.tolist(), values.tolist(), strict=True)) == expected
         assert found.tolist() == list(expected)
@@ -93,7 +93,7 @@ def test_values_are_those_of_brute_force_and_at_most_the_declared(
 @settings(max_examples=100, deadline=None)
 @given(declared=declared_runs())
 def test_the_declared_zeta_is_that_of_brute_force(declared: Declared) -> None:
-    ledger = Ledger(declared.pattern, 2.0, **with_tree(declared.options), realised=True)
+    ledger = Ledger(declared.pattern, 2.0, declared.tree, realised=True)
     assert zeta_of(ledger) == declared_zeta(declared)
 
 

@@ -222,7 +222,7 @@ def test_wrong_options(run: Any, wrong: Any, error: type[Exception], message: st
 
 @pytest.mark.parametrize("participation", [1600, None, acc.SinglePass, [0, 1, 2]])
 def test_wrong_participation(participation: Any) -> None:
-    with pytest.raises(TypeError, match=r"participation must be a SinglePass, .* got \w+"):
+    with pytest.raises(TypeError, match=r"participation must be one of .*, got \w+"):
         acc.sensitivity_squared(participation)
 
 

@@ -31,7 +31,10 @@ def saved_again(found: Any, state: Any) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_read_and_promises_the_same(name: str, tmp_path: Path) -> None:
     plan = old.plan(name)
-    assert old.promises(plan) == old.read("promises.json")["plans"][name]
+    promises, recorded = old.promises(plan), old.read("promises.json")["plans"][name]
+    assert old.kept_promises(promises, recorded)
+    if plan.bound == "exact" or plan.mechanism.variant == "vanilla":
+        assert promises == recorded
     plan.save(tmp_path / "plan.json")
     written = (old.DATA / "plans" / f"{name}.json").read_bytes()
     assert (tmp_path / "plan.json").read_bytes() == written
@@ -41,7 +44,8 @@ def test_a_plan_is_read_and_promises_the_same(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", LEAST_SQUARES)
 def test_a_plan_of_least_squares_is_read_and_promises_the_same(name: str) -> None:
     plan = old.least_squares_plan(name)
-    assert old.promises(plan) == old.read("promises.json")["least_squares_plans"][name]
+    recorded = old.read("promises.json")["least_squares_plans"][name]
+    assert old.kept_promises(old.promises(plan), recorded)
     assert plan.to_dict() == old.read(f"least_squares_plans/{name}.json")
 
 
@@ -123,7 +127,7 @@ def test_a_bit_generator_goes_on(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", old.read("guards.json"), ids=lambda case: case["plan"])
 def test_guards_and_ledgers_go_on(case: dict[str, Any]) -> None:
     plan, rest = old.plan(case["plan"]), case["steps"][case["taken"] :]
-    guard, ledger = plan.guard(), plan.ledger()
+    guard, ledger = plan.guard(), plan.ledger(realised=True)
     for one, kind in ((guard, "guard"), (ledger, "ledger")):
         one.load_state_dict(old.from_plain(case[kind]))
         saved_again(one.state_dict(), case[kind])
@@ -132,11 +136,14 @@ def test_guards_and_ledgers_go_on(case: dict[str, Any]) -> None:
     assert old.guarded(guard, rest) == old.guarded(ledger, rest) == case["next"]
     assert old.realised(ledger) == case["at the end"]
     assert old.digest_of(ledger.state_dict()) == case["then"]
+    plain = plan.ledger()  # keeps no realised values, and reads a state that has them
+    plain.load_state_dict(old.from_plain(case["ledger"]))
+    assert old.guarded(plain, rest) == case["next"]
 
 
 def test_a_ledger_in_an_npz_file_is_read() -> None:
     (case,) = (case for case in old.read("guards.json") if case["plan"] == "lengths")
-    ledger = old.plan("lengths").ledger()
+    ledger = old.plan("lengths").ledger(realised=True)
     with np.load(old.DATA / "ledger.npz", allow_pickle=False) as state:
         ledger.load_state_dict(state)
     saved_again(ledger.state_dict(), case["ledger"])
@@ -190,5 +197,5 @@ def test_a_model_is_read(name: str, tmp_path: Path) -> None:
     facts = old.read(f"models/{name}/model.json")
     assert model.facts == facts
     assert model.plan.to_dict() == facts["plan"] and model.schema.to_dict() == facts["schema"]
-    assert old.promises(model.plan) == case["promises"]
+    assert old.kept_promises(old.promises(model.plan), case["promises"])
     assert model.plan.epsilon(facts["delta"]) == facts["epsilon"]

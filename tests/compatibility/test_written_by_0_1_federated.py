@@ -16,6 +16,8 @@ def test_a_run_goes_on(kind: str, tmp_path: Path) -> None:
     folder = old.taken(f"federated/{kind}", tmp_path / "run")
     left = federated.run(kind, folder)
     assert left == case["next"]
+    then = case["then"]["state"]
+    del then["cohorts"]  # 0.1 kept realised values of ids there
     assert old.kept_state(folder) == case["then"]
 
 

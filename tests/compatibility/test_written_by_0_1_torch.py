@@ -50,6 +50,7 @@ def test_a_training_goes_on(kind: str, tmp_path: Path) -> None:
     folder = old.taken(f"torch/{kind}", tmp_path / "run")
     left = training.run(kind, folder)
     assert left == case["next"]
+    del case["then"]["ledger"]  # 0.1 kept realised values of ids there
     assert training.kept(folder) == case["then"]
     before = case["before"][-1]  # the last step before the end of the process was taken again
     assert before in left

@@ -84,7 +84,7 @@ def test_numbers_become_python_numbers():
         ),
         ("complete", 1, ValueError, "complete must be one of 'auto', False, True, 'all', got 1"),
         ("noise_seed", -1, ValueError, "noise_seed must be an integer >= 0, got a negative one"),
-        ("noise_seed", 1.5, TypeError, "noise_seed must be None, an integer >= 0 or bytes"),
+        ("noise_seed", 1.5, TypeError, "noise_seed must be an integer, got float"),
         ("shuffle", 1, TypeError, "shuffle must be a bool, got int"),
         ("verbose", -1, ValueError, "verbose must be an integer >= 0, got -1"),
         ("threads", "all", TypeError, "threads must be an integer >= 1, got str"),

@@ -39,6 +39,7 @@ INTEGER = Kind(
 REAL = (2, 2.0, np.float32(2), np.float64(2), np.int64(2), np.uint8(2), Fraction(2))
 POSITIVE = Kind(REAL, NOT_NUMBERS, (0, -1.0, math.nan, math.inf, -math.inf, BEYOND))
 NON_NEGATIVE = Kind((*REAL, 0), NOT_NUMBERS, (-1.0, math.nan, math.inf, BEYOND))
+EXTENDED = Kind((*REAL, 0, math.inf), NOT_NUMBERS, (-1.0, math.nan, -math.inf, BEYOND))
 HALVES = (0.5, np.float32(0.5), np.float64(0.5), Fraction(1, 2))
 PROBABILITY = Kind(HALVES, NOT_NUMBERS, (0, 1, 1.5, -0.5, math.nan, BEYOND))
 MOMENTUM = Kind((*HALVES, 0), NOT_NUMBERS, (1, 1.5, -0.5, math.nan, BEYOND))
@@ -122,7 +123,7 @@ ENTRIES: dict[str, tuple[str, Kind, Callable[[Any], Any]]] = {
     ),
     "epsilon noise_multiplier": (
         "noise_multiplier",
-        POSITIVE,
+        EXTENDED,
         lambda v: acc.epsilon(v, 3, 1e-6),
     ),
     "epsilon delta": ("delta", PROBABILITY, lambda v: acc.epsilon(2.0, 3, v)),

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from hypothesis import strategies as st
 from participation_oracle import (
@@ -24,6 +23,7 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
+from dpftrl_fast.mechanisms import Tree
 
 Steps = list[list[int]]
 
@@ -36,11 +36,11 @@ class Declared:
     trees: TreeSpecs
 
     @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "tree_lengths": [steps for steps, _ in self.layout],
-            "complete": [completed for _, completed in self.layout],
-        }
+    def tree(self) -> Tree:
+        return Tree(
+            tree_lengths=[steps for steps, _ in self.trees],
+            complete=[completed for _, completed in self.trees],
+        )
 
 
 @st.composite
@@ -118,7 +118,7 @@ def uses_by_id(history: Steps) -> dict[int, list[int]]:
 
 def declared_zeta(declared: Declared, zeta: Zeta = zeta_exact) -> float:
     """The squared sensitivity of the declaration, by brute force."""
-    pattern, trees = declared.pattern, declared.layout
+    pattern, trees = declared.pattern, declared.trees
     if isinstance(pattern, FixedOrder):
         listed = [
             pattern.ids[a:b].tolist()
@@ -138,7 +138,7 @@ def declared_zeta(declared: Declared, zeta: Zeta = zeta_exact) -> float:
 
 def _tree(declared: Declared, step: int) -> int:
     end = 0
-    for tree, (steps, _) in enumerate(declared.layout):
+    for tree, (steps, _) in enumerate(declared.trees):
         end += steps
         if step < end:
             return tree

@@ -28,6 +28,7 @@ try:
     from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
     from dpftrl_fast.fitting.model_file import Model, load_model
     from dpftrl_fast.ftrl import FTRL
+    from dpftrl_fast.mechanisms import Tree
     from dpftrl_fast.run.journal import RunJournal
 except ModuleNotFoundError:  # 0.1 itself, which the maker runs with
     from dpftrl_fast.convex.least_squares_plan import LeastSquaresPlan
@@ -39,7 +40,9 @@ except ModuleNotFoundError:  # 0.1 itself, which the maker runs with
 
 def prefix_sum(options: Mapping[str, Any]) -> PrefixSum:
     """Make the sum that 0.1 made of these arguments."""
-    return PrefixSum(**options)
+    fields = {k: v for k, v in options.items() if k in ("variant", "restart_every", "complete")}
+    others = {k: v for k, v in options.items() if k not in fields}
+    return PrefixSum(**others, mechanism=Tree(**fields))
 
 
 # ------------------------------------------------------------------------
@@ -194,6 +197,26 @@ def promises(of: Any) -> Json:
             for neighbours in ("zero-out", "replace-one")
         },
     }
+
+
+def kept_promises(found: Json, recorded: Json) -> bool:
+    """Whether figures are those that were recorded, or smaller where a looser floor was stated.
+
+    Under "released" a plan states the figures of "exact" where the floor of the stream makes those
+    of "released" larger; 0.1 did not.
+    """
+    lower = all(
+        float.fromhex(found["delta"][kind][at]) <= float.fromhex(value)
+        for kind, values in recorded["delta"].items()
+        for at, value in values.items()
+    )
+    stated = all(
+        value is None or found["epsilon"][kind][at] == value
+        for kind, values in recorded["epsilon"].items()
+        for at, value in values.items()
+    )
+    others = ("noise_multiplier", "sensitivity_squared", "mu", "delta_floor")
+    return lower and stated and all(found[name] == recorded[name] for name in others)
 
 
 def _stated(figure: Callable[..., float], at: float, neighbours: str) -> str | None:
@@ -382,7 +405,8 @@ def kept_state(folder: Path, identity: Mapping[str, Any] | None = None) -> Json:
             "last": journal.last,
             "start": journal.start,
             "abandoned": [list(stretch) for stretch in journal.abandoned],
-            "state": digests_of(state),
+            # Cohorts keep less than 0.1 did: no realised values of ids.
+            "state": digests_of({k: v for k, v in state.items() if k != "cohorts"}),
         }
 
 

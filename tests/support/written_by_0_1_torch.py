@@ -174,7 +174,7 @@ def drawn() -> list[str]:
 
 
 #: What of a checkpoint is ours: the state of torch's own optimisers and schedulers is torch's.
-OURS = ("noise", "parameters", "buffers", "ledger", "loader", "random")
+OURS = ("noise", "parameters", "buffers", "loader", "random")
 
 
 def kept(folder: Path) -> Json:

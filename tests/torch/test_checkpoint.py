@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import training_run
+from processes import child
 from torch import Tensor
 from training_run import BATCH, DELTA, EPOCHS, PLAN, STEPS, Training
 
@@ -89,18 +90,15 @@ def test_killed_twice_from_outside(tmp_path: Path, undisturbed: tuple[Tensor, fl
     kills = sorted(chance.sample(range(2, STEPS), 2))
     seen: list[int] = []
     for kill in (*kills, None):
-        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    seen.append(int(line))
-                    if seen[-1] == kill:
-                        process.kill()
-                        break
-                process.stdout.read()
-                process.wait(240)
-            finally:
-                process.kill()
+        with child(program, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                seen.append(int(line))
+                if seen[-1] == kill:
+                    process.kill()
+                    break
+            process.stdout.read()
+            process.wait(240)
         assert process.returncode == (0 if kill is None else -9)
     assert seen[-1] == STEPS
     out = np.load(tmp_path / "out.npz")

@@ -209,7 +209,7 @@ def test_loaders_with_an_order_of_their_own_are_refused(loader: Any, word: str) 
         ({"dataset": data(13)}, ValueError, "epochs of 4 steps"),
         ({"plan": plan_for(SinglePass(4))}, ValueError, "epochs of 3 steps"),
         ({"order_seed": -1}, ValueError, "order_seed"),
-        ({"order_seed": True}, ValueError, "order_seed"),
+        ({"order_seed": True}, TypeError, "order_seed"),
         ({"shard": (2, 2)}, ValueError, "rank < processes"),
         ({"shard": (0, 3)}, ValueError, "processes <= 2"),
         ({"sampler": None}, TypeError, "sampler"),

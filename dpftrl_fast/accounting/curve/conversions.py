@@ -25,8 +25,12 @@ from dpftrl_fast.accounting.curve.renyi import (
 from dpftrl_fast.accounting.curve.rounding import float_up, precision, smallest_double
 
 
-def _square(sigma: float, zeta: int | float) -> Fraction:
-    """Return mu^2, exactly."""
+def _square(noise_multiplier: float, sensitivity_squared: float) -> Fraction | float:
+    """Return mu^2: an exact fraction, or the float 0 or infinity for sigma infinity or 0."""
+    sigma = non_negative("noise_multiplier", noise_multiplier, infinite=True)
+    zeta = sensitivity(sensitivity_squared)
+    if sigma in (0.0, math.inf):
+        return 0.0 if sigma else math.inf
     return Fraction(zeta) / Fraction(sigma) ** 2
 
 
@@ -35,11 +39,8 @@ def zcdp_rho(noise_multiplier: float, sensitivity_squared: float) -> float:
 
     Parameters
     ----------
-    noise_multiplier : float
-        Standard deviation of a node's noise in units of the clip norm (sigma),
-        0 <= sigma <= infinity. 0 gives infinity, infinity gives 0.
-    sensitivity_squared : int or float
-        zeta > 0, in units of the clip norm squared.
+    noise_multiplier, sensitivity_squared
+        As for :func:`~dpftrl_fast.accounting.epsilon`.
 
     Returns
     -------
@@ -51,11 +52,8 @@ def zcdp_rho(noise_multiplier: float, sensitivity_squared: float) -> float:
     >>> zcdp_rho(2.0, 11)
     1.375
     """
-    sigma = non_negative("noise_multiplier", noise_multiplier, infinite=True)
-    zeta = sensitivity(sensitivity_squared)
-    if sigma in (0.0, math.inf):
-        return 0.0 if sigma else math.inf
-    return float_up(_square(sigma, zeta) / 2)
+    square = _square(noise_multiplier, sensitivity_squared)
+    return square if isinstance(square, float) else float_up(square / 2)
 
 
 def gdp_mu(noise_multiplier: float, sensitivity_squared: float) -> float:
@@ -63,11 +61,8 @@ def gdp_mu(noise_multiplier: float, sensitivity_squared: float) -> float:
 
     Parameters
     ----------
-    noise_multiplier : float
-        Standard deviation of a node's noise in units of the clip norm (sigma),
-        0 <= sigma <= infinity. 0 gives infinity, infinity gives 0.
-    sensitivity_squared : int or float
-        zeta > 0, in units of the clip norm squared.
+    noise_multiplier, sensitivity_squared
+        As for :func:`~dpftrl_fast.accounting.epsilon`.
 
     Returns
     -------
@@ -79,12 +74,10 @@ def gdp_mu(noise_multiplier: float, sensitivity_squared: float) -> float:
     >>> gdp_mu(1.5, 9)
     2.0
     """
-    sigma = non_negative("noise_multiplier", noise_multiplier, infinite=True)
-    zeta = sensitivity(sensitivity_squared)
-    if sigma in (0.0, math.inf):
-        return 0.0 if sigma else math.inf
-    square = _square(sigma, zeta)
-    guess = float_up(mean_shift(sigma, zeta))
+    square = _square(noise_multiplier, sensitivity_squared)
+    if isinstance(square, float):
+        return square
+    guess = float_up(mean_shift(noise_multiplier, sensitivity_squared))
     return smallest_double(lambda mu: Fraction(mu) ** 2 >= square, guess)
 
 
@@ -95,11 +88,8 @@ def rdp(
 
     Parameters
     ----------
-    noise_multiplier : float
-        Standard deviation of a node's noise in units of the clip norm (sigma),
-        0 <= sigma <= infinity. 0 gives infinity, infinity gives 0.
-    sensitivity_squared : int or float
-        zeta > 0, in units of the clip norm squared.
+    noise_multiplier, sensitivity_squared
+        As for :func:`~dpftrl_fast.accounting.epsilon`.
     orders : iterable of float
         Renyi orders alpha, each finite and > 1.
 
@@ -113,13 +103,11 @@ def rdp(
     >>> rdp(2.0, 11, [2, 8, 32.5])
     [2.75, 11.0, 44.6875]
     """
-    sigma = non_negative("noise_multiplier", noise_multiplier, infinite=True)
-    zeta = sensitivity(sensitivity_squared)
+    square = _square(noise_multiplier, sensitivity_squared)
     grid = check_orders(orders)
-    if sigma in (0.0, math.inf):
-        return [0.0 if sigma else math.inf for _ in grid]
-    rho = _square(sigma, zeta) / 2
-    return [float_up(Fraction(order) * rho) for order in grid]
+    if isinstance(square, float):
+        return [square for _ in grid]
+    return [float_up(Fraction(order) * square / 2) for order in grid]
 
 
 def best_order(
@@ -133,14 +121,8 @@ def best_order(
 
     Parameters
     ----------
-    noise_multiplier : float
-        Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
-    sensitivity_squared : int or float
-        zeta > 0, in units of the clip norm squared.
-    delta : float
-        0 < delta < 1.
-    conversion : {"cks", "mironov"}
-        See :mod:`dpftrl_fast.accounting.curve.renyi`.
+    noise_multiplier, sensitivity_squared, delta, conversion
+        As for :func:`~dpftrl_fast.accounting.epsilon`; sigma is finite and > 0.
 
     Returns
     -------

@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import dpftrl_fast._core as _core
-from dpftrl_fast._validate import non_negative, positive, probability
+from dpftrl_fast._validate import choice, non_negative, positive, probability
 from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_delta,
     decimal_epsilon,
@@ -32,13 +32,7 @@ from dpftrl_fast.accounting.curve.renyi import Conversion, rdp_epsilon
 
 
 def sensitivity(x: Any) -> int | float:
-    """Return a squared sensitivity as it is, if it is an integer or float, else rounded up to one.
-
-    Examples
-    --------
-    >>> sensitivity(2**60 + 1) - 2**60
-    1
-    """
+    """Return a squared sensitivity: integers and floats as they are, others rounded up."""
     value = positive("sensitivity_squared", x)
     if isinstance(x, numbers.Integral):
         return int(x)
@@ -55,13 +49,7 @@ def _two_parts(zeta: int | float) -> tuple[float, float] | None:
 
 
 def mean_shift(noise_multiplier: float, sensitivity_squared: float) -> Decimal:
-    """Return mu = sqrt(sensitivity_squared)/noise_multiplier to more digits than any bound needs.
-
-    Examples
-    --------
-    >>> float(mean_shift(1.5, 9))
-    2.0
-    """
+    """Return mu = sqrt(sensitivity_squared)/noise_multiplier, to more digits than needed."""
     sigma = positive("noise_multiplier", noise_multiplier)
     return decimal_mean_shift(sigma, sensitivity(sensitivity_squared))
 
@@ -118,8 +106,7 @@ def epsilon(
     sigma = non_negative("noise_multiplier", noise_multiplier, infinite=True)
     zeta = sensitivity(sensitivity_squared)
     target = probability("delta", delta)
-    if method not in ("exact", "rdp"):
-        raise ValueError(f'method must be "exact" or "rdp", got {method!r}')
+    choice("method", method, ("exact", "rdp"))
     if method == "exact" and not (orders is None and conversion is None):
         raise ValueError('orders and conversion need method="rdp", got method="exact"')
     if method == "rdp":

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Literal
 
-from dpftrl_fast._validate import real
+from dpftrl_fast._validate import choice, real
 from dpftrl_fast.accounting.curve.rounding import float_up, precision
 
 Conversion = Literal["cks", "mironov"]
@@ -42,13 +42,7 @@ def rdp_epsilon(
     orders: Iterable[float] | None,
     conversion: Conversion,
 ) -> float:
-    """Return epsilon at ``delta`` through RDP, rounded up; see ``accounting.epsilon``.
-
-    Examples
-    --------
-    >>> round(rdp_epsilon(2.33, 11, 1e-6, orders=None, conversion="cks"), 2)
-    7.83
-    """
+    """Return epsilon at ``delta`` through RDP, rounded up; see ``accounting.epsilon``."""
     check_conversion(conversion)
     grid = None if orders is None else check_orders(orders)
     if sigma in (0.0, math.inf):
@@ -66,8 +60,7 @@ def rdp_epsilon(
 
 def check_conversion(conversion: Conversion) -> None:
     """Raise ValueError unless ``conversion`` is "cks" or "mironov"."""
-    if conversion not in ("cks", "mironov"):
-        raise ValueError(f'conversion must be "cks" or "mironov", got {conversion!r}')
+    choice("conversion", conversion, ("cks", "mironov"))
 
 
 def check_orders(orders: Iterable[float]) -> list[float]:

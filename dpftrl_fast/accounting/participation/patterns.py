@@ -9,15 +9,29 @@ zero gradients that complete a tree do not count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from dpftrl_fast._validate import step_count
+from dpftrl_fast._validate import flag, step_count
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
 
 
+class _Pattern:
+    """Base of the patterns whose fields are numbers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
+
+        Examples
+        --------
+        >>> SinglePass(3).to_dict()
+        {'kind': 'SinglePass', 'steps': 3}
+        """
+        return {"kind": type(self).__name__, **self.__dict__}
+
+
 @dataclass(frozen=True)
-class SinglePass:
+class SinglePass(_Pattern):
     """Every record (or user) is used in at most one of ``steps`` steps.
 
     Parameters
@@ -46,19 +60,9 @@ class SinglePass:
         """Return the largest number of participations of one id: 1."""
         return 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
-
-        Examples
-        --------
-        >>> SinglePass(3).to_dict()
-        {'kind': 'SinglePass', 'steps': 3}
-        """
-        return {"kind": "SinglePass", "steps": self.steps}
-
 
 @dataclass(frozen=True)
-class FixedEpochs:
+class FixedEpochs(_Pattern):
     """The same batches in the same order, epoch after epoch.
 
     The batch of step t (from 1) is the one at place (t - 1) mod ``steps_per_epoch``, and every
@@ -90,8 +94,7 @@ class FixedEpochs:
         set_field(self, "steps_per_epoch", step_count("steps_per_epoch", self.steps_per_epoch))
         set_field(self, "epochs", step_count("epochs", self.epochs))
         step_count("steps_per_epoch * epochs", self.steps)
-        if not isinstance(self.reshuffle, bool):
-            raise TypeError(f"reshuffle must be a bool, got {type(self.reshuffle).__name__}")
+        set_field(self, "reshuffle", flag("reshuffle", self.reshuffle))
 
     @property
     def steps(self) -> int:
@@ -102,24 +105,9 @@ class FixedEpochs:
         """Return the largest number of participations of one id: one an epoch."""
         return self.epochs
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
-
-        Examples
-        --------
-        >>> FixedEpochs(10, 3).to_dict()
-        {'kind': 'FixedEpochs', 'steps_per_epoch': 10, 'epochs': 3, 'reshuffle': True}
-        """
-        return {
-            "kind": "FixedEpochs",
-            "steps_per_epoch": self.steps_per_epoch,
-            "epochs": self.epochs,
-            "reshuffle": self.reshuffle,
-        }
-
 
 @dataclass(frozen=True)
-class MinSeparation:
+class MinSeparation(_Pattern):
     """Any order with a minimum separation and a maximum number of participations of each id.
 
     Parameters
@@ -164,21 +152,6 @@ class MinSeparation:
         """Return the largest number of participations of one id that fit."""
         return self.most_participations
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
-
-        Examples
-        --------
-        >>> MinSeparation(64, 4, 8).to_dict()["min_separation"]
-        8
-        """
-        return {
-            "kind": "MinSeparation",
-            "steps": self.steps,
-            "max_participations": self.max_participations,
-            "min_separation": self.min_separation,
-        }
-
     def __repr__(self) -> str:
         clamped = self.most_participations < self.max_participations
         fit = f" ({self.most_participations} fit)" if clamped else ""
@@ -190,26 +163,15 @@ class MinSeparation:
 
 Participation: TypeAlias = SinglePass | FixedEpochs | FixedOrder | MinSeparation
 
-_FIELDS: dict[type[Participation], tuple[str, ...]] = {
-    SinglePass: ("steps",),
-    FixedEpochs: ("steps_per_epoch", "epochs", "reshuffle"),
-    FixedOrder: ("ids", "offsets"),
-    MinSeparation: ("steps", "max_participations", "min_separation"),
+_KINDS: dict[str, type[Participation]] = {
+    kind.__name__: kind for kind in (SinglePass, FixedEpochs, FixedOrder, MinSeparation)
 }
-_KINDS = {kind.__name__: kind for kind in _FIELDS}
 
 
 def check_participation(participation: Any) -> Participation:
-    """Return ``participation`` if it is one of the patterns, else raise.
-
-    Examples
-    --------
-    >>> check_participation(SinglePass(3))
-    SinglePass(steps=3)
-    """
-    for kind in _FIELDS:
-        if isinstance(participation, kind):
-            return participation
+    """Return ``participation`` if it is one of the patterns, else raise TypeError."""
+    if isinstance(participation, Participation):
+        return participation
     raise TypeError(
         f"participation must be one of {list(_KINDS)}, got {type(participation).__name__}"
     )
@@ -239,8 +201,9 @@ def participation_from_dict(d: Mapping[str, Any]) -> Participation:
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"participation kind must be one of {list(_KINDS)}, got {name!r}")
-    expected = ["kind", *_FIELDS[kind]]
+    names = [field.name for field in fields(kind)]
+    expected = ["kind", *names]
     if set(d) != set(expected):
         came = sorted(map(str, d))
         raise ValueError(f"a {name} must have exactly the keys {expected}, got {came}")
-    return kind(**{field: d[field] for field in _FIELDS[kind]})
+    return kind(**{name: d[name] for name in names})

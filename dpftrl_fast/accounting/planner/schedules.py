@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import non_negative, positive_integer, probability
+from dpftrl_fast._validate import choice, non_negative, positive_integer, probability
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
@@ -252,8 +252,7 @@ def plan_schedule(
     check_error_steps(pattern.steps)
     gamma = check_momentum(momentum)
     check_plan_bound(bound)
-    if rank_by not in get_args(RankBy):
-        raise ValueError(f"rank_by must be one of {list(get_args(RankBy))}, got {rank_by!r}")
+    choice("rank_by", rank_by, get_args(RankBy))
     kinds = _listed("variants", variants, get_args(Variant))
     completions = _listed("complete", complete, (False, True, "all"))
     trees = [
@@ -363,7 +362,7 @@ def _default_periods(pattern: Participation) -> list[int | None]:
 def _listed(name: str, values: Any, allowed: tuple[Any, ...]) -> list[Any]:
     """Return one value or several as a list of those allowed, each once."""
     words = ", ".join(map(repr, allowed))
-    if isinstance(values, (bool, str)):
+    if type(values) in (bool, np.bool_, str):
         found = [values]
     elif isinstance(values, Iterable):
         found = [*values]
@@ -371,7 +370,4 @@ def _listed(name: str, values: Any, allowed: tuple[Any, ...]) -> list[Any]:
         raise TypeError(f"{name} must hold {words}, got {type(values).__name__}")
     if not found:
         raise ValueError(f"{name} must hold at least one of {words}, got none")
-    for value in found:
-        if type(value) not in (bool, str) or value not in allowed:
-            raise ValueError(f"each of {name} must be one of {words}, got {value!r}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(choice(f"each of {name}", value, allowed) for value in found))

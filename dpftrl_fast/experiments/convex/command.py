@@ -14,20 +14,9 @@ from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.files import check_folder, write_files
 
 
-def _theory(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return theory.study(laboratory, quick=quick)
-
-
-def _flights(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return flights.study(flights.load(data), laboratory, quick=quick)
-
-
-def _insteval(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return insteval.study(insteval.load(data), laboratory, quick=quick)
-
-
-def _fashion(data: Path | None, laboratory: Laboratory, quick: bool) -> Report:
-    return fashion.study(fashion.load(data), laboratory, quick=quick)
+def _loaded(module: Any) -> Experiment:
+    """Return the study of a module on the data that it loads."""
+    return lambda data, laboratory, quick: module.study(module.load(data), laboratory, quick=quick)
 
 
 #: Arguments: the folder of the data, a laboratory and whether to run quickly.
@@ -35,10 +24,10 @@ Experiment: TypeAlias = Callable[[Path | None, Laboratory, bool], Report]
 
 #: Name and function of each experiment, in order.
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "theory": _theory,
-    "flights": _flights,
-    "insteval": _insteval,
-    "fashion-mnist": _fashion,
+    "theory": lambda data, laboratory, quick: theory.study(laboratory, quick=quick),
+    "flights": _loaded(flights),
+    "insteval": _loaded(insteval),
+    "fashion-mnist": _loaded(fashion),
 }
 
 
@@ -68,24 +57,9 @@ def run_experiments(
     ``results.jsonl`` has a row for each fit, on disk as soon as it is made: after an interruption
     the same call resumes. Tables are in ``<name>.md``, figures beside them.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Of `EXPERIMENTS`; none for all.
-    out : Path
-        Folder for the results, made if it does not exist.
-    data : Path, optional
-        Folder that may hold data files; the others are those of installed packages.
-    quick : bool
-        Small settings, to check that everything works.
-    progress : callable, optional
-        See `dpftrl_fast.experiments.study.Progress`.
-    experiments : mapping, optional
-        Other experiments than `EXPERIMENTS`, in their order.
-
-    Yields
-    ------
-    Finished
+    Names are those of `experiments` (default `EXPERIMENTS`), none for all. The folder `out` is
+    created if necessary. Data files that are not in the folder `data` are those of installed
+    packages. `quick` selects small settings, to check that everything works.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL
 from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
-from dpftrl_fast.experiments.study import Job, Laboratory, Report
+from dpftrl_fast.experiments.study import Laboratory, Report
 from dpftrl_fast.plots import panels_png
 
 EPSILON = 3.0
@@ -60,11 +60,11 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
     n = len(problem.y)
     batch = min(BATCH, n // 4)
     common = {"rows": n, "test_rows": len(problem.z), "constant": problem.constant}
-    bare = laboratory.run(
+    bare = laboratory.once(
         "Fashion-MNIST: no privacy",
-        [Job({**common, "method": "L-BFGS"}, 0,
-             lambda: {"last": problem.score(problem.without_privacy(1.0))})],
-    )[0]["last"]  # fmt: skip
+        {**common, "method": "L-BFGS"},
+        lambda: problem.score(problem.without_privacy(1.0)),
+    )
     runs = [
         Run(method, "row", EPSILON, DELTA, batch, count)
         for method in (FTRL, FIXED, AMPLIFIED)

@@ -25,7 +25,7 @@ from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.results import Values
-from dpftrl_fast.experiments.study import Job, Laboratory, Report, seeded
+from dpftrl_fast.experiments.study import Laboratory, Report, seeded
 from dpftrl_fast.plots import panels_png
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import Schema
@@ -73,11 +73,11 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
     batch = min(BATCH, n // 4)
     common = {"rows": n, "test_rows": len(problem.z), "batch_size": batch, "delta": DELTA}
 
-    bare = laboratory.run(
+    bare = laboratory.once(
         "flights: no privacy",
-        [Job({**common, "method": "ridge"}, 0,
-             lambda: {"last": problem.score(problem.without_privacy())})],
-    )[0]["last"]  # fmt: skip
+        {**common, "method": "ridge"},
+        lambda: problem.score(problem.without_privacy()),
+    )
 
     def untuned(**options: Any) -> Values:
         return gradient_method(

@@ -17,7 +17,7 @@ from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL, least
 from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
-from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table, seeded
+from dpftrl_fast.experiments.study import Laboratory, Report, Table, seeded
 from dpftrl_fast.plots import panels_png
 
 DELTA = 1e-6
@@ -69,11 +69,11 @@ def study(
     deltas = {"row": DELTA, "user": USER_DELTA}
     common: dict[str, Any] = {"rows": len(train), "test_rows": len(test)}
 
-    bare = laboratory.run(
+    bare = laboratory.once(
         "InstEval: no privacy",
-        [Job({**common, "method": "ridge", "penalty": _PENALTY}, 0,
-             lambda: {"last": rows.score(rows.without_privacy(_PENALTY))})],
-    )[0]["last"]  # fmt: skip
+        {**common, "method": "ridge", "penalty": _PENALTY},
+        lambda: rows.score(rows.without_privacy(_PENALTY)),
+    )
     jobs, places = [], []
     for epsilon in epsilons:
         for method, size in ((_LS, sizes["row"]), (_ONCE, len(train))):

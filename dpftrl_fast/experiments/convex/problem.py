@@ -21,18 +21,10 @@ FloatArray = NDArray[np.float64]
 class Problem:
     """Rows of norm at most 1 and targets, for training and for testing.
 
-    Attributes
-    ----------
-    X, Z : (n, p) and (m, p) arrays or CSR arrays of float32
-        Training and test rows.
-    y, z : (n,) and (m,) arrays of float64
-        Targets within [-1, 1], or the numbers of classes.
-    classes : int
-        1 for a regression.
-    constant : float
-        Entry of the constant column of the models; 0 for none.
-    users : (n,) array of int64, optional
-        Users of the training rows, 0, 1, ..; the rows of a user are contiguous, users in order.
+    X and Z are the training and test rows (arrays or CSR arrays of float32), y and z their targets
+    within [-1, 1] or numbers of classes; a regression has 1 class. `constant` is the entry of the
+    constant column of the models, 0 for none. The rows of a user are contiguous, users 0, 1, .. in
+    order.
     """
 
     X: Any

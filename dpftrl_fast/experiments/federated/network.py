@@ -25,14 +25,9 @@ PAD, BEGIN, END, UNKNOWN = range(4)
 
 
 class Sizes(NamedTuple):
-    """Of a network.
+    """Sizes of a network: vocabulary (with four special tokens), embedding, LSTM, dense layer.
 
-    Attributes
-    ----------
-    vocabulary : int
-        Tokens, the four special ones included.
-    embedding, units, dense : int
-        Of the embedding, the LSTM (a multiple of four) and the first dense layer.
+    The number of units of the LSTM is a multiple of four.
 
     Examples
     --------
@@ -98,15 +93,9 @@ class Sizes(NamedTuple):
 class Packed(NamedTuple):
     """A mini-batch without padding, see `dpftrl_fast.kernels.lstm`.
 
-    Attributes
-    ----------
-    inputs, targets : (N,) arrays of int64
-        Tokens, and their successors, which are to be predicted.
-    starts : (T + 1,) array of int64
-        First place of each step, and N.
-    ids, order, firsts : arrays of int64
-        The distinct input tokens, the places sorted by input token, and the first position of each
-        of `ids` in this order.
+    `inputs` and `targets` are N tokens and their successors, which are to be predicted; `starts`
+    the first place of each step, and N; `ids` the distinct input tokens, `order` the places sorted
+    by input token, and `firsts` the first position of each of `ids` in this order.
     """
 
     inputs: Ints

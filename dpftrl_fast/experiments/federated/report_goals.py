@@ -81,8 +81,7 @@ def pass_sensitivity(population: int, goal: int, bound: Bound = "exact") -> int 
     >>> pass_sensitivity(342_477, 5_060)
     168
     """
-    rounds = min(population // integer("goal", goal, 1, population), ROUNDS)
-    return _zeta(rounds, bound)
+    return _zeta(min(population // integer("goal", goal, 1, population), ROUNDS), bound)
 
 
 @cache
@@ -102,11 +101,8 @@ def epsilons(noise_multiplier: float, exact: int | float, released: int | float)
     >>> round(found["rdp"], 2), round(found["exact"], 2)
     (32.52, 30.85)
     """
-    return {
-        "rdp": _epsilon(noise_multiplier, exact, "rdp"),
-        "exact": _epsilon(noise_multiplier, exact, "exact"),
-        "released": _epsilon(noise_multiplier, released, "released"),
-    }
+    zetas = {"rdp": exact, "exact": exact, "released": released}
+    return {name: _epsilon(noise_multiplier, zetas[name], name) for name, _ in _ACCOUNTANTS}
 
 
 def _epsilon(noise_multiplier: float, zeta: int | float, accountant: Accountant) -> float:
@@ -189,10 +185,8 @@ def _report_goals(laboratory: Laboratory, *, smallest: bool) -> list[Values]:
 def _curve(laboratory: Laboratory, population: int, points: int) -> dict[int, Values]:
     """Return values at goals that are spread evenly over the logarithms from 100 to 30,000."""
     goals = [round(100 * 300 ** (i / (points - 1))) for i in range(points)]
-    jobs = []
-    for goal in goals:
-        setting = {"table": "curve", "population": population, "goal": goal}
-        jobs.append(Job(setting, 0, partial(_at_goal, population, goal)))
+    row = {"table": "curve", "population": population}
+    jobs = [Job({**row, "goal": goal}, 0, partial(_at_goal, population, goal)) for goal in goals]
     return dict(zip(goals, laboratory.run("report goals: the curve", jobs), strict=True))
 
 

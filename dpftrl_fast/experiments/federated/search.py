@@ -25,20 +25,10 @@ _HALVINGS = 3
 
 
 class Found(NamedTuple):
-    """The outcome of a search.
+    """The outcome of a search: the largest noise multiplier that meets an accuracy `target`.
 
-    Attributes
-    ----------
-    cell : Cell
-        Method, report goal and passes; its epsilon is that of the noise found.
-    target : float
-        The accuracy to meet.
-    noise : float
-        The largest noise multiplier found that meets it.
-    accuracy : float
-        With it.
-    misses : float
-        The smallest noise multiplier found that does not.
+    `accuracy` is that of `noise`, and `misses` the smallest noise multiplier that misses the
+    target. The epsilon of the cell's budget is that of `noise`.
     """
 
     cell: Cell

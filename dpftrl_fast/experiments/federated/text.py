@@ -41,19 +41,10 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Clients:
-    """Clients of a federation, their examples, and held-out ones.
+    """Clients in a published order, their examples, and test examples of other clients.
 
-    Attributes
-    ----------
-    names : tuple of str
-        Of the clients, in a published order.
-    examples : tuple of (n_k, 21) arrays of int32
-        Token numbers, `PADDING`, `BEGIN`, `END` and `OTHER` (a word outside of the vocabulary)
-        below those of words; in the order in which they were said.
-    test : (m, 21) array of int32
-        Examples of other clients.
-    vocabulary : int
-        Token numbers lie in ``range(vocabulary)``.
+    Examples are rows of 21 token numbers in ``range(vocabulary)``, in the order of the text:
+    `PADDING`, `BEGIN`, `END` and `OTHER` (a word outside of the vocabulary), and words.
     """
 
     names: tuple[str, ...]
@@ -99,7 +90,7 @@ def speaking_clients(
     return split_clients(spoken, _ORDER, FIRST_WORD + words)
 
 
-def load_shakespeare(data: Path | None, *, words: int = 2_000) -> Clients:
+def load_shakespeare(data: Path | None, words: int = 2_000) -> Clients:
     """Return the speakers of Shakespeare's plays as clients.
 
     The data are the source distribution of ``shakespeare`` or its texts in `data`, or those of the

@@ -22,11 +22,7 @@ _DIGITS_HELD_OUT = 1_000
 class Images:
     """Images and labels, for training and for testing.
 
-    Attributes
-    ----------
-    x, test_x : (n, 1, 28, 28) and (m, 1, 28, 28) Tensors of float32
-        Grey levels from -1 to 1.
-    y, test_y : (n,) and (m,) Tensors of int64
+    Images have the shape (n, 1, 28, 28), with float32 grey levels from -1 to 1; labels are int64.
     """
 
     x: Tensor

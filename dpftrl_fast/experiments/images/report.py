@@ -131,19 +131,11 @@ def pairs_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
     with its standard error.
     """
     rows: list[tuple[str, ...]] = []
-    for claim in _CLAIMS:
-        for pair in _pairs(claim, group, fitted):
-            rows.append(
-                (
-                    pair.one.cell.method.name,
-                    pair.other.cell.method.name,
-                    f"{pair.one.cell.budget.epsilon:g}",
-                    _percent(pair.one),
-                    _percent(pair.other),
-                    "{:+.1f} ({:.1f})".format(*difference(pair.one, pair.other)),
-                    pair.word,
-                )
-            )
+    for pair in (pair for claim in _CLAIMS for pair in _pairs(claim, group, fitted)):
+        one, other = pair.one, pair.other
+        names = one.cell.method.name, other.cell.method.name, f"{one.cell.budget.epsilon:g}"
+        found = "{:+.1f} ({:.1f})".format(*difference(one, other))
+        rows.append((*names, _percent(one), _percent(other), found, pair.word))
     return Table(
         title, ("", "beside", "epsilon", "accuracy", "that beside", "difference", ""), rows
     )

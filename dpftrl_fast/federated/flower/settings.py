@@ -85,12 +85,12 @@ class StrategySettings:
 
     @property
     def by_strategy(self) -> bool:
-        """Whether the wrapped strategy makes the next model."""
+        """True if the wrapped strategy makes the next model."""
         return self.aggregate == "strategy"
 
     @property
     def by_node(self) -> bool:
-        """Whether every node is one user."""
+        """True if every node is one user."""
         return self.client_id is None or self.client_id == "node"
 
     @property

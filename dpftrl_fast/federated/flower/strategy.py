@@ -155,17 +155,8 @@ class DPFTRLStrategy(Strategy):
         **options: Any,
     ) -> None:
         self._settings = StrategySettings(
-            strategy=strategy,
-            plan=plan,
-            report_goal=report_goal,
-            delta=delta,
-            aggregate=aggregate,
-            client_id=client_id,
-            cohort_size=cohort_size,
-            max_wait=max_wait,
-            report_metrics=report_metrics,
-            folder=folder,
-            options=options,
+            *(strategy, plan, report_goal, delta, aggregate, client_id),
+            *(cohort_size, max_wait, report_metrics, folder, options),
         )
         self.strategy, self.plan, self.delta = strategy, plan, float(delta)
         self._users = NodeUsers("node" if client_id is None else client_id)
@@ -264,7 +255,7 @@ class DPFTRLStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run all rounds, or the remaining ones of a run from a folder.
+        """Run all rounds, or the remaining ones of a run from a folder, and return their result.
 
         Parameters
         ----------
@@ -273,11 +264,6 @@ class DPFTRLStrategy(Strategy):
         num_rounds : int, optional
             Last round, counted from the first of the run; default the plan's steps. The epsilon
             is that of the whole plan in any case.
-
-        Returns
-        -------
-        Result
-            With the rounds of this call.
 
         Raises
         ------
@@ -355,12 +341,7 @@ class DPFTRLStrategy(Strategy):
         ``report_goal``, ``turned_away``, and the numbers of updates accepted, refused and missing,
         marked as not private.
 
-        Raises
-        ------
-        RuntimeError
-            If no round was configured.
-        ValueError
-            If another round was configured.
+        RuntimeError if no round was configured, ValueError if another one was.
         """
         round_ = None if self._server is None else self._server.round
         if round_ is None:

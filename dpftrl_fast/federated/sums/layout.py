@@ -35,22 +35,12 @@ class ModelLayout:
 
     Attributes
     ----------
-    names : tuple of str
-        Of the arrays in order; "0", "1", ... in a list.
-    shapes : tuple of tuple of int
-    dtypes : tuple of numpy.dtype
-        Native byte order.
+    names, shapes, dtypes : tuples
+        Of the arrays in order; names are "0", "1", ... in a list, dtypes of native byte order.
     starts : tuple of int
-        Coordinate of the first element of each array, and at the end `size`.
-    size : int
-        Coordinates of the whole model (d).
+        Coordinate of the first element of each array, and at the end `size` (d).
     fingerprint : str
         Hash of all of these, in hexadecimal.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `parameters` is anything else, or has no element at all.
 
     Examples
     --------

@@ -4,10 +4,10 @@
 A row in canonical form (column indices ascending, none twice) takes two passes over its entries:
 dot product and squared norm, then addition. Any other row (a column twice or out of order, entries
 whose squares leave the range of float64) is first merged in a dense float64 scratch vector, so that
-the norm that is clipped is the norm of what is added: entries of one column are added up in stored
-order. Clipping them separately would not bound their sum. No row is refused for its values: a row
-with a column outside [0, p) or with bounds outside the data counts as zero, since the indices are
-private values like any other.
+the clipped norm is that of the entries added: entries of one column are added up in stored order.
+Clipping them separately would not bound their sum. No row is refused for its values: a row with a
+column outside [0, p) or with bounds outside the data counts as zero, since the indices are private
+values like any other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise of one key on one device: how the kernel of `triton_stream` is called."""
+"""Noise of one key on one device, by calls of the kernel of `triton_stream`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,10 @@ def coefficients(dtype: np.dtype[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node that a sum ends with.
+    """Last node of a sum.
 
-    Attributes
-    ----------
-    level, index : int
-    left : sequence of tensors or None
-        None: the node's own value. Else its average of Honaker, from the averages of the left
-        children on the way down to its last leaf, those of the lowest level first.
+    With `left` None it is the node's own value; otherwise its average of Honaker, from the averages
+    of the left children on the way down to its last leaf, those of the lowest level first.
     """
 
     level: int
@@ -47,7 +43,7 @@ class Node:
 
 
 class Stream:
-    """The noise of one key on one device, and the sums of it.
+    """Noise of one key on one device, and the sums of it.
 
     Parameters
     ----------
@@ -56,11 +52,10 @@ class Stream:
     std : float
         Of a node, in the dtype.
     weights : sequence of float
-        The weight of a term by its level, rounded to the dtype.
-    dtype : torch.float32 or torch.float64
+        Weight of a term by its level, rounded to the dtype.
     device : torch.device
         A CUDA device; the CPU under Triton's interpreter.
-    rounds, purpose, offset, size
+    dtype, rounds, purpose, offset, size
         As for :class:`dpftrl_fast.TreeNoise`, `purpose` as its number.
     """
 
@@ -119,7 +114,7 @@ class Stream:
         keep_average, keep_sum, last : tensors, optional
             Where the node's average goes, the sum, and the sum again.
         difference : bool
-            Set out to the sum less what is in `last`.
+            Set out to the sum less `last`.
         """
         left = () if node is None or node.left is None else node.left
         entries = [x for average, level in known for x in (average.data_ptr(), level)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree on a GPU: which sums are made, which vectors are kept, as in `csrc/src/noise/tree.cpp`.
+"""The tree on a GPU: its sums and the vectors that are kept, as in `csrc/src/noise/tree.cpp`.
 
 It has the interface of the compiled trees (`dpftrl_fast._core.TreeFloat32`), with tensors of one
-device for arrays, so that a `TreeNoise` can stand on either. A position and the key determine
+device for arrays, so that a `TreeNoise` can use either. A position and the key determine
 everything; vectors only save work, and are dropped where a launch fails.
 """
 
@@ -26,14 +26,8 @@ Key = tuple[int, int]  # level, index
 class DeviceTree:
     """A tree of noise whose vectors lie on one device.
 
-    Parameters
-    ----------
-    size, std, key, rounds, purpose, offset, variant, memory
-        As for the compiled trees: `memory` is -1 for stored, 0 for regenerate, else a number of
-        vectors.
-    dtype : torch.float32 or torch.float64
-    device : torch.device
-        A CUDA device; the CPU under Triton's interpreter.
+    Arguments are those of the compiled trees (`memory` is -1 for stored, 0 for regenerate, else a
+    number of vectors); `device` is a CUDA device, or the CPU under Triton's interpreter.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class DeviceTree:
         self._dtype, self._device = dtype, device
         self._t = 0
         self._ends: list[int] = []
-        self._last: tuple[int, int] = (-1, 0)  # tree and step of what was last returned
+        self._last: tuple[int, int] = (-1, 0)  # tree and step of the last result
         self._heads: dict[int, torch.Tensor] = {}  # by step: the sum there, carry included
         self._averages: dict[Key, torch.Tensor] = {}
         self._carry: torch.Tensor | None = None
@@ -94,7 +88,7 @@ class DeviceTree:
         return self._advance(self._room(out), residual=False)
 
     def residual(self, out: torch.Tensor | None) -> torch.Tensor:
-        """Take a step and return its noise less what was last returned."""
+        """Take a step and return its noise less the last result."""
         return self._advance(self._room(out), residual=True)
 
     def prefix(self, t: int, out: torch.Tensor | None) -> torch.Tensor:
@@ -144,7 +138,7 @@ class DeviceTree:
         return self._t, list(self._ends), *self._last
 
     def kept_vectors(self) -> list[tuple[str, int, int, np.ndarray[Any, Any]]]:
-        """Return what cannot be made again cheaply, as NumPy arrays: the compiled trees' form."""
+        """Return the vectors to save, as NumPy arrays: the compiled trees' form."""
         kept: list[tuple[str, int, int, torch.Tensor]] = []
         if self._carry is not None:
             kept.append(("carry", 0, 0, self._carry))
@@ -226,7 +220,7 @@ class DeviceTree:
         heads: dict[int, torch.Tensor],
         averages: dict[Key, torch.Tensor],
     ) -> None:
-        """Keep what later steps read."""
+        """Keep the vectors that later steps read."""
         self._heads = {at: head for at, head in self._heads.items() if at in keep} | heads
         stay = {node: a for node, a in self._averages.items() if self._stays(node, t)}
         self._averages = stay | averages

@@ -6,9 +6,9 @@ subtract, multiply and square root (`sqrt_rn`) in the written order. Contraction
 launches say ``enable_fp_fusion=False`` (`dpftrl_fast.torch.device.stream`).
 
 A lane makes one ChaCha block (float64: a pair) and the 16 normals of its column of a superblock,
-and adds up in registers whatever belongs to them: what is kept of a tree is read once; sum, average
-and difference are written once. Kept averages come as a table of addresses. Words and normals of a
-lane are tuples of 16 variables, since Triton has no arrays in registers.
+and adds up in registers whatever belongs to them: kept vectors of a tree are read once; sum,
+average and difference are written once. Kept averages come as a table of addresses. Words and
+normals of a lane are tuples of 16 variables, since Triton has no arrays in registers.
 """
 
 # Triton's language is typed by its compiler, not by Python, and has no starred tuples.
@@ -242,7 +242,7 @@ def sum_kernel(
     - The node is made from the levels first_level..level on the way down to its last leaf: all of
       them for an average of Honaker, its own level only for a node by itself.
     - `keep_average` and `keep_sum` get copies; `last` gets the sum, and with DIFFERENCE `out` is
-      the sum less what `last` held.
+      the sum less the old `last`.
     """
     signed = (k0, k1, k2, k3, k4, k5, k6, k7)
     key = ()

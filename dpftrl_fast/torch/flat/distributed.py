@@ -65,7 +65,7 @@ class Ranks:
 
 
 class _Group(Ranks):
-    """What is the same for replicas and shards."""
+    """Common part of replicas and shards."""
 
     def __init__(self, group: Any) -> None:
         self._group = group

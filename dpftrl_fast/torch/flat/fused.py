@@ -66,7 +66,7 @@ class FusedUpdate:
         # Memory is written by address: sizes must be those of the start.
         if [*map(Tensor.numel, parameters)] != self._sizes:
             self._refuse_sizes("this rank's part of a parameter", parameters)
-        # `held` and the arguments keep alive what the loop gets as addresses.
+        # `held` and the arguments keep alive the tensors that the loop gets as addresses.
         held = gradients if isinstance(gradients, Tensor) else self._readable(gradients)
         g_at, out_at = self._addresses(held), self._addresses(parameters if out is None else out)
         table = np.array(numbers, self._arrays[0].dtype)

@@ -222,7 +222,7 @@ def _check_kind(name: str, p: Tensor) -> None:
 def _unreadable(name: str, p: Tensor, gradient: Tensor) -> str:
     if gradient.layout != torch.strided:
         return (
-            f"the gradient of {name} must be dense, got {gradient.layout}: noise goes on every "
+            f"the gradient of {name} must be dense, got {gradient.layout}: noise is added to every "
             "coordinate (an Embedding takes sparse=False)"
         )
     return (

@@ -10,7 +10,7 @@ momentum and lr_t the rate of the parameter's group at this step,
     q = theta_0 - lr_t ((s_t + n_t) / B + gamma v_t),     lr_t (t l1 + gamma c_t)     with Nesterov
     theta_t = P_R(soft(q, threshold)).
 
-s_t is kept with what its roundings lost (Kahan's summation), as `s + low`.
+s_t is kept with its rounding errors (Kahan's summation), as `s + low`.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class FlatFTRL:
             n.sub_(torch.clamp(n, -numbers.c, numbers.c))
 
     def _carry(self, part: slice) -> Tensor:
-        """Move into the sum what was added to `low`; return the sum, a copy."""
+        """Move the additions to `low` into the sum; return a copy of the sum."""
         s, low = self.sum[part], self.low[part]
         total = s + low
         low.add_(s.sub_(total))

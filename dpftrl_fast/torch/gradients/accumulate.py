@@ -5,8 +5,8 @@ The order of calls is the loader's and the user's; here each is checked against 
 
     begin(ids) -> expect(rows) -> gradients of these rows -> [expect -> gradients ..] -> step
 
-Nothing that is checked is a value of the data. What is refused leaves the run where it was, and the
-batch can be begun again.
+Values of the data are not checked. A refused call changes nothing, and the batch can be begun
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dpftrl_fast._validate import integer_array, positive_integer
+from dpftrl_fast._validate import integer, integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
@@ -212,9 +212,7 @@ class Accumulator:
                 f"a batch must have at most the declared {self.batch_size} examples, got "
                 f"{given.size}"
             )
-        due = given.size if rows is None else rows
-        if not 0 <= due <= given.size:
-            raise ValueError(f"rows must be in 0 .. {given.size}, got {due}")
+        due = given.size if rows is None else integer("rows", rows, 0, given.size)
         self._steps.begin(given)
         self._due = due
 
@@ -316,7 +314,7 @@ class Accumulator:
             p.grad = None
 
     def _check_rows(self, what: str) -> None:
-        """Fetch what waits; refuse if the rows announced so far have not come."""
+        """Fetch waiting gradients; refuse if the rows announced so far have not come."""
         self.take()
         if self.source is not None:
             self.source.settle()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of clipped per-example gradients, and the room that rounding needs.
 
-What is guaranteed is the change of the *written* sum: with one example's gradient replaced by zero,
+The guarantee is for the change of the *written* sum: with one example's gradient replaced by zero,
 the sums in ``p.grad``, taken as exact numbers and over all parameters together, change by at most
 the clip norm L. Clipping each gradient to L is not enough for that, since the sum is rounded, and
 two sums that differ in one term are rounded differently. A float32 number next to B L carries an
@@ -26,7 +26,7 @@ from dpftrl_fast._validate import norm_bound, positive_integer
 from dpftrl_fast.rounding import clip_limit
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-# Inside, neither sums nor what underflows in up to 2^36 coordinates matter in float32.
+# Inside, neither sums nor underflow in up to 2^36 coordinates matter in float32.
 _SMALLEST_F32, _LARGEST_F32 = 1e-20, 1e20
 _CHUNK = 1 << 18  # numbers that are in float64 at a time
 

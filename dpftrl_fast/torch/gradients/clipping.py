@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import norm_bound, positive, positive_integer
+from dpftrl_fast._validate import choice, norm_bound, positive, positive_integer
 from dpftrl_fast.torch.gradients.clipped_sums import joint_norms
 
 
@@ -177,8 +177,7 @@ def clipping_of(
     >>> clipping_of("per-layer", 1.0, 4).clip_norms
     (0.5, 0.5, 0.5, 0.5)
     """
-    if kind not in ("flat", "per-layer", "automatic"):
-        raise ValueError(f"clipping must be 'flat', 'per-layer' or 'automatic', got {kind!r}")
+    choice("clipping", kind, ("flat", "per-layer", "automatic"))
     if gamma is not None and kind != "automatic":
         raise ValueError(f"gamma belongs to clipping='automatic', got it with {kind!r}")
     if isinstance(clip_norm, Sequence):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.layers import check_layers
 
@@ -20,26 +20,21 @@ Loss = Callable[[Any, Any], Tensor]
 class HookGradients:
     """The `Source` of an `Accumulator` that lets Opacus compute per-example gradients.
 
-    The model is wrapped in Opacus's ``GradSampleModule``, which leaves them in ``p.grad_sample``
-    after ``loss.backward()``. They are clipped and added up before the next forward pass in
-    training mode and at the step, so that those of one piece exist at a time. The rows that layers
-    get are watched, and the first pass is tried before it is run, see `gradients.rows`.
+    The model is wrapped in Opacus's ``GradSampleModule`` (as `module`), which stores them in
+    ``p.grad_sample`` after ``loss.backward()``. They are clipped and added up before the next
+    forward pass in training mode and at the step, so that those of one piece are in memory at a
+    time. The rows that layers get are checked, see `gradients.rows`.
 
     Parameters
     ----------
     model : nn.Module
-        In training mode it must treat each example apart.
+        In training mode it must treat each example separately.
     accumulator : Accumulator
         Its parameters must be the model's.
     functorch : bool
         Opacus's functorch mode: all layers by ``torch.func``, none by its own formulas.
     batch_first, loss_reduction
         As for Opacus's ``GradSampleModule``.
-
-    Attributes
-    ----------
-    module : opacus.GradSampleModule
-        The wrapped model.
 
     Raises
     ------
@@ -76,8 +71,7 @@ class HookGradients:
 
         from dpftrl_fast.torch.gradients.rows import PlainStrides, watch_rows
 
-        if loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
+        choice("loss_reduction", loss_reduction, ("mean", "sum"))
         if isinstance(model, AbstractGradSampleModule):
             raise ValueError("model must not be wrapped by Opacus yet, got one that is")
         if hasattr(model, "autograd_grad_sample_hooks"):
@@ -95,7 +89,7 @@ class HookGradients:
         accumulator.source = self
 
         def before_forward(module: nn.Module, args: Any) -> None:
-            # Complete gradients belong to an earlier piece. Passes that are not complete go on:
+            # Complete gradients belong to an earlier piece. Incomplete passes are kept:
             # several forward passes may share one backward pass.
             if module.training and torch.is_grad_enabled():
                 accumulator.take()
@@ -104,12 +98,9 @@ class HookGradients:
         watch_rows(self.module, accumulator, self.settle, batch_first=batch_first)
 
     def collect(self) -> list[Tensor | None] | None:
-        """Hand over ``p.grad_sample``, as `Source.collect` says.
+        """Return ``p.grad_sample``, as `Source.collect` says.
 
-        Raises
-        ------
-        ValueError
-            If a parameter got a gradient and no per-example gradients, or a part of them.
+        ValueError if a parameter got a gradient without complete per-example gradients.
         """
         samples = [getattr(p, "grad_sample", None) for p in self._parameters]
         if all(sample is None for sample in samples):
@@ -151,30 +142,21 @@ class HookGradients:
 class VmapModule(nn.Module):
     """A model whose per-example gradients are made by ``torch.func``, whatever its layers are.
 
-    Each example passes through the model alone (as a batch of one, under ``vmap``), so nothing the
-    model does can mix two. Buffers are constants.
+    Each example passes through the model alone (as a batch of one, under ``vmap``), so the model
+    cannot mix two. Buffers are constants. Training is two calls: ``losses = model.backward(inputs,
+    targets)`` instead of a forward pass, a loss and its ``backward()``; then ``optimizer.step()``.
 
     Parameters
     ----------
     model : nn.Module
+        Without BatchNorm layers.
     criterion : callable
         ``criterion(output, target)`` of a batch of one example: a scalar loss. A mean with weights
-        is then over what is in this example alone.
+        is then over the content of this example alone.
     accumulator : Accumulator
         Its parameters must be the model's.
     chunk_size : int, optional
-        Examples whose gradients exist at a time; all rows of a call by default.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the model has BatchNorm layers (they are named), lacks a parameter of the accumulator, or
-        another argument is not what is described above.
-
-    Notes
-    -----
-    Training is two calls: ``losses = model.backward(inputs, targets)`` instead of a forward pass,
-    a loss and its ``backward()``; then ``optimizer.step()``.
+        Number of examples whose gradients are in memory at a time; all rows of a call by default.
 
     Examples
     --------
@@ -204,7 +186,7 @@ class VmapModule(nn.Module):
         check_layers(model, "vmap")
         if not callable(criterion):
             raise TypeError(f"criterion must be callable, got {type(criterion).__name__}")
-        self._chunk = None if chunk_size is None else positive_integer("chunk_size", chunk_size)
+        self._chunk = optional(positive_integer, "chunk_size", chunk_size)
         names = _check_owned(model, accumulator)
         self._module = model
         self._accumulator = accumulator
@@ -230,21 +212,15 @@ class VmapModule(nn.Module):
         Parameters
         ----------
         inputs : Tensor, or tuple, list or dict of them
-            Of the examples that the loader handed out, along the first dimension; a tuple holds
+            Of the examples that the loader yielded, along the first dimension; a tuple holds
             several arguments of the model.
         targets : Tensor, or tuple, list or dict of them
-            What `criterion` gets as its second argument, of the same examples.
+            Second argument of `criterion`, of the same examples.
 
         Returns
         -------
         Tensor, shape (rows,)
             The loss of each example: not private, not to be published.
-
-        Raises
-        ------
-        ValueError
-            If `inputs` and `targets` have no or different numbers of rows, or these are not those
-            that the loader handed out.
         """
         sizes = {t.shape[0] if t.dim() else 0 for t in [*_tensors(inputs), *_tensors(targets)]}
         if len(sizes) != 1 or not max(sizes):
@@ -273,19 +249,8 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
 
     With class weights the mean is divided by the sum of the weights of the examples in the batch,
     with ``ignore_index`` by the number of targets that are not ignored: every example then changes
-    the gradients of all others, and clipping bounds no longer what one example does.
-
-    Parameters
-    ----------
-    criterion : callable
-        What is no ``nn.Module`` with a ``reduction`` is not looked at.
-    loss_reduction : {"mean", "sum"}, optional
-        What the criterion's reduction must be.
-
-    Raises
-    ------
-    ValueError
-        If the loss is such a one, or has another reduction.
+    the gradients of all others, and clipping does not bound the effect of one. A criterion that is
+    not an ``nn.Module`` with a ``reduction`` is not checked.
 
     Examples
     --------

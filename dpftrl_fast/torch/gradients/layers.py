@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers cannot be trained with per-example gradients, by name and with the reason."""
+"""Layers that cannot be trained with per-example gradients, by name and with the reason."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
+
+from dpftrl_fast._validate import choice
 
 GradSampleMode = Literal["hooks", "functorch", "vmap"]
 
@@ -62,40 +64,22 @@ _GHOST = (
 
 
 def check_mode(mode: Any) -> GradSampleMode:
-    """Return the way of per-example gradients if there is such a one, else raise ValueError.
-
-    Examples
-    --------
-    >>> check_mode("hooks")
-    'hooks'
-    """
+    """Return `mode` if it is a way of making per-example gradients, else raise ValueError."""
     if mode == "ghost":
         raise ValueError(_GHOST)
-    for known in get_args(GradSampleMode):
-        if mode == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(f"grad_sample_mode must be one of {get_args(GradSampleMode)}, got {mode!r}")
+    known: GradSampleMode = choice("grad_sample_mode", mode, get_args(GradSampleMode))
+    return known
 
 
 def incompatible_layers(
     model: nn.Module, mode: GradSampleMode = "hooks", *, batch_first: bool | None = None
 ) -> list[str]:
-    """Name the layers of a model that cannot be trained privately.
+    """Return the layers of a model that cannot be trained privately, one sentence a layer.
 
-    Parameters
-    ----------
-    model : nn.Module
-    mode : {"hooks", "functorch", "vmap"}
-        How per-example gradients are made. With the first two, what Opacus refuses is named too,
-        and what it computes wrongly.
-    batch_first : bool, optional
-        Whether examples are along the first dimension of every layer's input, as the hooks take it.
-
-    Returns
-    -------
-    list of str
-        One sentence a layer; empty if there are none. That a layer of the user's own mixes the
-        examples of a batch cannot be seen from its type: see :func:`check_examples_apart`.
+    With the modes "hooks" and "functorch" this includes layers that Opacus refuses or computes
+    wrongly; `batch_first` is whether examples are along the first dimension of every layer's input.
+    A custom layer that mixes the examples of a batch cannot be recognised by its type: see
+    :func:`check_examples_apart`.
 
     Examples
     --------
@@ -114,12 +98,7 @@ def incompatible_layers(
 def check_layers(
     model: nn.Module, mode: GradSampleMode = "hooks", *, batch_first: bool | None = None
 ) -> None:
-    """Raise ValueError that names the layers which `incompatible_layers` finds.
-
-    Examples
-    --------
-    >>> check_layers(nn.Linear(2, 2))
-    """
+    """Raise ValueError that names the layers which `incompatible_layers` finds."""
     found = incompatible_layers(model, mode, batch_first=batch_first)
     if found:
         listed = "\n- ".join(found)
@@ -127,22 +106,12 @@ def check_layers(
 
 
 def check_examples_apart(model: nn.Module, *inputs: Tensor) -> None:
-    """Raise if the model's output for the first example depends on the others.
+    """Raise ValueError if the model's output for the first example depends on the others.
 
-    The model runs twice, on the batch given and on copies of its first example, with the same
-    random numbers. One batch proves nothing in general, but layers that mix, do so at once.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Returns one tensor, with the examples along its first dimension.
-    *inputs : Tensor
-        A batch of two or more different examples, public or made up.
-
-    Raises
-    ------
-    ValueError
-        If the outputs differ by more than rounding, or there is no second example.
+    The model runs twice, on the given batch of two or more different examples (public or made up)
+    and on copies of its first example, with the same random numbers. It returns one tensor, with
+    the examples along its first dimension. One batch proves nothing in general, but layers that mix
+    examples differ at once.
 
     Examples
     --------
@@ -198,7 +167,7 @@ def _reasons(layer: nn.Module, mode: str, batch_first: bool | None) -> Iterator[
 def _of_opacus(
     layer: nn.Module, own: list[nn.Parameter], mode: str, batch_first: bool | None
 ) -> Iterator[str]:
-    """Yield what keeps Opacus's hooks from the right gradients of a layer."""
+    """Yield the reasons for which Opacus's hooks give wrong gradients of a layer."""
     from opacus.layers.dp_multihead_attention import DPMultiheadAttention, SequenceBias
     from opacus.validators import ModuleValidator
 
@@ -229,7 +198,7 @@ def _of_opacus(
 
 
 def _wrong_setting(layer: Any) -> str | None:
-    """Return the setting of a layer that its formula in Opacus leaves out."""
+    """Return the setting of a layer that its formula in Opacus ignores."""
     kind: type = type(layer)  # of subclasses Opacus has no formulas
     if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         dims = len(layer.kernel_size)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`watch_rows`: with hooks, row i of what a layer gets must be of example i, and of no other.
+"""`watch_rows`: with hooks, row i of a layer's input must be of example i, and of no other.
 
-Opacus's hooks take row i of a layer's input and of its output's gradient for example i. Where they
-are of something else, clipping bounds nothing: positions that are as many as examples, a sequence
-that lies along the dimension of the batch, a layer that is used once on all rows and once on some
-of them, rows that were sorted on the way. Shapes alone do not tell, since counts may agree by
-chance. So before its first pass the model is tried, without Opacus's hooks: on one row more, and on
-that batch with some of the rows replaced by their neighbours. Rows must follow the first change,
-and what was not replaced must be as before. A third trial, with the hooks, compares the sums of the
-per-example gradients with the gradient that autograd finds. Values are looked at before the first
-step only: a run that goes on from a checkpoint has its rows counted.
+Opacus's hooks take row i of a layer's input and of its output's gradient for example i. Where the
+rows are not the examples, clipping bounds nothing: positions that are as many as examples, a
+sequence along the dimension of the batch, a layer that is used once on all rows and once on some of
+them, rows that were sorted. Shapes alone do not show it, since counts may agree by chance. So
+before its first pass the model is tried, without Opacus's hooks: on one row more, and on that batch
+with some of the rows replaced by their neighbours. Rows must follow the first change, and rows that
+were not replaced must be as before. A third trial, with the hooks, compares the sums of the
+per-example gradients with the gradient that autograd finds. Values are checked before the first
+step only: a run that resumes from a checkpoint has its rows counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
-# What rounding may change in an activation and in a gradient, against the largest of a tensor.
+# Rounding errors allowed in an activation and in a gradient, relative to the largest of a tensor.
 # Products in float32 may have the precision of half of it (TF32).
 _ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
 _ROUNDING_OF_HALVES = (0.05, 0.1)
@@ -73,22 +73,9 @@ def watch_rows(
 ) -> None:
     """Refuse forward passes whose rows are not the examples handed out, in their order.
 
-    Parameters
-    ----------
-    module : GradSampleModule
-        Wrapped by Opacus, and watched from now on: passes in training mode, with gradients, while
-        examples are due.
-    sums : Accumulator
-        Of its per-example gradients: says how many examples are due, and steps are taken.
-    settle : callable
-        Makes `module` forget passes and gradients, see `HookGradients.settle`.
-    batch_first : bool
-        Whether examples are along the first dimension of every layer's input, or the second.
-
-    Notes
-    -----
-    The model's forward pass raises ValueError where it is not so. The first one while examples are
-    due is tried before it is run, which takes the time of some steps; random numbers and buffers
+    From now on `module`, wrapped by Opacus, is watched: passes in training mode, with gradients,
+    while examples of `sums` are due. `settle` makes it forget passes and gradients. The first such
+    pass is tried before it is run, which takes the time of some steps; random numbers and buffers
     are as they were afterwards. In the model's own arguments, examples are along the first
     dimension that has as many entries.
 
@@ -157,13 +144,13 @@ class _Watch:
             return
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
             raise ValueError(
-                f"{label} must get one tensor, which is what Opacus hands on, got {len(args)} "
+                f"{label} must get one tensor, as Opacus passes on, got {len(args)} "
                 f"arguments and the keywords {sorted(kwargs)}: grad_sample_mode='vmap' takes any"
             )
         x, due = args[0], self._sums.rows_due + (self._seen is not None)
         dim = 0 if isinstance(layer, RNNLinear) else self._dim
         rows = x.shape[dim] if x.dim() > dim else 0
-        # Sequences that have ended leave the last rows of a step.
+        # The last rows of a step lack the sequences that have ended.
         if rows != due and not (isinstance(layer, RNNLinear) and 0 < rows < due):
             raise ValueError(
                 f"{label} must get the {due} rows of the batch{self._added}, got an input of shape "
@@ -288,11 +275,10 @@ class _Watch:
         return x.index_select(dims[0], at) if dims else x
 
 
-class _Trial:
-    def __init__(
-        self, inputs: dict[str, list[Tensor]], outputs: list[Tensor], buffers: dict[str, Tensor]
-    ) -> None:
-        self.inputs, self.outputs, self.buffers = inputs, outputs, buffers
+class _Trial(NamedTuple):
+    inputs: dict[str, list[Tensor]]
+    outputs: list[Tensor]
+    buffers: dict[str, Tensor]
 
 
 @contextmanager
@@ -384,7 +370,7 @@ def _weights(x: Tensor) -> Tensor:
 def _first_that_differs(samples: Mapping[str, tuple[Tensor, Tensor]]) -> str | None:
     """Name a parameter whose examples' gradients have another sum than its gradient.
 
-    Rounding is allowed for, and what is not finite has no sum.
+    Rounding is allowed for, and values that are not finite have no sum.
     """
     sizes = {
         name: float(sample.double().abs().sum(0).max()) for name, (sample, _) in samples.items()
