@@ -124,6 +124,7 @@ class DPFTRLStrategy(Strategy):
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAvg
+    >>> from dpftrl_fast.federated.flower import AskClients
     >>> from dpftrl_fast import PrivacyPlan, accounting
     >>> from dpftrl_fast.federated.flower import AskClients
     >>> plan = PrivacyPlan(0.3, 4.0, accounting.MinSeparation(100, 4, 20))
