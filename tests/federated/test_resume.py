@@ -281,7 +281,7 @@ def test_a_round_that_could_not_be_written_may_be_abandoned_for_another(
             play(one, 1)
     one.abandon_round()
     if part == "fsync":  # nobody knows what the disk has: the folder decides
-        with pytest.raises(OSError, match="open the run anew"):
+        with pytest.raises(OSError, match="open the run again"):
             play(one, 1, "others ")
         one.close()
         one = server(tmp_path / "run")

@@ -232,7 +232,7 @@ def test_a_full_disk_refuses_the_step_and_the_run_goes_on_when_there_is_room(
             patch.setattr(step_log.os, "fsync", fails)
             with pytest.raises(OSError, match="Input/output error"):
                 journal.write_ahead(4, wanted[3])
-        with pytest.raises(OSError, match="open the run anew"):
+        with pytest.raises(OSError, match="open the run again"):
             journal.write_ahead(4, bytes(32))
     with RunJournal(folder, IDENTITY) as journal:
         journal.resume()
