@@ -382,7 +382,11 @@ def test_what_autograd_left_in_grad_is_never_used() -> None:
         ({"plan": PrivacyPlan(0.5, 9.0, FixedEpochs(3, 2))}, ValueError, "at most the plan's, 0.5"),
         ({"plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)), "epsilon": 1.0}, ValueError, "both"),
         (
-            {"plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)), "complete": True, "bound": "exact"},
+            {
+                "plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)),
+                "mechanism": Tree(complete=True),
+                "bound": "exact",
+            },
             ValueError,
             "a plan, or mechanism, bound, got both",
         ),
