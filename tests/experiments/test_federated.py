@@ -341,7 +341,7 @@ def test_the_table_of_report_goals_is_one_of_the_experiments(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--full", "--quick"), "expected --full or --quick, got both"),
+        (("--full", "--quick"), "--full and --quick exclude each other"),
         (
             ("--only", "words"),
             "experiment must be one of 'report-goals', 'shakespeare', got 'words'",

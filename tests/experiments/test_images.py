@@ -330,7 +330,7 @@ def test_the_command_writes_results_tables_and_figures_and_resumes(small, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--full", "--quick"), "expected --full or --quick, got both"),
+        (("--full", "--quick"), "--full and --quick exclude each other"),
         (("--only", "mnist"), "experiment must be one of 'images-digits', got 'mnist'"),
         (("--threads", "0"), "threads must be an integer >= 1, got 0"),
     ],
