@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private estimators beside what does the same work without privacy, and beside plain loops.
+"""Benchmarks of the private estimators against non-private fits and plain loops.
 
 `pytest benches/bench_estimators.py` times the calls one after another.
-`python benches/bench_estimators.py` alternates them, which a shared machine asks for, and prints
-the ratios of docs/benchmarks.md. Everything runs in one thread; BLAS is told so before NumPy is
-imported where this file is run as a script, and through threadpoolctl under pytest. Least squares
-has a file of its own, bench_least_squares.py.
+`python benches/bench_estimators.py` alternates them, for shared machines, and prints the ratios of
+docs/benchmarks.md. Everything runs in one thread: BLAS is limited before NumPy is imported in a
+script, and through threadpoolctl under pytest. Least squares is in bench_least_squares.py.
 
 Groups:
 
@@ -14,8 +13,8 @@ Groups:
   batch) and an epoch of scikit-learn's SGDRegressor (one update a row). The last two are not
   private.
 - "reference": 20 batches of the flights by the engine and by `dpftrl_fast.reference`.
-- "multinomial": the clipped sum of 4096 x 784 rows with 10 classes, beside NumPy and BLAS, who know
-  that the norm of a gradient is that of the slopes times that of the row.
+- "multinomial": the clipped sum of 4096 x 784 rows with 10 classes, beside NumPy and BLAS, which
+  use that the norm of a gradient is the norm of the slopes times that of the row.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def engine() -> Call:
 
 
 def blas() -> Call:
-    """Mini-batch gradient descent in float32, its averages left out."""
+    """Mini-batch gradient descent in float32, without averages."""
     X, y = with_constant()
 
     def epoch() -> Array:

@@ -154,7 +154,7 @@ def float_dtype(dtype: Any, name: str = "dtype") -> str:
         found = np.dtype(dtype)
     except TypeError:
         found = None
-    # NumPy reads None as float64, also where it compares it with a dtype.
+    # NumPy reads None as float64, also in a comparison.
     if dtype is None or found is None or found not in FLOATS or not found.isnative:
         raise ValueError(f"{name} must be 'float32' or 'float64', got {dtype!r}")
     return str(found.name)

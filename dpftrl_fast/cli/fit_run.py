@@ -114,7 +114,7 @@ def _measure(
     result: FitResult, test: TableReader, reference: np.ndarray[Any, Any] | None
 ) -> tuple[dict[str, float], dict[str, bytes]]:
     """Score the released iterates on public rows and draw the learning curve."""
-    curve = result.curve
+    curve, delta = result.curve, result.settings.delta
     names = [_NAMES[kind] for kind in result.coefficients]
     models = [model[None] for model in result.coefficients.values()]
     if reference is not None:
@@ -130,8 +130,8 @@ def _measure(
         tail=measured.get(_NAMES["tail"]),
         reference=measured.get(_RIDGE),
         metric=metric_name(result.schema),
-        title=f"epsilon {rounded_up(result.epsilon)} (replace-one "
-        f"{rounded_up(result.epsilon_replace_one)}), delta {result.settings.delta:g}"
+        title=f"epsilon {rounded_up(result.epsilon(delta))} (replace-one "
+        f"{rounded_up(result.replace_one(delta))}), delta {delta:g}"
         + (" (reproducible, not private)" if result.reproducible else ""),
     )
     return measured, {"learning_curve.png": png}

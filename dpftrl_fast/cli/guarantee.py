@@ -37,7 +37,6 @@ from dpftrl_fast.cli.patterns import (
     VariantOption,
     completion,
 )
-from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -132,13 +131,14 @@ def calibrate(
 def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
     zeta = plan.sensitivity_squared
     epsilon = plan.epsilon(delta)  # refuses a delta at or below the floor
-    exact = plan.guarantee.mechanism_delta(delta)
-    rdp = accounting.epsilon(plan.noise_multiplier, zeta, exact, method="rdp")
+    stated = plan.guarantee.at(delta)
+    sigma, squared = stated.as_one()
+    rdp = accounting.epsilon(sigma, squared, stated.mechanism_delta(delta), method="rdp")
     facts: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
         "neighbours": NEIGHBOURS,
-        "epsilon_replace_one": replace_one_epsilon(plan, delta),
+        "epsilon_replace_one": plan.replace_one(delta),
         "epsilon_rdp": rdp,
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity_squared": zeta,

@@ -116,7 +116,6 @@ def rounded_up(value: float | None, digits: int = 4) -> str:
 def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, Any]:
     """Return the guarantee of a plan in words; neighbours differ in one ``unit``."""
     from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-    from dpftrl_fast.fitting import replace_one_epsilon
     from dpftrl_fast.plan.plan_text import participation_words
 
     zeta = plan.sensitivity_squared
@@ -124,9 +123,10 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     zeta_words = f"{zeta if isinstance(zeta, int) else rounded_up(zeta)}  (squared sensitivity of"
     promise = {
         "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",
-        "epsilon, replace-one": f"{rounded_up(replace_one_epsilon(plan, delta))}  "
+        "epsilon, replace-one": f"{rounded_up(plan.replace_one(delta))}  "
         f"(one {unit} replaced by another)",
-        "delta": f"{delta:g}  (of which {plan.delta_floor:.1e} for the finite tail of the noise)",
+        "delta": f"{delta:g}  (of which {plan.guarantee.at(delta).floor():.1e} for the finite tail "
+        "of the noise)",
     }
     if isinstance(plan, LeastSquaresPlan):
         sigmas = f"{plan.bias.noise_multiplier:.6g} and {plan.covariance.noise_multiplier:.6g}"

@@ -43,7 +43,6 @@ from dpftrl_fast.cli.patterns import (
     completion,
 )
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Curve, error_curves_png
 
@@ -166,7 +165,7 @@ def _facts(
         "epsilon": best.epsilon,
         "delta": best.delta,
         "neighbours": NEIGHBOURS,
-        "epsilon_replace_one": replace_one_epsilon(plan, best.delta),
+        "epsilon_replace_one": plan.replace_one(best.delta),
         "participation": best.participation.to_dict(),
         "bound": best.bound,
         "momentum": best.momentum,
@@ -223,7 +222,7 @@ def _figure(table: ScheduleTable, plan: PrivacyPlan) -> bytes:
             )
         )
     best = table.best
-    replace_one = rounded_up(replace_one_epsilon(plan, best.delta))
+    replace_one = rounded_up(plan.replace_one(best.delta))
     total = "smoothed running sum" if by_momentum else "running sum"
     return error_curves_png(
         curves,

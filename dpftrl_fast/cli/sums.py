@@ -24,7 +24,6 @@ from dpftrl_fast.cli.output import (
     warn_of_large_delta,
 )
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.fitting import replace_one_epsilon
 from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import TableReader, minibatches
@@ -88,7 +87,7 @@ def command(
                 "epsilon": float(running.epsilon(delta)),
                 "delta": delta,
                 "neighbours": "one record replaced by zero",
-                "epsilon_replace_one": replace_one_epsilon(plan, delta),
+                "epsilon_replace_one": plan.replace_one(delta),
                 "noise_multiplier": plan.noise_multiplier,
                 "sensitivity_squared": plan.sensitivity_squared,
                 "rows": rows,

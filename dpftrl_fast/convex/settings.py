@@ -125,7 +125,7 @@ class FitSettings(_Common):
     momentum, l1
         As for `dpftrl_fast.ftrl.FTRL`.
     restart_every, complete
-        As for `dpftrl_fast.plan.from_budget.plan_of`: "auto" lets the planner choose.
+        As for `dpftrl_fast.mechanisms.Tree`: "auto" lets the planner choose.
     bound : {"released", "exact"}
         Scope of the sensitivity: the running sums, which are all that a run uses, or all tree
         nodes.
@@ -310,7 +310,7 @@ def _one_of(*allowed: Any) -> Rule:
 
 
 def _or_word(rule: Rule, *words: str) -> Rule:
-    """Accept these words besides what the rule accepts."""
+    """Accept these words besides the values of a rule."""
 
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, str):

@@ -184,7 +184,7 @@ class PrivateRounds(Stated):
             "parameters": self._layout.fingerprint,
             "report_goal": self._goal,
             "clipping": None if self._clipping is None else self._clipping.to_dict(),
-            "spare_restarts": self._account.spare_restarts,
+            "spare_restarts": self._account.spare_recoveries,
             "dtype": self._dtype,
         }
 
@@ -197,11 +197,11 @@ class PrivateRounds(Stated):
             return
         if journal.abandoned:
             self._account = RunAccount(
-                self.plan, self._account.spare_restarts, journal.abandoned, journal.start
+                self.plan, self._account.spare_recoveries, journal.abandoned, journal.start
             )
         after = self._account
         if recover and journal.replaying:
-            after = after.restarted(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
+            after = after.recovered(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
         self._run, self._reproducible = kept["run"], kept["reproducible"]
         self._rounds_done, self._state = kept["rounds_done"], kept["state"]
         self._cohorts.load_state_dict(kept["cohorts"])
@@ -210,7 +210,7 @@ class PrivateRounds(Stated):
             self._account = after
             self._run = secrets.token_hex(8)  # the next rounds repeat numbers of earlier ones
             self._sums.recover(after)
-            journal.restart(self._all_state())
+            journal.recover(self._all_state())
 
     def _all_state(self) -> dict[str, Any]:
         return {

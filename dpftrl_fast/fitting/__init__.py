@@ -9,7 +9,6 @@ from dpftrl_fast.fitting.run import (
     Settings,
     fit,
     make_plan,
-    replace_one_epsilon,
 )
 
 __all__ = [
@@ -21,5 +20,4 @@ __all__ = [
     "Settings",
     "fit",
     "make_plan",
-    "replace_one_epsilon",
 ]

@@ -135,10 +135,10 @@ def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) ->
     facts = {
         "format": FORMAT,
         "marks": ["reproducible, not private"] if result.reproducible else [],
-        "epsilon": _finite(result.epsilon),
+        "epsilon": _finite(result.epsilon(settings.delta)),
         "delta": settings.delta,
         "neighbours": f"one {schema.unit} replaced by zero",
-        "epsilon_replace_one": result.epsilon_replace_one,
+        "epsilon_replace_one": result.replace_one(settings.delta),
         "delta_floor": result.plan.delta_floor,
         "sensitivity_squared": result.plan.sensitivity_squared,
         "plan": result.plan.to_dict(),

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
@@ -48,7 +49,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class FitResult:
+class FitResult(PrivacyStatement):
     """Released models of a run, and the plan that covers them.
 
     Attributes
@@ -89,22 +90,9 @@ class FitResult:
         return self.coefficients["tail"]
 
     @property
-    def epsilon(self) -> float:
-        """Epsilon of the plan at the settings' delta, one record (or user) replaced by zero."""
-        return float(self.plan.epsilon(self.settings.delta))
-
-    @property
-    def epsilon_replace_one(self) -> float | None:
-        """Epsilon of the plan for replace-one neighbours; None below their delta floor."""
-        return replace_one_epsilon(self.plan, self.settings.delta)
-
-
-def replace_one_epsilon(plan: Plan, delta: float) -> float | None:
-    """Return the epsilon for replace-one neighbours; None where delta is below their floor."""
-    try:
-        return float(plan.epsilon(delta, neighbours="replace-one"))
-    except ValueError:
-        return None
+    def guarantee(self) -> Guarantee:
+        """Guarantee of the plan, for all models together."""
+        return self.plan.guarantee
 
 
 def make_plan(schema: Schema, settings: Settings) -> Plan:
@@ -189,10 +177,11 @@ def fit(
     -----
     **Formal guarantee.** All models of the result together satisfy the (epsilon, delta) of
     ``result.plan`` for two tables that differ in one record's (with a group column one user's)
-    contribution replaced by zero; ``result.epsilon_replace_one`` is the value for replacement by
-    another. The caller must ensure that schema and settings were not chosen by looking at private
-    rows, and must compose the plans of several fits of the same rows. Not covered: the low-order
-    bits of floating-point noise, the running time, and a run with a `noise_seed`.
+    contribution replaced by zero; ``result.epsilon(delta, neighbours="replace-one")`` is the
+    value for replacement by another. The caller must ensure that schema and settings were not
+    chosen by looking at private rows, and must compose several fits of the same rows
+    (`dpftrl_fast.accounting.compose`). Not covered: the low-order bits of floating-point noise, the
+    running time, and a run with a `noise_seed`.
 
     Examples
     --------
@@ -208,7 +197,7 @@ def fit(
     ...     path = pathlib.Path(folder, "rows.csv")
     ...     _ = path.write_text("x,y\n1,0.2\n5,0.4\n9,oops\n")
     ...     result = fit(TableReader(path, schema), FitSettings(epsilon=1.0, batch_size=2))
-    >>> result.steps, result.tail.shape, result.epsilon <= 1.0
+    >>> result.steps, result.tail.shape, result.epsilon(1e-6) <= 1.0
     (2, (2,), True)
     """
     schema = table.schema

@@ -22,12 +22,12 @@ from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
+    batch_order,
     check_rows,
     check_targets,
     open_source,
     refuse_bad_rows,
 )
-from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._search import announce_search
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._stream import (
@@ -140,9 +140,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             )
         shuffle = parameters.get("shuffle", False)
         run = self._start(parameters, source.units, source.n_features, targets.outputs)
-        layout = getattr(run.plan, "layout", None)
-        order = BatchOrder(
-            source.units, batch_size, epochs, layout, shuffle, parameters.get("random_state")
+        order = batch_order(
+            source.units,
+            batch_size,
+            epochs,
+            getattr(run.plan, "layout", None),
+            shuffle=shuffle,
+            random_state=parameters.get("random_state"),
         )
         stepper = self._stepper(parameters, run)
         source.feed(stepper, order, targets.encode, self._progress(parameters, run))
@@ -308,10 +312,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the fitted run, for `dpftrl_fast.accounting.compose`.
-
-        Raises sklearn.exceptions.NotFittedError before a fit.
-        """
+        """Guarantee of the fitted run, for `dpftrl_fast.accounting.compose`."""
         check_is_fitted(self)
         found: Guarantee = self.plan_.guarantee
         return found

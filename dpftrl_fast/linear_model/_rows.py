@@ -8,18 +8,20 @@ checked for shape and dtype only, since a refusal between two releases would rev
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
-from sklearn.utils import check_array
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import _get_feature_names, column_or_1d
 
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, take_users
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper
+from dpftrl_fast.mechanisms import Layout
+from dpftrl_fast.plan.epoch_order import EpochBatches, epochs_with_new_order
 
 
 class MemoryRows(RowSource):
@@ -73,6 +75,41 @@ class MemoryRows(RowSource):
         for units in order:
             run.step(self.batch(units, targets))
             progress()
+
+
+def batch_order(
+    units: int,
+    batch_size: int,
+    epochs: int,
+    layout: Layout | None,
+    *,
+    shuffle: bool = False,
+    random_state: Any = None,
+) -> Iterator[slice | Ints]:
+    """Return the units of each step: slices in row order, or with `shuffle` of a permutation.
+
+    The order is public. An epoch has a new permutation where its first step begins a tree of the
+    plan's `layout` (None for a single epoch), as `FixedEpochs` declares; otherwise that of the
+    epoch before.
+
+    Examples
+    --------
+    >>> [*batch_order(5, 2, 1, None)]
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    per_epoch = -(-units // batch_size)
+    permutation: Callable[[int], Ints] | None = None
+    new_orders: list[int] = []
+    if shuffle:
+        generator = check_random_state(random_state)
+
+        def permutation(number: int) -> Ints:  # called in ascending order
+            return generator.permutation(units)  # type: ignore[no-any-return]
+
+        if layout is not None:
+            new_orders = epochs_with_new_order(layout, per_epoch, epochs)
+    order = EpochBatches(units, batch_size, permutation, new_orders)
+    return map(order.batch, range(1, epochs * per_epoch + 1))
 
 
 def group_numbers(groups: Any, rows: int) -> Ints:

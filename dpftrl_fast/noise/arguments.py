@@ -11,7 +11,6 @@ import numpy as np
 
 from dpftrl_fast._validate import integer, positive
 
-Variant: TypeAlias = Literal["vanilla", "honaker"]
 Memory: TypeAlias = Literal["stored", "regenerate"] | int
 
 MAX_STEPS = 2**46

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 import dpftrl_fast._core as _core
 from dpftrl_fast._validate import choice, flag, float_dtype, integer
+from dpftrl_fast.mechanisms import Variant
 from dpftrl_fast.noise.arguments import (
     MAX_COORDINATES,
     MAX_STEPS,
     MAX_THREADS,
     Memory,
-    Variant,
     memory_setting,
     std_in,
     usable_cores,

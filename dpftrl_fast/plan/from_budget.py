@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a budget to the plan of a run: the schedule is the planner's best, unless one is given."""
+"""The plan of a run from a budget: with the planner's best schedule, or a given one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 def participation_of(units: int, batch_size: int, epochs: int, shuffle: bool) -> Participation:
-    """Return who takes part when, for so many rows (or users) in batches of a fixed size.
+    """Return the participation of rows (or users) in batches of a fixed size.
 
     Examples
     --------
@@ -117,11 +117,6 @@ def plan_of(
         for several. With a noise multiplier the rows are ranked for epsilon 1.
     bound
         As for `PrivacyPlan`. A run releases running sums only, so that "released" holds.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above, or if no noise keeps the budget.
 
     Examples
     --------

@@ -74,14 +74,10 @@ class NoiseSpec:
         make : callable, optional
             A subclass of `PlannedNoise` or a partial call of one; default the class that is
             registered for the layout.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If ``offset + size`` exceeds 2^36, or as :class:`dpftrl_fast.TreeNoise` says.
         """
         _check_coordinates(size, offset)
-        return (make or source_of(self.layout))(
+        make = make or source_of(self.layout)
+        return make(
             size,
             self.std(dtype),
             layout=self.layout,

@@ -4,14 +4,14 @@
 Version 2 has these keys, all of them, besides `format` and `version`:
 
     clip_norm, noise_multiplier   numbers
-    participation                 what `to_dict` of the pattern gives
+    participation                 the pattern's `to_dict`
     restart_every                 integer or null
     tree_lengths                  list of integers or null
     complete                      false, true, "all" or a list of booleans
     variant, bound                strings
 
-Version 3 is for mechanisms other than a tree: it has the key `mechanism`, what `to_dict` of the
-mechanism gives, in place of the tree's four fields. A tree is always written as version 2.
+Version 3 is for mechanisms other than a tree: it has the key `mechanism`, the mechanism's
+`to_dict`, in place of the tree's four fields. A tree is always written as version 2.
 """
 
 from __future__ import annotations
@@ -51,13 +51,7 @@ def fields_to_dict(plan: Any) -> dict[str, Any]:
 
 
 def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
-    """Read back the fields of a plan; keys that are missing or unknown are refused.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``d`` is not a mapping, is of another format or version, or holds other keys.
-    """
+    """Return the fields of a plan; missing and unknown keys and other versions are refused."""
     if not isinstance(d, Mapping):
         raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
     if d.get("format") != _FORMAT:
@@ -89,15 +83,7 @@ def write_json(path: str | Path, d: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read what :func:`write_json` wrote.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    ValueError
-        If it is no JSON.
-    """
+    """Read a file of :func:`write_json`; ValueError if it is not JSON."""
     content = Path(path).read_bytes()
     try:
         return json.loads(content.decode(), parse_constant=_refuse_constant)

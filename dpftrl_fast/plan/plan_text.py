@@ -12,18 +12,18 @@ from dpftrl_fast.accounting.participation import (
 
 
 def participation_words(participation: Participation) -> str:
-    """Say how many steps there are, and who takes part when.
+    """Describe the number of steps and the participation.
 
     Examples
     --------
     >>> participation_words(FixedEpochs(100, 5))
-    '500 steps, 5 epochs of 100 fixed batches, dealt afresh at restarts'
+    '500 steps, 5 epochs of 100 fixed batches, shuffled again at restarts'
     >>> participation_words(MinSeparation(64, 100, 8))
     '64 steps, each record (or user) in at most 8 of them, 8 or more apart (100 declared)'
     """
     steps, who = f"{participation.steps} steps", "each record (or user)"
     if isinstance(participation, FixedEpochs):
-        order = "dealt afresh at restarts" if participation.reshuffle else "in one order"
+        order = "shuffled again at restarts" if participation.reshuffle else "in one order"
         batches = f"{participation.steps_per_epoch} fixed batches"
         return f"{steps}, {participation.epochs} epochs of {batches}, {order}"
     if isinstance(participation, FixedOrder):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PlannedNoise`: a tree that keeps to the horizon and the restarts of its plan."""
+"""`PlannedNoise`: a tree that follows the horizon and the restarts of its plan."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dpftrl_fast.noise.tree import TreeNoise
 
 
 class PlannedNoise(TreeNoise):
-    """What `PrivacyPlan.noise` returns: a `TreeNoise` whose epsilon can be stated.
+    """The noise of a plan: a `TreeNoise` whose epsilon can be stated.
 
-    It restarts by itself where the plan says, completing the tree if the plan does, and refuses
-    what the epsilon was not stated for: a step past the declared ones, a restart of one's own, a
-    look at single nodes.
+    It restarts where the plan says, completes the tree if the plan does, and refuses everything
+    that the stated epsilon does not cover: a step past the declared ones, another restart, a call
+    of `node`.
 
     Parameters
     ----------
@@ -55,23 +55,14 @@ class PlannedNoise(TreeNoise):
     def step(self, out: Any = None) -> Any:
         """Take the next step of the plan and return its noise, as `TreeNoise.step` does.
 
-        Raises
-        ------
-        ValueError
-            If all declared steps are taken.
+        ValueError if all declared steps are taken.
         """
         with self._turn:
             self._restart_if_due()
             return super().step(out)
 
     def residual(self, out: Any = None) -> Any:
-        """Take the next step of the plan and return its noise less what was last returned.
-
-        Raises
-        ------
-        ValueError
-            If all declared steps are taken.
-        """
+        """Take the next step and return its noise less the noise last returned; as `step`."""
         with self._turn:
             self._restart_if_due()
             return super().residual(out)
@@ -87,13 +78,7 @@ class PlannedNoise(TreeNoise):
         super().restart(run.completed)
 
     def advance_to(self, t: int) -> None:
-        """Move on within the present tree, at most to where the plan ends or restarts it.
-
-        Raises
-        ------
-        ValueError
-            If t lies before the present step or past that end.
-        """
+        """Advance within the present tree, at most to its end in the plan."""
         with self._turn:
             end = self._layout.run_of(self.tree).steps
             if integer("t", t) > end:
@@ -101,13 +86,10 @@ class PlannedNoise(TreeNoise):
             super().advance_to(t)
 
     def prefix(self, t: int, out: Any = None) -> Any:
-        """Return b_t of the present tree, as `TreeNoise.prefix` does, where the plan releases it.
+        """Return b_t of the present tree, as `TreeNoise.prefix` does.
 
-        Raises
-        ------
-        ValueError
-            If t is past the last step of this tree, unless it is where the plan completes it: the
-            nodes behind are not in the epsilon.
+        t is at most the last step of this tree, or its completed end: the stated epsilon covers no
+        further nodes.
         """
         with self._turn:
             run = self._layout.run_of(self.tree)
@@ -117,14 +99,14 @@ class PlannedNoise(TreeNoise):
             return super().prefix(t, out)
 
     def carried(self) -> Any:
-        """Return the noise of the present tree that stays in later running sums once it has ended.
+        """Return the prefix noise at the planned end of the present tree, completion included.
 
-        Its prefix noise at the end that the plan gives it, completion included.
+        It stays in all later running sums.
         """
         return self.prefix(self._layout.run_of(self.tree).end)
 
     def restart(self, complete: bool = False) -> None:
-        """Refuse: the plan decides, and its epsilon stands on it."""
+        """Refuse: the plan decides when the tree restarts."""
         count = self._layout.count
         when = "never" if count == 1 else f"by itself, {count - 1} times"
         raise ValueError(f"this tree restarts {when}, as its plan says: got a call of restart")
@@ -134,13 +116,9 @@ class PlannedNoise(TreeNoise):
         raise ValueError("the noise of a plan releases prefixes only: got a call of node")
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
-        """Go on from a state of this plan, as `TreeNoise.load_state_dict` does.
+        """Resume from a state of this plan, as `TreeNoise.load_state_dict` does.
 
-        Raises
-        ------
-        ValueError, TypeError
-            Also if the state's trees are not the plan's, or single nodes were looked at; nothing is
-            then changed.
+        A state of other trees, or after a call of `node`, is a ValueError.
         """
         with self._turn:
             super().load_state_dict(state, allow_fork=allow_fork)

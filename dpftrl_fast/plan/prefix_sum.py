@@ -25,17 +25,17 @@ from dpftrl_fast.rounding import clip_limit, two_sum
 class PrefixSum(PrivacyStatement):
     """Private running sum of a stream of vectors, each record in one step (single pass).
 
-    Every record is clipped to L2 norm `clip_norm` and added; `add` returns the sum so far plus the
-    tree's noise for this step. This is InitializeTree, AddToTree and GetSum of Kairouz et al. 2021
-    (arXiv 2103.00039, appendix B), with clipping and an epsilon.
+    Each row that is passed to `add` is one record. It is clipped to L2 norm `clip_norm` and added;
+    `add` returns the sum so far plus the tree's noise for this step. This is InitializeTree,
+    AddToTree and GetSum of Kairouz et al. 2021 (arXiv 2103.00039, appendix B).
 
     Parameters
     ----------
     size : int
         Length of a vector.
     steps : int
-        Declared number of steps: the horizon that the epsilon is stated for. A public fact, chosen
-        before the data are seen.
+        Declared number of steps, for which epsilon is stated: public, chosen before the data are
+        seen.
     clip_norm : float
         L2 norm (L) that no record's contribution exceeds, from 1e-100 to 1e100: sums of such
         vectors stay within the range of float64.
@@ -46,8 +46,8 @@ class PrefixSum(PrivacyStatement):
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
-        As for `TreeNoise`. Sums are kept in float64 whatever the noise's dtype; what `add` returns
-        is rounded to the noise's dtype, lest bits of the raw sum show below the noise's own.
+        As for `TreeNoise`. Sums are kept in float64 for either dtype; the output of `add` is
+        rounded to the noise's dtype, so that no low-order bits of the un-noised sum are exposed.
 
     Raises
     ------
@@ -56,9 +56,13 @@ class PrefixSum(PrivacyStatement):
 
     Notes
     -----
-    The object holds the raw sum and the key: it is a secret, and is not pickled. What `add` returns
-    may leave. Neighbours: one record replaced by zero. It may be used from several threads: calls
-    take turns.
+    **Formal guarantee.** Neighbours differ in one record, replaced by zero (or by another: see
+    :meth:`epsilon`). The outputs of all declared steps of `add` together have the epsilon of
+    `plan`. The caller must pass each record once. Low-order bits of floating-point numbers are not
+    covered.
+
+    The object holds the un-noised sum and the key: it is a secret, and is not pickled. Only outputs
+    of `add` may be released. Calls from several threads take turns.
 
     Examples
     --------
@@ -95,7 +99,7 @@ class PrefixSum(PrivacyStatement):
         )
         self._lock = threading.Lock()
         self._sum: NDArray[np.float64] = np.zeros(self._noise.size)
-        self._low: NDArray[np.float64] = np.zeros(self._noise.size)  # what _sum's roundings lost
+        self._low: NDArray[np.float64] = np.zeros(self._noise.size)  # the rounding errors of _sum
         self._value: NDArray[np.float64] = np.zeros(self._noise.size)
 
     def add(self, x: ArrayLike, out: Any = None) -> Any:
@@ -105,9 +109,8 @@ class PrefixSum(PrivacyStatement):
         ----------
         x : array_like of shape (size,) or (n, size)
             One record, or the n >= 0 records of this step, each clipped by itself. Real numbers. A
-            record with a value that is not finite, or None or anything else that is no real number
-            in an array of objects, counts as zero: the step is taken all the same, since a refusal
-            would tell of the value.
+            record with a value that is not finite, or an object that is not a real number, counts
+            as zero: the step is taken anyway, since a refusal would reveal the value.
         out : array_like of float64, optional
             Where to write: ndarray, CPU tensor with ``__dlpack__`` or buffer of `size` elements.
 
@@ -123,8 +126,8 @@ class PrefixSum(PrivacyStatement):
 
         Notes
         -----
-        After a Ctrl-C look at `t`: if it has advanced, the step is taken and its records may be in
-        the sum, so they must not be given again; `value` may still be that of the step before.
+        After a Ctrl-C check `t`: if it has advanced, the records may be in the sum and must not be
+        passed again; `value` may still be that of the step before.
         """
         records = self._records(x)
         view = None if out is None else self._output(out)
@@ -151,8 +154,8 @@ class PrefixSum(PrivacyStatement):
     def _records(self, x: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray(x)
         if array.dtype.kind == "O":
-            # A list with None or a very large integer becomes an array of objects. That is the
-            # doing of one value, so it is no reason to refuse the step.
+            # A list with None or a very large integer becomes an array of objects. That depends on
+            # one value, so it must not refuse the step.
             array = np.array([_real(cell) for cell in array.flat]).reshape(array.shape)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"x must hold real numbers, got dtype {array.dtype}")
@@ -160,7 +163,7 @@ class PrefixSum(PrivacyStatement):
             raise ValueError(
                 f"x must have shape ({self.size},) or (n, {self.size}), got {array.shape}"
             )
-        with np.errstate(all="ignore"):  # no warning tells of a value
+        with np.errstate(all="ignore"):  # a warning would reveal a value
             return np.atleast_2d(array).astype(np.float64)
 
     def _output(self, out: Any) -> NDArray[np.float64]:
@@ -183,7 +186,7 @@ class PrefixSum(PrivacyStatement):
 
     @property
     def plan(self) -> PrivacyPlan:
-        """The plan that made the noise and states the epsilon."""
+        """The plan, which made the noise and states the epsilon."""
         return self._plan
 
     @property
@@ -219,11 +222,11 @@ class PrefixSum(PrivacyStatement):
         )
 
     def __reduce__(self) -> Any:
-        raise TypeError("a PrefixSum holds a raw sum and a secret key and is not pickled")
+        raise TypeError("a PrefixSum holds an un-noised sum and a secret key and is not pickled")
 
 
 def _real(cell: object) -> float:
-    """Return a cell of an array of objects as a float, NaN if it is none."""
+    """Return a cell of an array of objects as a float; NaN if it is not a number."""
     if not isinstance(cell, (Real, Decimal)):
         return math.nan
     try:
@@ -236,7 +239,7 @@ def _clipped_sum(records: NDArray[np.float64], bound: float) -> NDArray[np.float
     """Sum of the rows, each scaled down to norm `bound`; rows that are not finite count as zero."""
     if records.shape[0] == 0:
         return np.zeros(records.shape[1])
-    with np.errstate(all="ignore"):  # whatever the caller's settings: no warning tells of a value
+    with np.errstate(all="ignore"):  # a warning would reveal a value
         largest = np.abs(records).max(axis=1)
         usable = np.isfinite(largest) & (largest > 0)
         # Dividing by the largest entry first keeps the squares from overflowing or vanishing.

@@ -42,22 +42,27 @@ class PrivacyPlan(PrivacyStatement):
     mechanism : Tree
         The mechanism of the noise: by default one tree without restarts.
     bound : {"exact", "released"}
-        What the epsilon is stated for: every node of the tree, or only the prefixes, which are all
-        that the noise of a plan gives out.
+        Whether the epsilon is stated for every node of the tree, or only for the prefixes, which
+        are all that the noise of a plan releases.
 
     Raises
     ------
     TypeError, ValueError
-        If a field is not what is described above (NaN is not).
+        If a field is not as above, or the fields do not fit together.
 
     Notes
     -----
-    The guarantee is for neighbours that differ in one record's (or one user's) gradients, replaced
-    by zero ("zero-out"). It holds for data and models chosen adaptively, and for the declared
-    number of steps whether or not the stream ends early. delta includes the floor of the noise
-    stream, see :attr:`delta_floor`. Attacks on the grid of floating-point numbers are not covered.
+    **Formal guarantee.** Neighbours differ in one record's (or one user's) gradients, replaced by
+    zero ("zero-out"), or by another's ("replace-one"). :meth:`epsilon` states epsilon for the
+    outputs of all declared steps together, whether or not the stream ends early, with data and
+    models chosen adaptively. The caller must clip each contribution to `clip_norm`, let records
+    take part only as declared (:meth:`guard` checks it), and add each value of the noise to one sum
+    only. delta includes the floor of the noise stream, see :attr:`delta_floor`. Attacks on
+    low-order bits of floating-point numbers are not covered.
 
-    Two plans are equal if their fields are.
+    To choose the mechanism, plan first: :func:`dpftrl_fast.accounting.plan_schedule` ranks the
+    schedules that keep a budget, and :meth:`from_schedule` takes the best one.
+    :meth:`calibrate` spends the same budget on a mechanism that is given.
 
     Examples
     --------
@@ -100,6 +105,9 @@ class PrivacyPlan(PrivacyStatement):
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
 
+        Use it for a mechanism that is fixed already; to choose the mechanism too, plan first with
+        :func:`dpftrl_fast.accounting.plan_schedule` and use :meth:`from_schedule`.
+
         Parameters
         ----------
         epsilon : float
@@ -108,11 +116,6 @@ class PrivacyPlan(PrivacyStatement):
             0 < delta < 1.
         clip_norm, participation, mechanism, bound
             The other fields of the plan.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is not described above.
 
         Examples
         --------
@@ -138,17 +141,15 @@ class PrivacyPlan(PrivacyStatement):
     def from_schedule(cls, schedule: Schedule, *, clip_norm: float) -> PrivacyPlan:
         """Return the plan of a row of :func:`dpftrl_fast.accounting.plan_schedule`.
 
+        Use it to plan first: the row's restarts and completion have the least error for the budget,
+        where :meth:`calibrate` keeps the mechanism that it is given.
+
         Parameters
         ----------
         schedule : Schedule
-            The row: pattern, mechanism, bound and noise multiplier.
+            The row: participation, mechanism, bound and noise multiplier.
         clip_norm : float
             L2 norm to which each contribution is clipped (L).
-
-        Raises
-        ------
-        TypeError, ValueError
-            If ``schedule`` is no row, or ``clip_norm`` is wrong.
 
         Examples
         --------
@@ -227,24 +228,18 @@ class PrivacyPlan(PrivacyStatement):
         offset: int = 0,
         key: bytes | None = None,
     ) -> PlannedNoise:
-        """Return the tree noise of this plan: standard deviation ``clip_norm * noise_multiplier``.
+        """Return the noise of this plan: standard deviation ``clip_norm * noise_multiplier``.
 
         The standard deviation is rounded up to the dtype. The tree restarts where the plan says and
-        refuses steps past the declared ones. What is left to the caller: each value goes on one sum
-        only, of records clipped to `clip_norm`, which take part as the plan says.
+        refuses steps past the declared ones.
 
         Parameters
         ----------
         size : int
             Number of coordinates; ``offset + size`` at most 2^36.
         seed, memory, dtype, rounds, threads, offset, key
-            Passed on to :class:`dpftrl_fast.TreeNoise`. A ``seed`` is for tests: who knows it can
-            take the noise away again.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If ``offset + size`` exceeds 2^36, or as :class:`dpftrl_fast.TreeNoise` says.
+            As for :class:`dpftrl_fast.TreeNoise`. A ``seed`` is for tests: the noise can be removed
+            by anyone who knows it.
 
         Examples
         --------
@@ -266,7 +261,7 @@ class PrivacyPlan(PrivacyStatement):
         )
 
     def guard(self) -> Guard:
-        """Return what refuses, step by step, participation that the plan does not declare.
+        """Return the guard that refuses, step by step, participation beyond the declared.
 
         Examples
         --------
@@ -311,42 +306,23 @@ class PrivacyPlan(PrivacyStatement):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> PrivacyPlan:
-        """Read back what :meth:`to_dict` wrote; keys that are missing or unknown are refused.
+        """Return the plan of a dictionary of :meth:`to_dict`.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If ``d`` is not a mapping, is of another format or version, or a field is wrong.
+        Missing and unknown keys, another format or version, and wrong fields are refused.
         """
         return cls(**fields_from_dict(d))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON to a file, whole or not at all; an older file is replaced.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        """
+        """Write the plan as JSON to a file, whole or not at all; an older file is replaced."""
         write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyPlan:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be read.
-        TypeError, ValueError
-            If it is no JSON, or no plan of this version.
-        """
+        """Read a file of :meth:`save`; ValueError if it is not a plan of a known version."""
         return cls.from_dict(read_json(path))
 
     def describe(self, delta: float) -> str:
-        """Return lines of text: what is promised at ``delta``, and against which neighbours.
-
-        Numbers printed as privacy losses are rounded up.
+        """Return lines of text: epsilon at ``delta`` for both neighbours, rounded up, and the plan.
 
         Examples
         --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that survive a crash: what a run writes ahead, and the privacy cost of recovering it.
+"""Runs that survive a crash: writing ahead, and the privacy cost of a recovery.
 
 - :class:`RunJournal`: the folder of a run; a killed run resumes without adding the same noise to
   two different sums.

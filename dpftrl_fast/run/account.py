@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RunAccount`: what a run owes whose tree had to restart where the plan did not say so.
+"""Privacy cost of recovering a run with fresh noise at a step that the plan did not schedule.
 
-A run that cannot take its last steps again as they were (see `run.journal`) goes on
-with fresh noise, from a step before the last one that may have left. Let it have taken the steps
-1..t_1, gone on from step j_1 <= t_1 and come to t_2, gone on from j_2, and so on. Each stretch
-j_(i-1)..t_i is a run of its own: its participation is what the plan's steps j_(i-1)..t_i have, its
-trees are the plan's, cut off at both ends (the first one starts at leaf 1, the last one is not
-completed), its noise is fresh. Where the next stretch begins, the noisy sum of the one before is
-carried on, which is released anyway. So the run is the stretches one after the other, each of which
-may depend on what those before gave out, and their mu^2 add:
+A run that cannot repeat its last steps exactly (see `run.journal`) continues with fresh noise, from
+a step before the last one that may have been released. Let it take the steps 1..t_1, continue from
+step j_1 <= t_1 up to t_2, then from j_2, and so on. Each stretch j_(i-1)..t_i is a run by itself:
+its participation is that of the plan's steps j_(i-1)..t_i, its trees are the plan's, cut off at
+both ends (the first one starts at leaf 1, the last one is not completed), and its noise is fresh.
+The next stretch starts from the noisy sum of the one before, which is released anyway. So the run
+is a sequence of stretches, each of which may depend on the outputs of those before, and their mu^2
+add:
 
     mu^2 = (zeta of 1..t_1 + zeta of j_1..t_2 + ... + zeta of j_k..T)/sigma^2
 
-Nothing is gained back for steps that are in two stretches: what the first one did with them stays
-released.
+Steps that are in two stretches count twice.
 """
 
 from __future__ import annotations
@@ -48,33 +47,31 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 @dataclass(frozen=True)
 class RunAccount(PrivacyStatement):
-    """A plan, the restarts that it has to spare, and the stretches that were abandoned.
+    """A plan, its spare recoveries, and the stretches that were abandoned.
 
     Parameters
     ----------
     plan : PrivacyPlan
-        What was declared for the run without accidents.
-    spare_restarts : int
-        How many restarts the stated epsilon covers from the start. Each costs the privacy of one
-        more tree (under `FixedEpochs` with ``reshuffle=True``, if the steps that are abandoned lie
-        in one tree) or of one more run (else), whether it happens or not.
+        The declared run, without accidents.
+    spare_recoveries : int
+        Recoveries that the stated epsilon covers from the start. Each costs the privacy of one more
+        tree (under `FixedEpochs` with ``reshuffle=True``, if the abandoned steps lie in one tree)
+        or of one more run (otherwise), whether it happens or not.
     abandoned : tuple of (first, last)
-        The stretches before the present one, as :attr:`RunJournal.abandoned`
-        has them.
+        The stretches before the present one, as :attr:`RunJournal.abandoned` has them.
     start : int
         First step of the present stretch.
 
     Raises
     ------
     TypeError, ValueError
-        For anything that is not described above.
+        If an argument is not as above, or the stretches do not follow each other.
 
     Notes
     -----
-    The stated figures, as :meth:`epsilon`, are those of the plan with its spare restarts as long as
-    they cover what happened; from an accepted restart that they do not cover on, those of what
-    happened. That a restart was needed is public here: it must come from crashes and rounding, not
-    from anybody's data.
+    The stated figures are those of the plan with its spare recoveries, as long as these cover
+    the recoveries; after an accepted one that they do not cover, those of :attr:`happened`. The
+    fact that a recovery was needed is public: its cause must be crashes and rounding, not data.
 
     Examples
     --------
@@ -82,29 +79,29 @@ class RunAccount(PrivacyStatement):
     >>> from dpftrl_fast.mechanisms import Tree
     >>> plan = PrivacyPlan(1.0, 8.0, accounting.FixedEpochs(100, 10), Tree(restart_every=100))
     >>> account = RunAccount(plan)
-    >>> round(account.epsilon(1e-5), 3) == round(plan.epsilon(1e-5), 3)
+    >>> account.epsilon(1e-5) == plan.epsilon(1e-5)
     True
-    >>> account.restarted(last=240, step=231)
+    >>> account.recovered(last=240, step=231)
     Traceback (most recent call last):
     ...
-    ValueError: this restart is not covered: it puts steps 231 to 240 into a second tree, and 0 \
-spare restarts were declared. The epsilon of the run at delta D becomes account.epsilon_after(240, \
-231, D); accept_epsilon=(epsilon, delta) accepts one that is not below it
+    ValueError: this recovery is not covered: it puts steps 231 to 240 into a second tree, and 0 \
+spare recoveries were declared. The epsilon of the run at delta D becomes \
+account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one that is not below it
     >>> epsilon = account.epsilon_after(240, 231, 1e-5)
-    >>> again = account.restarted(240, 231, accept_epsilon=(epsilon, 1e-5))
+    >>> again = account.recovered(240, 231, accept_epsilon=(epsilon, 1e-5))
     >>> again.abandoned, again.start, again.epsilon(1e-5) == epsilon > account.epsilon(1e-5)
     (((1, 240),), 231, True)
     """
 
     plan: PrivacyPlan
-    spare_restarts: int = 0
+    spare_recoveries: int = 0
     abandoned: tuple[tuple[int, int], ...] = ()
     start: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.plan, PrivacyPlan):
             raise TypeError(f"plan must be a PrivacyPlan, got {type(self.plan).__name__}")
-        integer("spare_restarts", self.spare_restarts, 0, 2**20)
+        integer("spare_recoveries", self.spare_recoveries, 0, 2**20)
         low, high = 1, 1  # where a stretch may begin: the first one at 1, others in the one before
         for first, last in self.abandoned:
             integer("the first step of an abandoned stretch", first, low, high)
@@ -116,8 +113,8 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """The plan with its spare restarts, or what happened where they do not cover it."""
-        declared = compose([self.plan, *[self._spare] * self.spare_restarts])
+        """The plan with its spare recoveries, or `happened` if they do not cover it."""
+        declared = compose([self.plan, *[self._spare] * self.spare_recoveries])
         if not self.abandoned or _covers(declared, self.happened):
             return declared
         alone = replace(declared, otherwise=None)
@@ -133,14 +130,14 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
 
     @cached_property
     def _spare(self) -> Guarantee:
-        """The guarantee of a spare restart: of one tree at its worst, or of one more run."""
+        """The guarantee of a spare recovery: the worst tree, or one more run."""
         plan = self.plan
         if not (isinstance(plan.participation, FixedEpochs) and plan.participation.reshuffle):
             return plan.guarantee
         return self._in_both(self._worst_tree)
 
     def _in_both(self, made: Callable[..., Guarantee], *given: Any) -> Guarantee:
-        """Return what `made` returns under the plan's bound, and otherwise under "exact"."""
+        """Return the result of `made` under the plan's bound, and otherwise under "exact"."""
         found = made(*given, bound=self.plan.bound)
         if self.plan.guarantee.otherwise is None:
             return found
@@ -180,66 +177,67 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
         found = GaussianMechanism(plan.noise_multiplier, zeta, Touched(nodes, total, largest))
         return Guarantee((found,))
 
-    # ---- A restart ----
+    # ---- A recovery ----
 
     def epsilon_after(
         self, last: int, step: int, delta: float, *, neighbours: Neighbours = "zero-out"
     ) -> float:
-        """Epsilon that the run would state at ``delta`` after this restart.
+        """Return the epsilon that the run would state at ``delta`` after this recovery.
 
         Parameters
         ----------
         last, step
-            As for `restarted`.
+            As for `recovered`.
         delta, neighbours
             As for `epsilon`.
         """
         return self._after(last, step).epsilon(delta, neighbours=neighbours)
 
-    def restarted(
+    def recovered(
         self, last: int, step: int, *, accept_epsilon: tuple[float, float] | None = None
     ) -> RunAccount:
-        """Return the account after a restart, or refuse it.
+        """Return the account after a recovery, or refuse it.
 
         Parameters
         ----------
         last : int
-            The last step that may have left with the present noise.
+            The last step that may have been released with the present noise.
         step : int
-            The step that fresh noise begins with, at most `last`.
+            The first step with fresh noise, at most `last`.
         accept_epsilon : (epsilon, delta), optional
-            The larger figure that the run is then to state, for zero-out neighbours. Needed where
-            the spare restarts do not cover this one.
+            The larger figure that the run is then to state, for zero-out neighbours. Needed if the
+            spare recoveries do not cover this one.
 
         Raises
         ------
         ValueError
-            If the stated epsilon would grow and is not accepted, or is above what was accepted.
+            If the stated epsilon would grow and is not accepted, or is above the accepted one.
         """
         after = self._after(last, step)
         if _covers(self.guarantee, after.guarantee):
             return after
         words = (
-            f"it puts steps {step} to {last} into a second tree, and {self.spare_restarts} spare "
-            "restarts were declared"
+            f"it puts steps {step} to {last} into a second tree, and {self.spare_recoveries} spare "
+            "recoveries were declared"
         )
         if accept_epsilon is None:
             raise ValueError(
-                f"this restart is not covered: {words}. The epsilon of the run at delta D becomes "
+                f"this recovery is not covered: {words}. The epsilon of the run at delta D becomes "
                 f"account.epsilon_after({last}, {step}, D); accept_epsilon=(epsilon, delta) "
                 "accepts one that is not below it"
             )
         accepted, delta = positive("accepted epsilon", accept_epsilon[0]), accept_epsilon[1]
         becomes = after.epsilon(probability("accepted delta", delta))
         if not becomes <= accepted:
+            other = after.replace_one(delta)
             raise ValueError(
-                f"accept_epsilon must be at least {becomes!r} at delta {delta!r} ({words}), got "
-                f"{accepted!r}"
+                f"accept_epsilon must be at least {becomes!r} at delta {delta!r} ({words}; "
+                f"replace-one: {'none' if other is None else repr(other)}), got {accepted!r}"
             )
         return after
 
     def check_goes_on(self, plan: PrivacyPlan, start: int, steps_taken: int) -> None:
-        """Refuse to be the account of a run that does not go on as this one says.
+        """Refuse a run that does not continue as this account says: ValueError.
 
         Parameters
         ----------
@@ -248,14 +246,7 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
         start : int
             First step of its present stretch.
         steps_taken : int
-            Its steps, over all stretches. A run without steps may go on anywhere: a state is then
-            loaded.
-
-        Raises
-        ------
-        ValueError
-            If the plan is another one, the next step is not `start` of this account, or the last
-            stretch that it abandons is not that of the run.
+            Its steps, over all stretches; with 0 a state is loaded later, which is then checked.
         """
         if plan != self.plan:
             raise ValueError("account must be of the plan of this object, got another")
@@ -276,7 +267,7 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
         integer("step", step, self.start, last)
         return replace(self, abandoned=(*self.abandoned, (self.start, last)), start=step)
 
-    # ---- The noise of the present stretch, by the names that a plan has for it ----
+    # ---- The noise of the present stretch ----
 
     @property
     def layout(self) -> Layout:
@@ -296,8 +287,8 @@ spare restarts were declared. The epsilon of the run at delta D becomes account.
     def noise(self, size: int, **options: Any) -> PlannedNoise:
         """Return the noise of the present stretch, as :meth:`dpftrl_fast.PrivacyPlan.noise`.
 
-        Its steps are those from `start` on, its restarts the plan's. After a restart it must have a
-        key that no earlier stretch had: leave ``key`` out, or draw one.
+        After a recovery it must have a key that no earlier stretch had: leave ``key`` out, or draw
+        one.
         """
         return self.noise_spec.source(size, **options)
 
@@ -306,7 +297,7 @@ _TOUCHED = ("nodes", "total", "largest")
 
 
 def _participation_between(pattern: Participation, first: int, last: int) -> Participation | None:
-    """Return who takes part in steps first..last; None for nobody."""
+    """Return the participation of steps first..last; None if nobody takes part."""
     steps = last - first + 1
     if isinstance(pattern, SinglePass):
         return SinglePass(steps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One owner at a time for a folder, until it lets go or its process ends."""
+"""A lock on a folder: one owner at a time, until it is released or its process ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 LOCK = "lock"
 
-# Locks of the system are a process's: two owners within one are told apart here. (They also do not
-# pass to a forked process, so that a worker left behind does not keep a dead run's folder.)
+# System locks belong to a process: two owners within one process are distinguished here. (A forked
+# process does not inherit them, so that a surviving worker does not keep a dead run's folder.)
 _held: set[tuple[int, int, int]] = set()
 _turn = threading.Lock()
 
 
 class FolderLock:
-    """Hold a folder by a lock of the system on the file "lock" in it, which is made if need be.
+    """Holds a folder by a system lock on the file "lock" in it, which is created if missing.
 
     The system releases the lock when the process ends, however it ends.
 
@@ -37,8 +37,8 @@ class FolderLock:
         self._in_use = f"the folder {str(folder)!r} is in use by another run"
         with _turn:
             path = folder / LOCK
-            # Opening and closing the file would release the lock that this process has on it, so
-            # the look into the table comes first.
+            # Opening and closing the file would release this process's lock on it, so the table is
+            # read first.
             if path.exists() and _identity(os.stat(path)) in _held:
                 raise RuntimeError(f"{self._in_use} of this process")
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -59,24 +59,19 @@ class FolderLock:
             raise RuntimeError(f"{self._in_use} in another process") from None
 
     def hold(self) -> None:
-        """Make sure that this process still has the folder.
+        """Check that this process still holds the folder, and take a lost lock again.
 
-        It loses the lock where any part of it opens and closes the file, to copy the folder say;
-        then it takes the lock again.
-
-        Raises
-        ------
-        RuntimeError
-            If this process is a forked one, or another one has the folder now.
+        The lock is lost where any code of the process opens and closes the file, for instance to
+        copy the folder. A forked process, or another owner, is a RuntimeError.
         """
         if self._process != os.getpid():
             raise RuntimeError(
-                "this process was forked from the one that has the run: only that one may go on"
+                "this process was forked from the one that holds the run, which alone may continue"
             )
         self._take()
 
     def release(self) -> None:
-        """Let go; in a forked process only the copy of the handle is closed."""
+        """Release the folder; a forked process closes only its copy of the handle."""
         with _turn:
             os.close(self._handle)
             _held.discard(self._identity)

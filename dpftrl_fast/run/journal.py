@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RunJournal`: a run that can be killed at any byte and goes on, and puts no noise on two sums.
+"""Crash-safe run state: a killed run resumes without adding the same noise to two different sums.
 
-A run takes steps. In each it puts the noise of the tree's step t on a sum s_t, and lets something
-of both leave. Whoever sees the same noise on two different sums has their difference, bare. So a
-run that is killed and goes on from an earlier checkpoint may take a step again only with the same
-sum; this object sees to it, by writing ahead.
+In step t a run adds the noise of the tree's step t to a sum s_t and releases something computed
+from both. An observer of the same noise on two different sums learns their difference without
+noise. So a run that is killed and resumes from an earlier checkpoint may repeat a step only with
+the same sum. The journal enforces this by writing ahead.
 
-The protocol, for whoever runs the steps:
+The protocol:
 
-1. Open the journal. Take `resume()`: None for a new run, else the state that was last kept.
-2. Keep a first `checkpoint` before step 1: it holds the noise key, without which the steps that a
-   killed run had taken could not be told from those of another.
-3. Each step: make the sum; `write_ahead` its `digest`; then, and only then, let the step happen.
-4. `checkpoint` as often as one likes; all steps since the last one are taken again after a crash.
+1. Open the journal and call `resume()`: it returns None for a new run, else the last checkpoint.
+2. Make a first `checkpoint` before step 1: it holds the noise key, without which the steps of a
+   killed run could not be told from those of another.
+3. In each step compute the sum, and `write_ahead` its `digest`; only then take the step.
+4. Call `checkpoint` as often as needed; the steps since the last one are repeated after a crash.
 
-What `write_ahead` does with step t, where `last` is the last step written so far:
+`write_ahead` of step t, where `last` is the last step written so far:
 
 ==========================  ========================================================================
 t = last + 1                appends t and the digest, waits for the disk, returns True
-t <= last, same digest      the step was written ahead earlier: nothing is written, returns False.
-                            The same noise goes on the same sum: whatever leaves had left, or could
-t <= last, other digest     raises `Diverged`. The steps t..last may have left with other sums
+t <= last, same digest      the step was written before: nothing is written, returns False. The
+                            same noise is added to the same sum, so nothing new is released
+t <= last, other digest     raises `Diverged`: steps t..last may have been released with other sums
 ==========================  ========================================================================
 
-After `Diverged` the steps t..last are abandoned: what they released stays released. The run may go
-on from the state before t with *fresh* noise of another key, and owes the privacy of the abandoned
-steps besides (:class:`dpftrl_fast.run.account.RunAccount` counts it). `restart` begins that.
+After `Diverged` the steps t..last are abandoned: their releases stay released. The run may continue
+from the state before t with *fresh* noise of another key, and the privacy cost of the abandoned
+steps is added (:class:`dpftrl_fast.run.RunAccount`). `recover` begins that.
 
 Crashes:
 
-- before `write_ahead` returns: nothing of the step has left. Its record may be on the disk, in part
-  (cut off when the folder is opened) or whole (the step must then come with the same digest).
-- between `write_ahead` and the next `checkpoint`: the step is taken again, with the same digest.
-- during `checkpoint` or `restart`: the folder holds the state before or the one after, whole.
-- a record, checkpoint or run file that is not, bit for bit, what was written: refused. A disk that
-  forgets what it was told to keep, and a backup put back in place of newer files, cannot be told.
+- before `write_ahead` returns: nothing of the step is released. Its record may be on the disk, in
+  part (cut off when the folder is opened) or whole (the step then needs the same digest).
+- between `write_ahead` and the next `checkpoint`: the step is repeated with the same digest.
+- during `checkpoint` or `recover`: the folder holds the state before or after, whole.
+- a record, checkpoint or run file that differs by any bit from the one written: refused. A disk
+  that loses data it reported as written, or an old backup of the whole folder, is not detected.
 
-The folder has mode 0700, and all of it is a secret: `run.journal_files` says what is in it.
+The folder has mode 0700, and all of it is a secret: `run.journal_files` lists its files.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class RunJournal:
     folder : str or Path
         Made if it does not exist (mode 0700). Else empty, or that of the same run.
     identity : mapping
-        What the run is, as JSON can hold it: plan, data order, shapes. No secrets: differences are
+        Identifies the run, in JSON types: plan, data order, shapes. No secrets: differences are
         named in errors. A folder of a run with another identity is refused.
     allow_fork : bool, optional
-        A folder that was copied, or moved in a way that makes a copy, is refused: two runs that go
-        on from it put the same noise on different sums. True takes it all the same and voids the
-        guarantee, unless nobody ever goes on with the other copy; `forked` remembers it for good.
+        A folder that was copied, or moved in a way that makes a copy, is refused: two runs that
+        resume from it add the same noise to different sums. True accepts it and voids the
+        guarantee, unless the other copy is never used again; `forked` records this for good.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class RunJournal:
 
     Notes
     -----
-    Calls from several threads take turns. A copy that a fork makes refuses to write. One step costs
+    Calls from several threads take turns. A forked copy of the process cannot write. A step costs
     one wait for the disk; the log grows by 64 bytes a step.
 
     Examples
@@ -137,7 +137,7 @@ class RunJournal:
                 f"got those up to {self._log.last}: the folder is damaged"
             )
 
-    # ---- Where the run stands ----
+    # ---- Position ----
 
     @property
     def step(self) -> int:
@@ -151,38 +151,38 @@ class RunJournal:
 
     @property
     def replaying(self) -> bool:
-        """Whether the next step was written ahead earlier."""
+        """True if the next step was written ahead before."""
         return self._step < self.last
 
     @property
     def start(self) -> int:
-        """First step of the present generation: 1, or the first one after the last restart."""
+        """First step of the present generation: 1, or the first one after the last recovery."""
         return self._start
 
     @property
     def abandoned(self) -> tuple[tuple[int, int], ...]:
-        """First and last step of each earlier generation; its last steps were taken again."""
+        """First and last step of each earlier generation; its last steps were repeated."""
         return tuple(self._abandoned)
 
     @property
     def forked(self) -> bool:
-        """Whether the folder was ever taken with ``allow_fork``: the guarantee is void."""
+        """True if the folder was ever opened with ``allow_fork``: the guarantee is void."""
         return self._run.forked
 
     # ---- The protocol ----
 
     def resume(self) -> dict[Any, Any] | None:
-        """Return the state last kept, or None for a new run. To be called once, first.
+        """Return the last checkpoint, or None for a new run. To be called once, first.
 
         Raises
         ------
         RuntimeError
-            If it was taken already: two owners of one state would go on from it twice.
+            If it was returned already: two owners of one state would resume from it twice.
         """
         with self._turn:
             self._check_open()
             if self._resumed and self._state is None and self._log is not None:
-                raise RuntimeError("expected one call of resume, got another: the state is taken")
+                raise RuntimeError("expected one call of resume, got another")
             self._resumed, state, self._state = True, self._state, None
             return state
 
@@ -192,8 +192,8 @@ class RunJournal:
         Parameters
         ----------
         *parts : int, str, bytes or ndarray
-            All that the step's sum is made of; arrays with their dtype and shape, bit for bit (0.0
-            is not -0.0 here).
+            All inputs of the step's sum; arrays with their dtype and shape, bit for bit (0.0 is not
+            -0.0 here).
 
         Returns
         -------
@@ -203,7 +203,7 @@ class RunJournal:
         return step_digest(self._run.secret, *parts)
 
     def write_ahead(self, step: int, digest: bytes, keep: Mapping[str, Any] | None = None) -> bool:
-        """Say which sum a step is about to use, before anything of the step leaves.
+        """Record the sum that a step is about to use, before anything of the step is released.
 
         Parameters
         ----------
@@ -212,21 +212,21 @@ class RunJournal:
         digest : bytes
             32 bytes of `digest`.
         keep : mapping, optional
-            A state (see `checkpoint`) from which the step can be taken again exactly, the sum
-            itself for instance: then nothing has to be computed anew after a crash. `kept` returns
-            it until the next checkpoint.
+            A state (see `checkpoint`) from which the step can be repeated exactly, for instance the
+            sum: then nothing is computed again after a crash. `kept` returns it until the next
+            checkpoint.
 
         Returns
         -------
         bool
-            True: written. False: written earlier, with the same digest.
+            True: written. False: written before, with the same digest.
 
         Raises
         ------
         Diverged
-            If it was written earlier with another digest. Nothing is changed.
+            If it was written before with another digest. Nothing is changed.
         RuntimeError
-            If there is no checkpoint yet, or the state was not taken with `resume`.
+            If there is no checkpoint yet, or `resume` was not called.
         ValueError, TypeError
             If it is not the next step, or the digest is not one.
         OSError
@@ -249,12 +249,9 @@ class RunJournal:
             return not replayed
 
     def kept(self) -> dict[Any, Any] | None:
-        """Return what was kept for the next step, if that was written ahead earlier; else None.
+        """Return the state kept for the next step if it was written ahead, else None.
 
-        Raises
-        ------
-        ValueError
-            If the file is damaged.
+        A damaged file is a ValueError.
         """
         with self._turn:
             self._ready()
@@ -263,22 +260,22 @@ class RunJournal:
             return self._files.kept(self._generation, self._step + 1)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Keep the state that the caller has after `step`.
+        """Save the state that the caller has after `step`.
 
         Parameters
         ----------
         state : mapping
             Dictionaries (keys: strings or integers), lists, tuples, None, bool, int, float, str,
-            bytes and ndarrays of numbers, nested as one likes.
+            bytes and ndarrays of numbers, nested to any depth.
 
         Raises
         ------
         TypeError
-            If the state holds something else.
+            If the state holds another type.
         RuntimeError
-            If the state kept before was not taken with `resume`.
+            If `resume` was not called.
         OSError
-            If it cannot be written: the checkpoint before is then still there.
+            If it cannot be written; the checkpoint before is then still there.
         """
         with self._turn:
             self._check_open()
@@ -290,30 +287,30 @@ class RunJournal:
             self._write(state, self._generation, self._start, self._log.last)
             self._files.drop_kept(self._generation, self._step)
 
-    def restart(self, state: Mapping[str, Any]) -> None:
-        """Abandon the steps after `step` that were written ahead, and go on with fresh noise.
+    def recover(self, state: Mapping[str, Any]) -> None:
+        """Abandon the steps written ahead after `step`, and continue with fresh noise.
 
         Parameters
         ----------
         state : mapping
-            What to go on from: the state after `step`, with noise of a *new* key from
-            ``step + 1`` on. The caller has made sure that the abandoned steps are accounted for.
+            The state after `step`, with noise of a *new* key from ``step + 1`` on. The caller must
+            have accounted for the abandoned steps.
 
         Raises
         ------
         ValueError
             If no step after `step` was written ahead: there is nothing to abandon.
         TypeError, RuntimeError
-            As `checkpoint`; the run then stands where it stood.
+            As `checkpoint`; nothing is then changed.
         OSError
-            If it cannot be written. The folder holds the state before or the one after, and this
-            object takes no further call: open the run anew.
+            If it cannot be written. The folder holds the state before or after, and this object
+            takes no further call: open the run again.
         """
         with self._turn:
             log = self._ready()
             if not self.replaying:
                 raise ValueError(
-                    f"restart is for steps written ahead after step {self._step}, got none"
+                    f"recover is for steps written ahead after step {self._step}, got none"
                 )
             segment = (self._start, log.last)
             self._abandoned.append(segment)
@@ -363,15 +360,15 @@ class RunJournal:
             raise RuntimeError("this journal is closed")
         if self._unknown:
             raise RuntimeError(
-                "a restart failed while it was written, so that the folder may hold the state "
-                "before or after it: open the run anew"
+                "a recovery failed while it was written, so that the folder may hold the state "
+                "before or after it: open the run again"
             )
         self._lock.hold()
         if self._log is not None:
             self._log.check_untouched()
 
     def close(self) -> None:
-        """Let the folder go. What was written is on disk already."""
+        """Release the folder; everything written is on disk already."""
         with self._turn:
             if self._closed:
                 return

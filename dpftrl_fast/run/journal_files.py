@@ -3,11 +3,11 @@
 
 All of them are a secret (mode 0600):
 
-- ``run.json``: format, version, the secret of the hashes, what the run is (see `run_file`);
+- ``run.json``: format, version, the secret of the hashes, the identity of the run (`run_file`);
 - ``lock``: held while a process has the run open;
-- ``checkpoint.npz``: the last state, the step it was taken at, the generation (number of restarts);
+- ``checkpoint.npz``: the last state, its step, the generation (number of recoveries);
 - ``steps-<generation>.log``: the steps written ahead;
-- ``kept-<generation>-<step>.npz``: what was kept to take a step again, until the next checkpoint.
+- ``kept-<generation>-<step>.npz``: a state to repeat a step from, until the next checkpoint.
 """
 
 from __future__ import annotations
@@ -21,25 +21,18 @@ from dpftrl_fast.run.step_log import StepLog, create_log
 
 
 class JournalFiles:
-    """Reads and writes the checkpoint, the logs and what was kept.
-
-    Parameters
-    ----------
-    folder : Path
-    secret : bytes
-        Key of all hashes.
-    """
+    """Reads and writes the checkpoint, the logs and the kept states; `secret` keys all hashes."""
 
     def __init__(self, folder: Path, secret: bytes) -> None:
         self._folder, self._secret = folder, secret
 
     def checkpoint(self) -> dict[Any, Any] | None:
-        """Return what the checkpoint holds; None if there is none yet."""
+        """Return the content of the checkpoint; None if there is none yet."""
         path = self._folder / "checkpoint.npz"
         return read_sealed(path, self._secret, "checkpoint") if path.exists() else None
 
     def write_checkpoint(self, content: Mapping[str, Any]) -> None:
-        """Put a checkpoint in the place of the one before."""
+        """Write a checkpoint in place of the one before."""
         write_sealed(self._folder / "checkpoint.npz", content, self._secret, "checkpoint")
 
     def new_log(self, generation: int, start: int) -> StepLog:
@@ -50,7 +43,7 @@ class JournalFiles:
         return StepLog(path, generation, start, self._secret)
 
     def log(self, generation: int, start: int) -> StepLog:
-        """Return the log of a generation, opened to go on; ValueError if it is missing."""
+        """Open the log of a generation to continue it; ValueError if it is missing."""
         path = self._log_path(generation)
         if not path.exists():
             raise ValueError(f"{str(path)!r} is missing: the folder is damaged")
@@ -61,20 +54,20 @@ class JournalFiles:
         self._log_path(generation).unlink(missing_ok=True)
 
     def keep(self, generation: int, step: int, state: Mapping[str, Any]) -> None:
-        """Keep from what a step can be taken again."""
+        """Keep a state from which a step can be repeated."""
         write_sealed(
             self._kept_path(generation, step), state, self._secret, f"kept {generation} {step}"
         )
 
     def kept(self, generation: int, step: int) -> dict[Any, Any] | None:
-        """Return what was kept for a step, if anything was."""
+        """Return the state kept for a step, if there is one."""
         path = self._kept_path(generation, step)
         if not path.exists():
             return None
         return read_sealed(path, self._secret, f"kept {generation} {step}")
 
     def drop_kept(self, generation: int, up_to: int) -> None:
-        """Remove what was kept for earlier generations, and for steps up to this one."""
+        """Remove the kept states of earlier generations, and of steps up to this one."""
         for path in self._folder.glob("kept-*.npz"):
             of, step = map(int, path.stem.split("-")[1:])
             if of < generation or step <= up_to:

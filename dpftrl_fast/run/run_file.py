@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that says which run a folder is of, and whether the folder is the one it began in."""
+"""The file that identifies the run of a folder, and detects a copied folder."""
 
 from __future__ import annotations
 
@@ -22,16 +22,10 @@ _SHOWN = 60
 
 
 def claim_folder(folder: Path) -> None:
-    """Make the folder of a run, or check that it can be one: a secret, and nothing else in it.
+    """Make the folder of a run, or check that it can be one.
 
-    Raises
-    ------
-    FileExistsError
-        If it is a file.
-    PermissionError
-        If others than the owner can read or enter the folder of a run.
-    ValueError
-        If it holds other files.
+    A file in its place is a FileExistsError, other files in it are a ValueError, and a run's folder
+    that others can read or enter is a PermissionError.
     """
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"expected a folder, {str(folder)!r} is a file")
@@ -52,24 +46,16 @@ def claim_folder(folder: Path) -> None:
     elif (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
         raise PermissionError(
             f"a run's folder is a secret and must have mode 0700, {str(folder)!r} has {mode:04o}: "
-            "whoever could read it has the noise key"
+            "everyone who could read it has the noise key"
         )
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """What ``run.json`` holds.
+    """The content of ``run.json``.
 
-    Attributes
-    ----------
-    secret : bytes
-        Key of all hashes in the folder.
-    inode : int
-        Number of the file in its file system. A copy has another.
-    forked : bool
-        Whether a copy was ever taken.
-    identity : str
-        JSON of what the run is.
+    `secret` keys all hashes in the folder. `inode` is the file's number in its file system, which a
+    copy does not have. `forked` records that a copy was ever accepted. `identity` is JSON.
     """
 
     secret: bytes = field(repr=False)
@@ -81,14 +67,7 @@ class RunFile:
     def open(cls, folder: Path, identity: Mapping[str, Any], *, allow_fork: bool) -> RunFile:
         """Read the file of the folder, or make one; the caller holds the folder.
 
-        Raises
-        ------
-        ValueError
-            If it is of another format, version or run, damaged, or a copy.
-        TypeError
-            If the identity is no mapping that JSON can hold.
-        OSError
-            If it cannot be read, or made.
+        A file of another format, version or run, a damaged one and a copy are a ValueError.
         """
         declared = _canonical(identity)
         for left in folder.glob(f"{TEMPORARY}*"):
@@ -104,14 +83,14 @@ class RunFile:
             return run
         if not allow_fork:
             raise ValueError(
-                f"{str(folder)!r} was copied, or moved from where the run began: two runs that go "
-                "on from it put the same noise on different sums. allow_fork=True takes it all the "
-                "same and voids the guarantee, unless nobody ever goes on with the other copy"
+                f"{str(folder)!r} was copied, or moved from where the run began: two runs that "
+                "resume from it add the same noise to different sums. allow_fork=True accepts it "
+                "and voids the guarantee, unless the other copy is never used again"
             )
         return replace(run, forked=True)._written(path)
 
     def _written(self, path: Path) -> RunFile:
-        """Write the file with the number that it has; return what it holds."""
+        """Write the file with its own inode; return the content."""
         run = self
 
         def content(inode: int) -> bytes:

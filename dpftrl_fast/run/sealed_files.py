@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Secret states on disk: npz without pickle, sealed with a keyed hash, whole or absent.
 
-The file is an ordinary npz: the arrays, and under "tree" the nest of dictionaries around them as
-JSON. The comment that a zip file may end with holds BLAKE2b, keyed, of all bytes before it, so that
-a flipped bit, a cut and a file that was put in another's place are all told from the real one.
+The file is an ordinary npz: the arrays, and under "tree" the nested dictionaries around them as
+JSON. The comment at the end of the zip file holds a keyed BLAKE2b of all bytes before it, which
+detects flipped bits, a truncated file and a file moved from another place.
 """
 
 from __future__ import annotations
@@ -40,38 +40,18 @@ def sync_folder(folder: Path) -> None:
 def write_secret(path: Path, content: Callable[[int], bytes]) -> None:
     """Write a file that only its owner can read: durable and whole when this returns, or absent.
 
-    Parameters
-    ----------
-    path : Path
-        In a folder that exists. An older file is replaced.
-    content : callable
-        Called with the number that the file has in its file system; returns what to write.
+    `content` is called with the inode of the file and returns the bytes. An older file is replaced.
     """
     with _Replacing(path) as file:
         file.write(content(os.fstat(file.fileno()).st_ino))
 
 
 def write_sealed(path: Path, state: Mapping[str, Any], secret: bytes, label: str) -> None:
-    """Write a state, as `write_secret` does.
+    """Write a state as `write_secret` does, sealed with a key of at most 64 bytes and a label.
 
-    Parameters
-    ----------
-    path : Path
-        In a folder that exists.
-    state : mapping
-        Dictionaries (keys: strings or integers), lists, tuples, None, bool, int, float, str, bytes
-        and ndarrays of numbers or fixed-width text, nested as one likes.
-    secret : bytes
-        Key of the seal, at most 64 bytes.
-    label : str
-        What the file is; `read_sealed` must give the same.
-
-    Raises
-    ------
-    TypeError
-        If the state holds something else. No file is then touched.
-    OSError
-        If it cannot be written; an older file is then still there.
+    The state consists of dictionaries (keys: strings or integers), lists, tuples, None, bool, int,
+    float, str, bytes and ndarrays of numbers or fixed-width text. Anything else is a TypeError, and
+    no file is then touched. After an OSError an older file is still there.
     """
     arrays: list[NDArray[Any]] = []
     tree = json.dumps(_encoded(state, arrays, "")).encode()
@@ -87,14 +67,9 @@ def write_sealed(path: Path, state: Mapping[str, Any], secret: bytes, label: str
 
 
 def read_sealed(path: Path, secret: bytes, label: str) -> dict[Any, Any]:
-    """Read back what `write_sealed` wrote with the same secret and label.
+    """Read a file of `write_sealed` with the same secret and label.
 
-    Raises
-    ------
-    OSError
-        If there is no such file.
-    ValueError
-        If it is not, bit for bit, what was written.
+    A file that differs by any bit is a ValueError.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -110,10 +85,7 @@ def read_sealed(path: Path, secret: bytes, label: str) -> dict[Any, Any]:
 
 
 class _Replacing:
-    """A new file under a temporary name, moved to its place when the block ends without an error.
-
-    ``mkstemp`` makes it for the owner only.
-    """
+    """A new file under a temporary name, moved into place when the block ends without an error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -152,9 +124,9 @@ def _seal(file: BinaryIO, size: int, secret: bytes, label: str) -> bytes:
     return digest.digest()
 
 
-# ---- Nests of plain data as JSON ----
+# ---- Nested plain data as JSON ----
 #
-# Scalars stand for themselves; all else is an object with one key that says what it is.
+# Scalars stand for themselves; every other value is an object with one key, its kind.
 
 
 def _encoded(value: Any, arrays: list[NDArray[Any]], where: str) -> Any:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a run's steps: one record a step, on disk before anything of the step leaves.
+"""The log of a run's steps: one record a step, on disk before anything of the step is released.
 
 The file is a header and records of 64 bytes each, so that a record never lies across two sectors of
-a disk. A record is the step (8 bytes, little-endian), the keyed hash of what was summed in it (32),
-and a keyed hash (24) over the one of the record before, the step and the hash: no record can be
-changed, taken out or moved unnoticed. What a crash can leave after the last whole record, part of
-one or a record of zeros that never reached the disk, is cut off when the file is opened: `append`
-had not returned, so nothing of that step had left.
+a disk. A record is the step (8 bytes, little-endian), the keyed hash of its sum (32), and a keyed
+hash (24) over the one of the record before, the step and the hash: every change, removal or move of
+a record is detected. A crash can leave part of a record, or a record of zeros, after the last whole
+one. That is cut off when the file is opened: `append` had not returned, so nothing of that step was
+released.
 """
 
 from __future__ import annotations
@@ -28,40 +28,30 @@ _MAGIC = b"dpftrl_fast.log1"
 
 
 class Diverged(RuntimeError):
-    """A step that was written ahead came again with another sum.
+    """A step that was written ahead was repeated with another sum.
 
     Attributes
     ----------
     step : int
         The step.
     last : int
-        The last step written ahead: those from `step` to it may have left with other sums.
+        The last step written ahead: `step` to `last` may have been released with other sums.
     """
 
     def __init__(self, step: int, last: int) -> None:
         self.step, self.last = step, last
         super().__init__(
-            f"step {step} was written ahead with another sum or other ids, and so may steps up to "
-            f"{last} have left: the same noise must not go on this sum. Replay the step as it was "
-            "(same data, order, threads and device), or restart with fresh noise and account for "
-            f"steps {step} to {last} a second time"
+            f"step {step} was written ahead with another sum or other ids, and steps up to {last} "
+            "may have been released: the same noise must not be added to this sum. Repeat the step "
+            "exactly (same data, order, threads and device), or recover with fresh noise and "
+            f"account for steps {step} to {last} a second time"
         )
 
 
 def step_digest(secret: bytes, *parts: int | str | bytes | NDArray[Any]) -> bytes:
-    """Return the keyed hash of what a step sums (HMAC-SHA-256, 32 bytes).
+    """Return the keyed hash of a step's sum (HMAC-SHA-256, 32 bytes).
 
-    Parameters
-    ----------
-    secret : bytes
-        Key of the hash.
-    *parts : int, str, bytes or ndarray
-        Each with its kind and length; arrays with their dtype and shape, bit for bit.
-
-    Raises
-    ------
-    TypeError
-        If a part is something else.
+    Each part is hashed with its kind and length, arrays with their dtype and shape, bit for bit.
     """
     digest = hmac.new(secret, b"dpftrl_fast/sum/v1\x00", "sha256")
     for part in parts:
@@ -91,30 +81,10 @@ def create_log(path: Path, generation: int, secret: bytes) -> None:
 
 
 class StepLog:
-    """The log of one generation of a run, opened to go on.
+    """The log of one generation of a run, opened to continue it; a damaged one is a ValueError.
 
-    Parameters
-    ----------
-    path : Path
-        What `create_log` made.
-    generation : int
-        Of the run; `create_log` was given the same.
-    first : int
-        Step of the first record.
-    secret : bytes
-        Key of the hashes.
-
-    Attributes
-    ----------
-    last : int
-        The step last written, ``first - 1`` before any.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read and written.
-    ValueError
-        If the header or a whole record is not what was written.
+    `path`, `generation` and `secret` are those of `create_log`; `first` is the step of the first
+    record.
     """
 
     def __init__(self, path: Path, generation: int, first: int, secret: bytes) -> None:
@@ -146,7 +116,7 @@ class StepLog:
 
     @property
     def last(self) -> int:
-        """The step last written."""
+        """The step last written, ``first - 1`` before any."""
         return self._first + len(self._digests) - 1
 
     def check(self, step: int, digest: bytes) -> None:
@@ -155,11 +125,11 @@ class StepLog:
             raise Diverged(step, self.last)
 
     def check_untouched(self) -> None:
-        """Raise OSError if the file is not as this object left it."""
+        """Raise OSError if another process has changed the file."""
         if self._broken:
             raise OSError(
-                f"{str(self._path)!r} could not be written earlier, and what it holds is not "
-                "known: open the run anew"
+                f"{str(self._path)!r} could not be written earlier, and its content is not known: "
+                "open the run again"
             )
         found = os.fstat(self._handle)
         if found.st_size != self._end or found.st_nlink == 0:
@@ -171,12 +141,8 @@ class StepLog:
     def append(self, digest: bytes) -> None:
         """Write the next step's record; it is durable when this returns.
 
-        Raises
-        ------
-        OSError
-            If it cannot be written, or the file is not as this object left it. The step is then not
-            in the log; if even that cannot be made sure of, the log takes no further record until
-            it is opened anew.
+        After an OSError the step is not in the log; if that is not certain, the log takes no
+        record until it is opened again.
         """
         self.check_untouched()
         record = self._record(self.last + 1, digest)

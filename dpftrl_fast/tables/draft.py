@@ -52,7 +52,7 @@ def draft_schema(
     entries = {name: _entry(table[name], these_rows_are_public) for name in names}
     lines = [
         "# Facts declared in public. Bounds and categories must not be learned from private rows.",
-        "# Which columns are numeric and the number of rows come from the file: are they public?",
+        "# Column types and the number of rows come from the file: are they public?",
         "# A numeric column: bounds [low, high] and optionally divisor, offset;",
         "# a categorical one: categories. Delete unused columns.",
         "version: 1",

@@ -17,7 +17,7 @@ NOT_PRIVATE = "counts of private rows: NOT private, for the owner of the data on
 
 
 def validate(table: TableReader) -> dict[str, Any]:
-    """Count what a fit would clip, zero or skip.
+    """Count the values that a fit would clip, zero or skip.
 
     Parameters
     ----------

@@ -171,16 +171,16 @@ class TrainingRun(PrivacyStatement):
             return account
         if journal.abandoned:
             account = RunAccount(
-                account.plan, account.spare_restarts, journal.abandoned, journal.start
+                account.plan, account.spare_recoveries, journal.abandoned, journal.start
             )
             self._noise.recover(account)
         after = account
         if recover and journal.replaying:
-            after = account.restarted(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
+            after = account.recovered(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
         self._load(state)
         if after is not account:
             self._noise.recover(after)
-            journal.restart(self._state())
+            journal.recover(self._state())
         return after
 
     # ---- The run ----
@@ -269,7 +269,7 @@ class TrainingRun(PrivacyStatement):
         facts = [[n, list(p.shape), str(p.dtype)] for n, p in self._model.named_parameters()]
         return {
             "plan": account.plan.to_dict(),
-            "spare_restarts": account.spare_restarts,
+            "spare_restarts": account.spare_recoveries,
             "batch_size": self._loader.batch_size,
             "examples": len(self._loader.dataset),
             "clipping": [type(clipping).__name__, clipping.clip_norm],

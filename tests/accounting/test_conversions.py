@@ -101,7 +101,7 @@ def test_bad_arguments(function):
         (
             lambda: best_order(1.0, 1, 0.5, conversion="best"),
             ValueError,
-            'conversion must be "cks" or "mironov"',
+            "conversion must be one of 'cks', 'mironov'",
         ),
     ],
 )

@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from command_line import run, run_json
+from processes import child
 
 import dpftrl_fast
 from dpftrl_fast import PrivacyPlan, accounting, reference
@@ -272,27 +272,13 @@ def test_info_and_bench(tmp_path: Path) -> None:
     assert "ns a normal" in run("bench", "--size", 1000).stdout
 
 
-@contextmanager
-def python(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def python(*arguments: str) -> AbstractContextManager[subprocess.Popen[Any]]:
     """Start a child that does not outlive the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    pipe = subprocess.PIPE
+    return child([sys.executable, "-u", *arguments], stdout=pipe, stderr=pipe, text=True)
 
 
-#: A shell that starts the tests in the background ignores SIGINT, and children inherit that.
-CLI = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from dpftrl_fast.cli import main; main()"
-)
+CLI = "from dpftrl_fast.cli import main; main()"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")

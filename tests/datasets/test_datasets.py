@@ -117,7 +117,7 @@ def test_the_private_fit_of_the_flights(prepared: dict[str, Path]) -> None:
         epsilon=1.0, delta=1e-6, batch_size=256, learning_rate=1.0, clip_norm=0.3
     )
     results = [fit(TableReader(prepared["train"], schema), settings) for _ in range(5)]
-    assert all(result.epsilon <= 1.0 and result.steps == 1045 for result in results)
+    assert all(result.epsilon(1e-6) <= 1.0 and result.steps == 1045 for result in results)
     best = ridge_reference(TableReader(prepared["train"], schema))
     models = np.array([*(result.tail for result in results), best])
     value = scores(TableReader(prepared["test"], schema), models)

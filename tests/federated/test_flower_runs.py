@@ -110,7 +110,7 @@ def test_the_template_trains_and_resumes(
         server(grid, Context(1, 1, {}, RecordDict(), config))
         line = capsys.readouterr().out.splitlines()[-1]
         assert line.startswith(f"after {example['rounds']} rounds: epsilon 8.000 at delta 1e-05")
-        assert float(line.split("(replace-one: ")[1].split(")")[0]) > 16.0
+        assert float(line.split("(replace-one ")[1].split(")")[0]) > 16.0
     assert grid.sent == []
     assert float(line.rsplit(" ", 1)[1]) > 0.8
 

@@ -169,7 +169,7 @@ def test_least_squares_is_that_of_the_estimator(tmp_path: Path, radius: float | 
         radius=radius, split=0.4, ridge_factor=1.0, fit_intercept=False,
     ).fit(*features(lines()))  # fmt: skip
     assert result.plan == estimator.plan_
-    assert result.epsilon == estimator.epsilon_ <= 20.0
+    assert result.epsilon(1e-6) == estimator.epsilon_ <= 20.0
     assert list(result.coefficients) == ["last"] and result.curve.average is None
     np.testing.assert_allclose(result.last, estimator.coef_, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(result.curve.last[-1], result.last)

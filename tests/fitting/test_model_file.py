@@ -47,9 +47,9 @@ def test_a_model_reads_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(model.coefficients[kind], getattr(result, kind))
     assert model.schema == SCHEMA and model.plan == result.plan
     assert model.facts == facts == json.loads((tmp_path / "m/model.json").read_text("utf-8"))
-    assert facts["epsilon"] == result.epsilon and facts["public_test"] == {"last": 0.5}
+    assert facts["epsilon"] == result.epsilon(1e-6) and facts["public_test"] == {"last": 0.5}
     assert facts["marks"] == ["reproducible, not private"]
-    assert load_model(tmp_path / "m").plan.epsilon(1e-6) == result.epsilon
+    assert load_model(tmp_path / "m").plan.epsilon(1e-6) == result.epsilon(1e-6)
 
 
 def test_a_fit_with_a_system_key_is_not_marked(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fitting_cases import (
 )
 
 from dpftrl_fast import reference
+from dpftrl_fast.accounting import compose
 from dpftrl_fast.convex.glm import fit as glm_fit
 from dpftrl_fast.convex.settings import LOSSES
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
@@ -76,8 +77,9 @@ def test_a_fit_is_the_plain_recurrence(tmp_path: Path, variant: Any) -> None:
 
 def test_epsilon_is_the_plans_and_within_the_budget(tmp_path: Path) -> None:
     result = fit(table(tmp_path / "t.csv", lines()), SETTINGS)
-    assert result.epsilon == result.plan.epsilon(1e-6) <= 1.0
-    assert result.epsilon_replace_one is not None and result.epsilon_replace_one > result.epsilon
+    assert result.epsilon(1e-6) == result.plan.epsilon(1e-6) <= 1.0
+    assert compose([result]).epsilon(1e-6) >= result.epsilon(1e-6)
+    assert result.epsilon(1e-6, neighbours="replace-one") > result.epsilon(1e-6)
     plan = make_plan(Schema.from_dict(REGRESSION), SETTINGS)
     assert result.plan == plan and plan.bound == "released"
     assert result.plan.steps == 7 and result.plan.clip_norm == 0.5
@@ -199,7 +201,7 @@ def test_several_passes_are_those_of_the_estimator(tmp_path: Path) -> None:
         learning_rate=1.0, fit_intercept=False,
     ).fit(*features(lines()))  # fmt: skip
     assert result.plan == estimator.plan_ and result.plan.bound == "released"
-    assert result.steps == 21 and result.epsilon <= 1.0
+    assert result.steps == 21 and result.epsilon(1e-6) <= 1.0
     np.testing.assert_allclose(result.last, estimator.coef_, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(result.tail, estimator.coef_tail_, rtol=1e-4, atol=1e-5)
     assert result.curve.steps.tolist() == list(range(1, 22))
@@ -229,7 +231,7 @@ def test_missing_rows_are_empty_steps(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not np.array(sums[3:]).any()
     result = fit(table(tmp_path / "t.csv", short), SETTINGS)
     assert result.steps == 7
-    assert result.epsilon == fit(table(tmp_path / "t.csv", lines()), SETTINGS).epsilon
+    assert result.plan == fit(table(tmp_path / "t.csv", lines()), SETTINGS).plan
 
 
 def test_nothing_comes_out_when_there_are_too_many_rows(tmp_path: Path) -> None:

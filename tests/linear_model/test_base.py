@@ -18,11 +18,11 @@ from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model import DPFTRLRegressor
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
+    batch_order,
     check_rows,
     group_numbers,
     refuse_bad_rows,
 )
-from dpftrl_fast.linear_model._schedule import BatchOrder
 from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import stream_batch
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
@@ -136,20 +136,21 @@ def test_who_takes_part_when():
 # ---- Orders ----
 
 
-def places(order):
-    return [np.arange(order.units)[units].tolist() for units in order]
+def places(units, order):
+    return [np.arange(units)[part].tolist() for part in order]
 
 
 def test_batches_in_order():
-    order = BatchOrder(7, 3, 2, Tree().layout(6), False, None)
-    assert places(order) == [[0, 1, 2], [3, 4, 5], [6]] * 2
+    order = [*batch_order(7, 3, 2, Tree().layout(6))]
+    assert places(7, order) == [[0, 1, 2], [3, 4, 5], [6]] * 2
     assert all(isinstance(units, slice) for units in order)
 
 
 @pytest.mark.parametrize("every", [None, 3, 6, 2, 4])
 def test_shuffled_batches_are_dealt_anew_at_restarts_that_begin_an_epoch(every):
     trees = Tree(restart_every=every).layout(12)
-    order = [tuple(place) for place in places(BatchOrder(7, 3, 4, trees, True, 5))]
+    given = batch_order(7, 3, 4, trees, shuffle=True, random_state=5)
+    order = [tuple(place) for place in places(7, given)]
     epochs = [order[i : i + 3] for i in range(0, 12, 3)]
     for epoch in epochs:
         assert sorted(unit for batch in epoch for unit in batch) == list(range(7))
@@ -159,7 +160,10 @@ def test_shuffled_batches_are_dealt_anew_at_restarts_that_begin_an_epoch(every):
 
 
 def test_an_order_is_that_of_its_random_state():
-    one, same, other = (places(BatchOrder(50, 8, 1, None, True, state)) for state in (1, 1, 2))
+    one, same, other = (
+        places(50, batch_order(50, 8, 1, None, shuffle=True, random_state=state))
+        for state in (1, 1, 2)
+    )
     assert one == same != other
 
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import distributed
@@ -31,9 +32,13 @@ PARAMETERS = ("coef_", "intercept_", "coef_average_", "coef_tail_")
 
 @pytest.fixture(scope="module")
 def client():
-    """Two processes with a thread each; where none is asked for, Dask's threads do the work."""
+    """Two processes with a thread each; tests without it use Dask's threads."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    patience = {
+        f"distributed.comm.timeouts.{name}": "300s" for name in ("connect", "tcp")
+    }  # of a busy machine
     with (
+        dask.config.set(patience),
         distributed.LocalCluster(host="127.0.0.1", **options) as cluster,
         distributed.Client(cluster, set_as_default=False) as given,
     ):
@@ -47,7 +52,7 @@ def on_cluster(client):
 
 
 def extra(cls):
-    """What a fit from Dask needs besides: the labels."""
+    """Labels, which a fit from Dask needs declared."""
     return {"classes": [0, 1]} if cls is DPFTRLClassifier else {}
 
 

@@ -156,7 +156,7 @@ def test_a_recovery_adds_the_epsilon_of_its_stretches() -> None:
     ]
     assert account.epsilon(1e-6) == acc.compose(parts).epsilon(1e-6)
     epochs = PrivacyPlan(0.5, 5.0, acc.FixedEpochs(6, 4), Independent(6))
-    assert RunAccount(epochs, spare_restarts=1).mu > epochs.mu
+    assert RunAccount(epochs, spare_recoveries=1).mu > epochs.mu
 
 
 def test_its_dictionary_and_file() -> None:

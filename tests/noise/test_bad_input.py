@@ -18,10 +18,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"size": 0}, ValueError, r"size must be an integer in \[1, 68719476736\], got 0"),
     ({"size": -3}, ValueError, "size must be .*, got -3"),
     ({"size": 2**70}, ValueError, "size must be .*, got 1180591620717411303424"),
-    ({"size": 2.0}, TypeError, r"size must be an integer in \[1, 68719476736\], got float"),
-    ({"size": True}, TypeError, r"size must be an integer in \[1, 68719476736\], got bool"),
-    ({"size": "3"}, TypeError, r"size must be an integer in \[1, 68719476736\], got str"),
-    ({"size": None}, TypeError, r"size must be an integer in \[1, 68719476736\], got NoneType"),
+    ({"size": 2.0}, TypeError, "size must be an integer .*, got float"),
+    ({"size": True}, TypeError, "size must be an integer .*, got bool"),
+    ({"size": "3"}, TypeError, "size must be an integer .*, got str"),
+    ({"size": None}, TypeError, "size must be an integer .*, got NoneType"),
     ({"std": NAN}, ValueError, "std must be a finite number > 0, got nan"),
     ({"std": INF}, ValueError, "std must be a finite number > 0, got inf"),
     ({"std": -INF}, ValueError, "got -inf"),
@@ -49,8 +49,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"memory": 0}, ValueError, "memory must be an integer in .*, got 0"),
     ({"memory": -1}, ValueError, "memory must be an integer in .*, got -1"),
     ({"memory": 2**70}, ValueError, "memory must be an integer in"),
-    ({"memory": 1.5}, TypeError, r"memory must be an integer in \[1, 2147483648\], got float"),
-    ({"memory": True}, TypeError, r"memory must be an integer in \[1, 2147483648\], got bool"),
+    ({"memory": 1.5}, TypeError, "memory must be an integer .*, got float"),
+    ({"memory": True}, TypeError, "memory must be an integer .*, got bool"),
     ({"memory": "none"}, ValueError, "memory must be 'stored', 'regenerate' or .*, got 'none'"),
     ({"dtype": "float16"}, ValueError, "dtype must be 'float32' or 'float64', got 'float16'"),
     ({"dtype": "int32"}, ValueError, "got 'int32'"),
@@ -59,10 +59,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dtype": "no such"}, ValueError, "got 'no such'"),
     ({"rounds": 7}, ValueError, "rounds must be 8, 12 or 20, got 7"),
     ({"rounds": 2**70}, ValueError, "rounds must be 8, 12 or 20"),
-    ({"rounds": 12.0}, TypeError, "rounds must be an integer >= 0, got float"),
+    ({"rounds": 12.0}, TypeError, "rounds must be an integer .*, got float"),
     ({"threads": 0}, ValueError, r"threads must be an integer in \[1, 1024\], got 0"),
     ({"threads": -1}, ValueError, "threads must be .*, got -1"),
-    ({"threads": 1.0}, TypeError, r"threads must be an integer in \[1, 1024\], got float"),
+    ({"threads": 1.0}, TypeError, "threads must be an integer .*, got float"),
     ({"offset": -1}, ValueError, "offset must be an integer in .*, got -1"),
     ({"offset": 2**70}, ValueError, "offset must be an integer in"),
     ({"offset": 2**36 - 2}, ValueError, r"offset \+ size must be at most 2\*\*36 for float32"),
@@ -89,16 +89,8 @@ CALLS: list[tuple[Callable[[dpf.TreeNoise], object], type[Exception], str]] = [
     (lambda n: n.prefix(0), ValueError, r"t must be an integer in \[1, 70368744177664\], got 0"),
     (lambda n: n.prefix(-1), ValueError, "t must be .*, got -1"),
     (lambda n: n.prefix(2**46 + 1), ValueError, "t must be .*, got 70368744177665"),
-    (
-        lambda n: n.prefix(1.0),  # type: ignore[arg-type]
-        TypeError,
-        r"t must be an integer in \[1, 70368744177664\], got float",
-    ),
-    (
-        lambda n: n.prefix(True),
-        TypeError,
-        r"t must be an integer in \[1, 70368744177664\], got bool",
-    ),
+    (lambda n: n.prefix(1.0), TypeError, "t must be an integer .*, got float"),  # type: ignore[arg-type]
+    (lambda n: n.prefix(True), TypeError, "t must be an integer .*, got bool"),
     (lambda n: n.node(-1, 0), IndexError, r"level must be an integer in \[0, 46\], got -1"),
     (lambda n: n.node(47, 0), IndexError, "level must be .*, got 47"),
     (lambda n: n.node(2**70, 0), IndexError, "level must be"),
@@ -108,11 +100,7 @@ CALLS: list[tuple[Callable[[dpf.TreeNoise], object], type[Exception], str]] = [
     (lambda n: n.node(0.5, 1), TypeError, "level must be an integer, got float"),  # type: ignore[arg-type]
     (lambda n: n.advance_to(4), ValueError, r"t must be an integer in \[5, .*\], got 4"),
     (lambda n: n.advance_to(2**46 + 1), ValueError, "t must be an integer in"),
-    (
-        lambda n: n.advance_to("6"),  # type: ignore[arg-type]
-        TypeError,
-        r"t must be an integer in \[5, 70368744177664\], got str",
-    ),
+    (lambda n: n.advance_to("6"), TypeError, "t must be an integer .*, got str"),  # type: ignore[arg-type]
     (lambda n: n.restart(complete="all"), TypeError, "complete must be a bool, got str"),  # type: ignore[arg-type]
     (lambda n: n.restart(complete=1), TypeError, "complete must be a bool, got int"),  # type: ignore[arg-type]
 ]

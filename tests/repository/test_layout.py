@@ -216,9 +216,9 @@ def test_folders_stay_small() -> None:
     [
         (("noise",), "from dpftrl_fast import accounting", "not below"),
         (("noise",), "from .accounting.gaussian import epsilon", "not below"),
-        (("noise",), "import dpftrl_fast.kernels.glm", "not below"),
+        (("noise",), "import dpftrl_fast.kernels.gradients", "not below"),
         (("accounting", "gaussian"), "from ..noise import TreeNoise", "not below"),
-        (("kernels", "glm"), "from dpftrl_fast.accounting import epsilon", "not below"),
+        (("kernels", "gradients"), "from dpftrl_fast.accounting import epsilon", "not below"),
         (("plan",), "def f():\n    from .fitting import fit", "not below"),
         (
             ("plan",),
@@ -263,7 +263,7 @@ def test_the_checker_finds_cli_in_the_package_itself() -> None:
             False,
         ),
         (("accounting",), "from .gaussian import epsilon", True),
-        (("kernels", "glm"), "from numba import njit", False),
+        (("kernels", "gradients"), "from numba import njit", False),
         ((), "from .plan import PrivacyPlan", True),
         (("cli",), "import typer\nfrom dpftrl_fast import build_info", False),
         (("reference",), "import math\nimport numpy as np", False),

@@ -81,7 +81,13 @@ def test_only_the_noise_spec_makes_planned_noise() -> None:
     ]
     assert found == []
     spec = modules()["plan", "noise_spec"].tree
-    assert any(isinstance(n, ast.Call) and "make" in called(n) for n in ast.walk(spec))
+    assert any(isinstance(n, ast.Call) and called(n) == "source_of" for n in ast.walk(spec))
+    callers = [
+        str(module)
+        for module in modules().values()
+        if any(isinstance(n, ast.Call) and called(n) == "source_of" for n in ast.walk(module.tree))
+    ]
+    assert callers == ["plan.noise_spec"]
 
 
 def test_one_class_states_an_epsilon() -> None:

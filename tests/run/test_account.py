@@ -78,7 +78,7 @@ def test_what_happened_is_at_least_what_each_id_did(epochs: bool, complete: bool
         for _ in range(chance.randint(1, 3)):
             last = chance.randint(account.start, steps)
             step = chance.randint(account.start, last)
-            account = account.restarted(last, step, accept_epsilon=(1e9, 1e-6))
+            account = account.recovered(last, step, accept_epsilon=(1e9, 1e-6))
         stretches = [*account.abandoned, (account.start, steps)]
         trees = plan.layout
         lengths = [trees.run_of(i).steps for i in range(trees.count)]
@@ -94,11 +94,11 @@ def test_what_happened_is_at_least_what_each_id_did(epochs: bool, complete: bool
 
 def test_two_full_runs_where_an_id_can_be_in_both() -> None:
     plan = PrivacyPlan(1.0, 2.0, SinglePass(16))
-    account = RunAccount(plan).restarted(16, 1, accept_epsilon=(99.0, 1e-6))
+    account = RunAccount(plan).recovered(16, 1, accept_epsilon=(99.0, 1e-6))
     assert account.happened.mu_squared == 2 * 5 / 4
     plan = PrivacyPlan(1.0, 2.0, MinSeparation(16, 2, 8))
     zeta = sensitivity_squared(plan.participation)
-    account = RunAccount(plan).restarted(16, 9, accept_epsilon=(99.0, 1e-6))
+    account = RunAccount(plan).recovered(16, 9, accept_epsilon=(99.0, 1e-6))
     # The whole first run, and eight leaves of which an id has at most one.
     assert account.happened.mu_squared == (zeta + 4) / 4
 
@@ -118,29 +118,29 @@ def test_two_full_runs_where_an_id_can_be_in_both() -> None:
     ],
     ids=str,
 )
-def test_spare_restarts_cover_a_restart_within_a_tree_wherever_it_is(plan: PrivacyPlan) -> None:
-    account = RunAccount(plan, spare_restarts=1)
+def test_spare_recoveries_cover_a_restart_within_a_tree_wherever_it_is(plan: PrivacyPlan) -> None:
+    account = RunAccount(plan, spare_recoveries=1)
     stated = account.epsilon(1e-6)
     assert stated > plan.epsilon(1e-6)
     trees = plan.layout
     for step, last in itertools.combinations_with_replacement(range(1, 21), 2):
         if trees.locate(step)[0] == trees.locate(last)[0]:
-            after = account.restarted(last, step)
+            after = account.recovered(last, step)
             assert after.epsilon(1e-6) == stated >= after.happened.epsilon(1e-6)
     with pytest.raises(ValueError, match="steps 18 to 20 into a second tree, and 1 spare"):
         for _ in range(20):
-            account = account.restarted(20, 18)
+            account = account.recovered(20, 18)
             assert account.happened.epsilon(1e-6) <= account.epsilon(1e-6) == stated
 
 
-def test_spare_restarts_are_cheap_where_trees_are_short() -> None:
+def test_spare_recoveries_are_cheap_where_trees_are_short() -> None:
     plan = PrivacyPlan(1.0, 8.0, FixedEpochs(100, 20), mechanism=Tree(restart_every=100))
     one_tree = sensitivity_squared(SinglePass(100))
     for spare in (0, 1, 3):
-        stated = RunAccount(plan, spare_restarts=spare).guarantee
+        stated = RunAccount(plan, spare_recoveries=spare).guarantee
         assert stated.mu_squared * 64 == 20 * one_tree + spare * one_tree
     with pytest.raises(ValueError, match="not covered"):
-        RunAccount(plan, spare_restarts=1).restarted(1999, 1)  # nearly all trees a second time
+        RunAccount(plan, spare_recoveries=1).recovered(1999, 1)  # nearly all trees a second time
 
 
 def test_a_restart_that_is_not_covered_is_refused_below_its_epsilon() -> None:
@@ -150,23 +150,23 @@ def test_a_restart_that_is_not_covered_is_refused_below_its_epsilon() -> None:
     becomes = account.epsilon_after(25, 22, 1e-6)
     assert becomes > account.epsilon(1e-6)
     assert account.epsilon_after(25, 22, 1e-6, neighbours="replace-one") > becomes
-    with pytest.raises(ValueError, match=r"this restart is not covered: .* 22 to 25 .* 0 spare"):
-        account.restarted(25, 22)
+    with pytest.raises(ValueError, match=r"this recovery is not covered: .* 22 to 25 .* 0 spare"):
+        account.recovered(25, 22)
     for low in (np.nextafter(becomes, 0), 0.1):
         with pytest.raises(ValueError, match="accept_epsilon must be at least"):
-            account.restarted(25, 22, accept_epsilon=(float(low), 1e-6))
+            account.recovered(25, 22, accept_epsilon=(float(low), 1e-6))
     for wrong in ((float("nan"), 1e-6), (9.0, float("nan")), (9.0, 2.0)):
         with pytest.raises(ValueError, match="accepted"):
-            account.restarted(25, 22, accept_epsilon=wrong)
-    after = account.restarted(25, 22, accept_epsilon=(becomes, 1e-6))
+            account.recovered(25, 22, accept_epsilon=wrong)
+    after = account.recovered(25, 22, accept_epsilon=(becomes, 1e-6))
     assert after.epsilon(1e-6) == becomes
     with pytest.raises(ValueError, match="not covered"):
-        after.restarted(23, 23)  # what was accepted was that restart, not another
+        after.recovered(23, 23)  # what was accepted was that restart, not another
 
 
 def test_the_noise_of_a_stretch_restarts_where_the_plan_does() -> None:
     plan = PrivacyPlan(1.0, 3.0, SinglePass(11), mechanism=Tree(restart_every=4, complete=True))
-    account = RunAccount(plan).restarted(7, 6, accept_epsilon=(99.0, 1e-6))
+    account = RunAccount(plan).recovered(7, 6, accept_epsilon=(99.0, 1e-6))
     noise = account.noise(3, seed=1, dtype="float64")
     assert (noise.steps, noise.std) == (6, 3.0)
     trees = []
@@ -207,7 +207,7 @@ def test_current_noise_between_two_trees(complete: bool, purpose: str) -> None:
 
 def test_nobody_in_a_stretch_owes_nothing() -> None:
     plan = PrivacyPlan(1.0, 2.0, FixedOrder([5, 5, -1, -1]))
-    account = RunAccount(plan).restarted(4, 3, accept_epsilon=(99.0, 1e-6))
+    account = RunAccount(plan).recovered(4, 3, accept_epsilon=(99.0, 1e-6))
     assert account.happened.mu_squared == plan.sensitivity_squared / 4
 
 
@@ -215,7 +215,7 @@ def test_wrong_arguments() -> None:
     plan = PrivacyPlan(1.0, 2.0, SinglePass(10))
     with pytest.raises(TypeError, match="plan must be a PrivacyPlan, got int"):
         RunAccount(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="spare_restarts"):
+    with pytest.raises(ValueError, match="spare_recoveries"):
         RunAccount(plan, -1)
     for abandoned, start in (
         (((1, 11),), 1),
@@ -230,4 +230,4 @@ def test_wrong_arguments() -> None:
             RunAccount(plan, 0, abandoned, start)
     for last, step in ((11, 1), (4, 5), (4, 0)):
         with pytest.raises(ValueError, match="must be"):
-            RunAccount(plan).restarted(last, step)
+            RunAccount(plan).recovered(last, step)

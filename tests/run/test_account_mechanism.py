@@ -148,7 +148,7 @@ def restarted(plan: PrivacyPlan, chance: random.Random, times: int) -> RunAccoun
     for _ in range(times):
         last = chance.randint(account.start, plan.steps)
         step = chance.randint(account.start, last)
-        account = account.restarted(last, step, accept_epsilon=(1e9, 1e-4))
+        account = account.recovered(last, step, accept_epsilon=(1e9, 1e-4))
     return account
 
 

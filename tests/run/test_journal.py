@@ -48,20 +48,20 @@ def test_a_restart_abandons_the_rest_and_begins_a_generation(tmp_path: Path) -> 
         journal.resume()
         with pytest.raises(Diverged):
             journal.write_ahead(9, bytes(32))
-        journal.restart({"step": 8, "key": b"fresh"})
+        journal.recover({"step": 8, "key": b"fresh"})
         assert (journal.step, journal.last, journal.start) == (8, 8, 9)
         assert journal.abandoned == ((1, 9),)
         assert journal.write_ahead(9, bytes(32))
         assert journal.write_ahead(10, bytes(32))
         with pytest.raises(ValueError, match="steps written ahead after step 10, got none"):
-            journal.restart({})
+            journal.recover({})
     with RunJournal(folder, IDENTITY) as journal:
         assert journal.resume() == {"step": 8, "key": b"fresh"}
         assert (journal.step, journal.last) == (8, 10)
         assert not journal.write_ahead(9, bytes(32))
         with pytest.raises(Diverged):
             journal.write_ahead(10, digests(journal, 10)[9])
-        journal.restart({"step": 9, "key": b"fresher"})
+        journal.recover({"step": 9, "key": b"fresher"})
         assert journal.abandoned == ((1, 9), (9, 10))
     assert sorted(p.name for p in folder.glob("steps-*")) == ["steps-2.log"]
 

@@ -189,7 +189,7 @@ def test_killed_at_every_call_of_a_restart(tmp_path: Path) -> None:
         def job(folder: Path = folder) -> None:
             with RunJournal(folder, IDENTITY) as journal:
                 journal.resume()
-                journal.restart({"step": 4, "key": b"fresh"})
+                journal.recover({"step": 4, "key": b"fresh"})
                 journal.write_ahead(5, bytes(32))
 
         killed = killed_at(call, True, job)
@@ -232,7 +232,7 @@ def test_a_full_disk_refuses_the_step_and_the_run_goes_on_when_there_is_room(
             patch.setattr(step_log.os, "fsync", fails)
             with pytest.raises(OSError, match="Input/output error"):
                 journal.write_ahead(4, wanted[3])
-        with pytest.raises(OSError, match="open the run anew"):
+        with pytest.raises(OSError, match="open the run again"):
             journal.write_ahead(4, bytes(32))
     with RunJournal(folder, IDENTITY) as journal:
         journal.resume()
@@ -247,7 +247,7 @@ def test_a_restart_that_could_not_be_written_is_not_gone_on_from(
     with RunJournal(folder, IDENTITY) as journal:
         journal.resume()
         with pytest.raises(TypeError, match="got set"):
-            journal.restart({"key": set()})
+            journal.recover({"key": set()})
         assert (journal.abandoned, journal.start, journal.last) == ((), 1, 5)
         real, calls = sealed_files.sync_folder, []
 
@@ -258,7 +258,7 @@ def test_a_restart_that_could_not_be_written_is_not_gone_on_from(
         with monkeypatch.context() as patch:
             patch.setattr(sealed_files, "sync_folder", fails)
             with pytest.raises(OSError, match="Input/output error"):
-                journal.restart({"step": 4, "key": b"fresh"})
+                journal.recover({"step": 4, "key": b"fresh"})
         assert len(calls) == 1 and sealed_files.sync_folder is real
         five = digests(journal, 5)[4]
         for call in (lambda: journal.write_ahead(5, five), lambda: journal.checkpoint({})):

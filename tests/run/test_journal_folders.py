@@ -46,7 +46,7 @@ def test_two_openers(tmp_path: Path) -> None:
     RunJournal(folder, IDENTITY).close()
 
 
-@pytest.mark.parametrize("there", ["still", "no longer", "and restarted"])
+@pytest.mark.parametrize("there", ["still", "no longer", "and recovered"])
 def test_another_process_that_had_the_folder_meanwhile_is_noticed(
     tmp_path: Path, there: str
 ) -> None:
@@ -56,7 +56,7 @@ def test_another_process_that_had_the_folder_meanwhile_is_noticed(
         "import sys; from dpftrl_fast.run.journal import RunJournal\n"
         f"journal = RunJournal(sys.argv[1], {IDENTITY})\n"
         "journal.resume()\n"
-        "if sys.argv[2] == 'and restarted': journal.restart({'key': b'fresh'})\n"
+        "if sys.argv[2] == 'and recovered': journal.recover({'key': b'fresh'})\n"
         "known = [*journal._log._digests, bytes(32)]\n"
         "if sys.argv[2] == 'no longer':\n"
         "    for i in (1, 2, 3): journal.write_ahead(i, known[i - 1])\n"

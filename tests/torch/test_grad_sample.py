@@ -24,7 +24,6 @@ from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
 from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule, check_criterion
 from dpftrl_fast.torch.gradients.layers import (
-    check_examples_apart,
     check_layers,
     check_mode,
     incompatible_layers,
@@ -261,17 +260,6 @@ def test_ghost_clipping_is_refused_with_the_reason() -> None:
 class Mixing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
-
-
-def test_models_that_mix_examples_are_found_by_trying() -> None:
-    x = torch.randn(4, 4)
-    for model in (nn.Linear(4, 2), nn.Sequential(nn.Dropout(), nn.Linear(4, 2))):
-        check_examples_apart(model, x)
-    for model in (Mixing(), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.Softmax(0)):
-        with pytest.raises(ValueError, match="depends on the others"):
-            check_examples_apart(model, x)
-    with pytest.raises(ValueError, match="two or more"):
-        check_examples_apart(nn.Linear(4, 2), x[:1])
 
 
 def test_vmap_keeps_examples_apart_whatever_the_model_does() -> None:

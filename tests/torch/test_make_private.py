@@ -382,15 +382,27 @@ def test_what_autograd_left_in_grad_is_never_used() -> None:
         ({"plan": PrivacyPlan(0.5, 9.0, FixedEpochs(3, 2))}, ValueError, "at most the plan's, 0.5"),
         ({"plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)), "epsilon": 1.0}, ValueError, "both"),
         (
-            {"plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)), "complete": True, "bound": "exact"},
+            {
+                "plan": PrivacyPlan(1.0, 9.0, FixedEpochs(3, 2)),
+                "mechanism": Tree(),
+                "bound": "exact",
+            },
             ValueError,
-            "a plan, or complete, bound, got both",
+            "a plan, or mechanism, bound, got both",
         ),
         ({"plan": 3}, TypeError, "PrivacyPlan, got int"),
         ({"model": nn.Linear(4, 3).double()}, ValueError, "float64 parameters need dtype"),
-        ({"plan": PrivacyPlan(1.0, 9.0, SinglePass(6))}, ValueError, "as many uses"),
-        ({"plan": PrivacyPlan(1.0, 9.0, MinSeparation(6, 1, 3))}, ValueError, "as many uses"),
-        ({"plan": PrivacyPlan(1.0, 9.0, MinSeparation(6, 2, 4))}, ValueError, "as many uses"),
+        ({"plan": PrivacyPlan(1.0, 9.0, SinglePass(6))}, ValueError, "as many participations"),
+        (
+            {"plan": PrivacyPlan(1.0, 9.0, MinSeparation(6, 1, 3))},
+            ValueError,
+            "as many participations",
+        ),
+        (
+            {"plan": PrivacyPlan(1.0, 9.0, MinSeparation(6, 2, 4))},
+            ValueError,
+            "as many participations",
+        ),
         ({"epsilon": 1.0, "chunk_size": 2}, ValueError, "chunk_size belongs to"),
         (
             {

@@ -178,7 +178,7 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(KeyboardInterrupt):
             dpftrl.step()
     gradients(members, 0)
-    account = RunAccount(dpftrl.plan).restarted(1, 1, accept_epsilon=(1e9, 1e-6))
+    account = RunAccount(dpftrl.plan).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
     for call in (dpftrl.step, dpftrl.state_dict, lambda: dpftrl.recover(account)):
         with pytest.raises(RuntimeError, match="interrupted half-way: resume from a checkpoint"):
             call()

@@ -167,7 +167,7 @@ def test_the_model_state_leaves_nothing_out() -> None:
 
 
 def recovered(dpftrl: DPFTRL, last: int, step: int) -> RunAccount:
-    account = RunAccount(dpftrl.plan).restarted(last, step, accept_epsilon=(1e9, 1e-6))
+    account = RunAccount(dpftrl.plan).recovered(last, step, accept_epsilon=(1e9, 1e-6))
     dpftrl.recover(account)
     return account
 
@@ -202,7 +202,7 @@ def test_a_restart_is_of_this_run_and_of_its_next_step() -> None:
         recovered(dpftrl, 7, 5)
     with pytest.raises(TypeError, match="must be a RunAccount, got PrivacyPlan"):
         dpftrl.recover(dpftrl.plan)  # type: ignore[arg-type]
-    account = RunAccount(plan_of(13, 1.0)).restarted(7, 6, accept_epsilon=(1e9, 1e-6))
+    account = RunAccount(plan_of(13, 1.0)).recovered(7, 6, accept_epsilon=(1e9, 1e-6))
     with pytest.raises(ValueError, match="of the plan of this object"):
         dpftrl.recover(account)
     assert str(dpftrl.state_dict()) == str(state)

@@ -34,44 +34,39 @@ Ints = NDArray[np.int64]
 
 
 class Guard:
-    """Checks who takes part in each step against what was declared.
+    """Checks the participation of each step against the declared one.
 
-    One call of :meth:`admit` for each real step of the run, restarts or not; the virtual steps that
-    complete a tree are none of them. What is admitted always has a squared sensitivity of at most
-    the declared one (:func:`~dpftrl_fast.accounting.sensitivity_squared` with the same arguments):
+    Call :meth:`admit` once for each real step of the run, restarts or not; the virtual steps that
+    complete a tree do not count. Admitted steps always have a squared sensitivity of at most the
+    declared one (:func:`~dpftrl_fast.accounting.sensitivity_squared` with the same arguments):
 
     - `SinglePass`: an id at most once in the run.
-    - `MinSeparation`: two uses i < j of an id have j - i >= b, counted in real steps and across
-      restarts, and there are at most E of them.
+    - `MinSeparation`: two participations i < j of an id have j - i >= b, counted in real steps and
+      across restarts, and there are at most E of them.
     - `FixedOrder`: in each step exactly the declared ids, each as often as declared; the order
       within a step does not matter.
     - `FixedEpochs`: step t (from 1 over the whole run, whatever tree it is in) is at place
-      (t - 1) mod steps_per_epoch. The first step at a place says who is there, and each later one
-      must have exactly the same ids; no id is at two places. With ``reshuffle=True`` this starts
-      afresh in each tree: in a tree, all uses of an id are at one place, and the declared
+      (t - 1) mod steps_per_epoch. The first step at a place fixes its ids, and each later one must
+      have exactly the same ids; no id is at two places. With ``reshuffle=True`` this starts again
+      in each tree: within a tree, all participations of an id are at one place, and the declared
       sensitivity has the largest of the places of every tree. A tree may start within an epoch: it
-      then starts at that place, and an id that is dealt to another place there may take part twice
-      in that epoch. With ``reshuffle=False`` a restart changes nothing.
+      then starts at that place, and an id that is assigned to another place there may take part
+      twice in that epoch. With ``reshuffle=False`` a restart changes nothing.
 
-    No id stands twice in one step, but where a `FixedOrder` says so. Steps past the declared ones
-    are refused. A step that is refused changes nothing, and whether it is depends on ids only.
+    No id is twice in one step, unless a `FixedOrder` lists it twice. Steps past the declared ones
+    are refused. A refused step changes nothing, and the refusal depends on ids only.
 
     Parameters
     ----------
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
-        What was declared.
+        The declared one.
     mechanism : Tree
         The declared mechanism, as for :func:`~dpftrl_fast.accounting.sensitivity_squared`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is not described above.
-
     Notes
     -----
-    Work is O(1) amortised a use, memory O(1) an id that took part: below 100 bytes. Calls from
-    several threads wait for each other; which step is whose is theirs to settle.
+    Work is O(1) amortised a participation, memory O(1) an id that took part: below 100 bytes. Calls
+    from several threads take turns.
 
     Examples
     --------
@@ -95,13 +90,13 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         self._lock = threading.RLock()
         self._step = 0
         self._table = IdTable()
-        self._last: Ints = np.zeros(0, np.int64)  # by place: the step (from 1) of the last use
+        self._last: Ints = np.zeros(0, np.int64)  # by place: the last step, from 1
         self._uses: Ints = np.zeros(0, np.int64)
         self._batch_sizes: dict[int, int] = {}  # of the last epoch's steps (FixedEpochs)
 
     @property
     def participation(self) -> Participation:
-        """What was declared."""
+        """The declared participation."""
         return self._pattern
 
     @property
@@ -125,7 +120,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         Raises
         ------
         TypeError, ValueError
-            If ``ids`` is not that, if they break what was declared, or if all declared steps are
+            If ``ids`` is not that, if they break the declaration, or if all declared steps are
             taken. Nothing is changed then.
         """
         with self._lock:
@@ -142,7 +137,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             self._record(step, distinct, times, places, last)
 
     def eligible(self, ids: ArrayLike) -> NDArray[np.bool_]:
-        """Say who may take part in the next step.
+        """Return whether each id may take part in the next step.
 
         Parameters
         ----------
@@ -152,14 +147,9 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         Returns
         -------
         ndarray of bool
-            One entry an id. All False when the declared steps are taken. A subset of those who may
+            One entry an id. All False when the declared steps are taken. A subset of the True ones
             is admitted under `SinglePass` and `MinSeparation`, and for `FixedEpochs` at the first
-            step of a place; elsewhere it takes exactly the declared or earlier ones.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If ``ids`` is not what is described above.
+            step of a place; elsewhere exactly the declared or earlier ids are admitted.
         """
         with self._lock:
             given = _ids(ids)
@@ -170,10 +160,10 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             return self._allowed(self._step + 1, given, places, last)
 
     def expected(self) -> Ints | None:
-        """Return the ids that the next step must have, ascending; None where they are not settled.
+        """Return the ids that the next step must have, ascending; None if they are not fixed.
 
-        Those of a `FixedOrder` as often as they are declared; those of `FixedEpochs` where an
-        earlier step of the same order was at this place. None also if all steps are taken.
+        They are fixed under `FixedOrder` (each as often as it is declared), and under `FixedEpochs`
+        after an earlier step of the same order at this place. None also if all steps are taken.
 
         Examples
         --------
@@ -201,8 +191,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
     def state_dict(self) -> dict[str, Any]:
         """Return the state: strings, integers and int64 arrays, all copies.
 
-        ``numpy.savez(file, **state)`` keeps it without pickle. It holds ids, so it is as secret as
-        they are.
+        ``numpy.savez(file, **state)`` saves it without pickle. It holds ids, which are secret.
 
         Examples
         --------
@@ -217,13 +206,10 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             return {**header(self._KIND, self._declaration()), **self._entries()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned, for the same declaration.
+        """Resume from a state of :meth:`state_dict`, of the same declaration.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If the state is of another declaration, kind or version, broken, or of an earlier step
-            than this object (which would forget uses). Nothing is changed then.
+        A state of another declaration, kind or version, a broken one, and one of an earlier step
+        (which would forget participations) are refused; nothing is then changed.
         """
         with self._lock:
             check_header(state, self._KIND, self._declaration(), self._names)
@@ -271,7 +257,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         return declaration(self._pattern, self._layout)
 
     def _allowed(self, step: int, ids: Ints, places: Ints, last: Ints) -> NDArray[np.bool_]:
-        """Say of each id whether it may be in the step, whoever else is."""
+        """Return whether each id may be in the step, regardless of the others."""
         pattern = self._pattern
         allowed: NDArray[np.bool_]
         if isinstance(pattern, SinglePass):
@@ -323,7 +309,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         )
 
     def _record(self, step: int, ids: Ints, times: Ints, places: Ints, last: Ints) -> Ints:
-        """Commit what :meth:`_check` let pass; return the places, those of new ids too."""
+        """Record a step that passed `_check`; return the places, those of new ids too."""
         new = places < 0
         first = len(self._table)
         size = first + int(np.count_nonzero(new))
@@ -343,7 +329,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         return places
 
     def _start_of_order(self, step: int) -> int:
-        """Return the step at which the order of epochs that a step belongs to was begun."""
+        """Return the first step of the order of epochs that a step belongs to."""
         if isinstance(self._pattern, FixedEpochs) and not self._pattern.reshuffle:
             return 1
         return step - self._layout.locate(step)[1] + 1
@@ -354,7 +340,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         return self._pattern.ids[offsets[step - 1] : offsets[step]]
 
     def _possible(self, step: int, ids: Ints, last: Ints, uses: Ints) -> bool:
-        """Say whether a run of the declared pattern can have these counts after a step."""
+        """Return whether a run of the declared pattern can have these counts after a step."""
         pattern = self._pattern
         if isinstance(pattern, FixedOrder):
             taken = pattern.ids[: pattern.offsets[step]]
@@ -370,7 +356,7 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         if isinstance(pattern, MinSeparation):
             gap = pattern.min_separation
         elif isinstance(pattern, FixedEpochs):
-            # Restarts within an epoch can deal an id to it twice.
+            # Restarts within an epoch can assign an id to it twice.
             gap, most = (1, step) if pattern.reshuffle else (pattern.steps_per_epoch, most)
         return bool(np.all((uses <= most) & ((last - 1) // gap + 1 >= uses)))
 

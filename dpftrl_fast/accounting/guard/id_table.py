@@ -2,8 +2,8 @@
 """`IdTable`: from ids of any size to places in dense arrays, many at a time.
 
 A hash table with linear probing, at most half full, whose every operation goes over a whole array
-of ids: the probes of all that are not settled yet advance together, so that a step of 10^6 ids
-costs a few passes of NumPy and not 10^6 calls.
+of ids: the probes of all unresolved ids advance together, so that a step of 10^6 ids costs a few
+passes of NumPy and not 10^6 calls.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class IdTable:
         return self._ids[: self._size]
 
     def find(self, ids: Ints) -> Ints:
-        """Return the place of each id, -1 for one that has none."""
+        """Return the place of each id, -1 if it has no place."""
         places = np.full(ids.size, -1, np.int64)
         at = self._first_slot(ids)
         left = np.arange(ids.size)
@@ -71,7 +71,7 @@ class IdTable:
         return places
 
     def add(self, ids: Ints) -> None:
-        """Give places to distinct ids that have none."""
+        """Give places to distinct ids without a place."""
         size = self._size + ids.size
         self._ids = grown(self._ids, size)
         self._ids[self._size : size] = ids

@@ -54,11 +54,6 @@ class Ledger(Guard, PrivacyStatement):
         Count realised values. It costs 8 bytes an id, and 8 more for each level of the tallest
         tree, beyond the 24 bytes that :class:`Guard` keeps.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as above.
-
     Notes
     -----
     Reading a figure changes no state.
@@ -122,18 +117,7 @@ class Ledger(Guard, PrivacyStatement):
         return Guarantee.of(self._noise_multiplier, self._pattern, self._layout, bound=self._bound)
 
     def record(self, ids: ArrayLike) -> None:
-        """Admit the next step: another name of :meth:`Guard.admit`.
-
-        Parameters
-        ----------
-        ids : array_like of int, one-dimensional
-            All who take part (0 <= id < 2^63), in any order; empty for a step with nobody.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As :meth:`Guard.admit`; nothing is changed then.
-        """
+        """Admit the next step: another name of :meth:`Guard.admit`."""
         self.admit(ids)
 
     def epsilon_spent(

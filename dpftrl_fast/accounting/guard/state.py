@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Guard` and `Ledger` are saved as, and the checks of what is read back.
+"""States of `Guard` and `Ledger`, and the checks of a state that is loaded.
 
 A state is flat: strings, integers and int64 arrays. `numpy.savez` keeps it without pickle, JSON
-does once its arrays are lists, and what either gives back is read.
+does once its arrays are lists; states from both are accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_INT64 = 2**63 - 1
 
 
 def declaration(participation: Participation, layout: Layout, **more: Any) -> str:
-    """Return what a run was declared as, in JSON; a long order by its SHA-256.
+    """Return the declaration of a run in JSON; a long order by its SHA-256.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def declaration(participation: Participation, layout: Layout, **more: Any) -> st
 
 
 def header(kind: str, declared: str) -> dict[str, Any]:
-    """Return the entries that say whose state it is."""
+    """Return the entries that identify a state."""
     return {"format": f"dpftrl_fast.{kind}", "version": _VERSION, "declaration": declared}
 
 

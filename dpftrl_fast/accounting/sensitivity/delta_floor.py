@@ -59,11 +59,6 @@ class Touched:
         Sum of the shifts (A), >= 1, where one contribution shifts a node by 1.
     largest : int
         Largest shift of one node (S/s), >= 1.
-
-    Examples
-    --------
-    >>> Touched(nodes=11, total=11, largest=1)
-    Touched(nodes=11, total=11, largest=1)
     """
 
     nodes: int
@@ -86,23 +81,9 @@ def support_floor(
 ) -> float:
     """Upper bound of the probability that neighbours' outputs fail to overlap, rounded up.
 
-    Parameters
-    ----------
-    noise_multiplier : float
-        Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
-    sensitivity_squared : float
-        zeta > 0, the sum of the squared shifts.
-    touched : Touched
-        The nodes that one id shifts.
-    scale : float
-        How far one contribution shifts a node, in clip norms: 1 for one replaced by zero, 2 for one
-        replaced by another.
-
-    Returns
-    -------
-    float
-        At most 1; exactly 1 where a node is shifted by 9 standard deviations or more, or where
-        there are so many of them that some pair leaves its disc (2^29).
+    `scale` is the shift of a node by one contribution, in clip norms: 1 where it is replaced by
+    zero, 2 where it is replaced by another. The result is at most 1, and exactly 1 where a node is
+    shifted by 9 standard deviations or more, or where 2^29 nodes or more are shifted.
 
     Examples
     --------
@@ -124,13 +105,7 @@ def support_floor(
 
 
 def truncated_delta(delta: float, touched: Touched, floor: float) -> float:
-    """Return the delta that holds for the truncated noise, from the exact one; rounded up.
-
-    Examples
-    --------
-    >>> truncated_delta(1e-6, Touched(11, 11, 1), 1e-12)
-    1.0000010204890972e-06
-    """
+    """Return the delta that holds for the truncated noise, from the exact one; rounded up."""
     with precision(60):
         inside = _inside(touched.nodes)
         if not inside > 0:
@@ -142,11 +117,6 @@ def untruncated_delta(delta: float, touched: Touched, floor: float) -> float:
     """Return the exact delta for a ``delta`` of the truncated noise; rounded down.
 
     It is 0 or negative where ``delta`` is not above ``floor``.
-
-    Examples
-    --------
-    >>> untruncated_delta(1e-6, Touched(11, 11, 1), 1e-6)
-    0.0
     """
     with precision(60):
         inside = max(_inside(touched.nodes), Decimal(0))
@@ -163,21 +133,7 @@ def calibrated_noise_multiplier(
 ) -> float:
     """Smallest noise multiplier whose epsilon at ``delta``, floor included, is within budget.
 
-    Parameters
-    ----------
-    epsilon : float
-        Finite, >= 0, for zero-out neighbours.
-    delta : float
-        0 < delta < 1.
-    sensitivity_squared : float
-        zeta > 0, in units of the clip norm squared.
-    touched : Touched
-        The nodes that one id shifts.
-
-    Returns
-    -------
-    float
-        Infinity where no double is large enough.
+    For zero-out neighbours; infinity where no double is large enough.
 
     Examples
     --------

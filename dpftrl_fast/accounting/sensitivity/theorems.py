@@ -29,7 +29,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Literal, TypeAlias
 
-from dpftrl_fast._validate import positive, probability, step_count
+from dpftrl_fast._validate import choice, positive, probability, step_count
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier, sensitivity
 from dpftrl_fast.accounting.curve.rounding import float_up, precision
 
@@ -73,8 +73,7 @@ def closed_form_noise_multiplier(
     eps = positive("epsilon", epsilon)
     target = probability("delta", delta)
     zeta = sensitivity(sensitivity_squared)
-    if isinstance(factor, bool) or factor not in (2, 4):
-        raise ValueError(f"factor must be 4 or 2, got {factor!r}")
+    choice("factor", factor, (4, 2))
     with precision(60):
         log_inverse = -Decimal(target).ln()
         if not Decimal(eps) <= 2 * log_inverse:
@@ -90,10 +89,6 @@ def closed_form_noise_multiplier(
     return closed
 
 
-def _levels(steps: int) -> int:
-    return steps.bit_length()  # ceil(lg(n + 1))
-
-
 def single_pass_noise_multiplier(
     epsilon: float, delta: float, steps: int, *, factor: Factor = 4
 ) -> float:
@@ -106,17 +101,12 @@ def single_pass_noise_multiplier(
     steps : int
         Number of steps n, 1 <= n <= 2^40.
 
-    Returns
-    -------
-    float
-        Noise multiplier, rounded up.
-
     Examples
     --------
     >>> round(single_pass_noise_multiplier(1.0, 1e-6, 1600), 2)
     24.66
     """
-    zeta = _levels(step_count("steps", steps))
+    zeta = step_count("steps", steps).bit_length()
     return closed_form_noise_multiplier(epsilon, delta, zeta, factor=factor)
 
 
@@ -134,17 +124,13 @@ def restarts_noise_multiplier(
     epochs : int
         Number of epochs, 1 <= epochs <= 2^40.
 
-    Returns
-    -------
-    float
-        Noise multiplier, rounded up.
-
     Examples
     --------
     >>> round(restarts_noise_multiplier(8.0, 1e-5, 100, 100), 2)
     22.44
     """
-    zeta = step_count("epochs", epochs) * _levels(step_count("steps_per_epoch", steps_per_epoch))
+    levels = step_count("steps_per_epoch", steps_per_epoch).bit_length()
+    zeta = step_count("epochs", epochs) * levels
     return closed_form_noise_multiplier(epsilon, delta, zeta, factor=factor)
 
 
@@ -163,15 +149,10 @@ def least_squares_noise_multiplier(
     steps : int
         Number of steps n, 1 <= n <= 2^40.
 
-    Returns
-    -------
-    float
-        Noise multiplier of each tree, rounded up.
-
     Examples
     --------
     >>> round(least_squares_noise_multiplier(1.0, 1e-6, 1600), 2)
     34.87
     """
-    zeta = 2 * _levels(step_count("steps", steps))
+    zeta = 2 * step_count("steps", steps).bit_length()
     return closed_form_noise_multiplier(epsilon, delta, zeta, factor=factor)

@@ -48,8 +48,6 @@ def dp_event(noise_multiplier: float, sensitivity_squared: float) -> Any:
 
     Raises
     ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
     ModuleNotFoundError
         If dp_accounting is not installed.
 
@@ -101,8 +99,6 @@ def dpsgd_epsilon(
 
     Raises
     ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
     ModuleNotFoundError
         If dp_accounting is not installed.
 
@@ -153,8 +149,6 @@ def unamplified_dpsgd_epsilon(
 
     Raises
     ------
-    TypeError, ValueError
-        For anything that is not described above, NaN included.
     ModuleNotFoundError
         If dp_accounting is not installed.
 

@@ -39,6 +39,9 @@ from dpftrl_fast.mechanisms import Layout
 #: another's.
 Neighbours: TypeAlias = Literal["zero-out", "replace-one"]
 
+# A floor far below every delta in use: `delta` states no other bound because of it.
+_NEGLIGIBLE = 1e-9
+
 
 class PrivacyStatement(ABC):
     """Base of everything that states an epsilon: subclasses define `guarantee`."""
@@ -108,26 +111,29 @@ class PrivacyStatement(ABC):
         given, stated = non_negative("epsilon", epsilon), self.guarantee
         found = stated._delta(given, neighbours)
         floor = stated.floor(neighbours=neighbours)
-        if stated.otherwise is None or found > 4 * floor:
+        if stated.otherwise is None or floor < _NEGLIGIBLE or found > 4 * floor:
             return found
         return min(found, stated.other._delta(given, neighbours))
+
+    def replace_one(self, delta: float) -> float | None:
+        """Return epsilon at `delta` for replace-one neighbours; None if none can be stated."""
+        kind: Neighbours = "replace-one"
+        stated = self.guarantee.at(probability("delta", delta), neighbours=kind)
+        return stated._epsilon(delta, kind) if delta > stated.floor(neighbours=kind) else None
 
     def promise(self, delta: float, *, replaced: str = "gradients") -> str:
         """Return lines of text: the epsilon at `delta` for both kinds of neighbours, rounded up.
 
         `replaced` names the part of a record that neighbours differ in.
         """
-        total = probability("delta", delta)
-        zero_out, replace_one = (
-            self.guarantee.at(total, neighbours=kind) for kind in ("zero-out", "replace-one")
-        )
-        floors = (zero_out.floor(), replace_one.floor(neighbours="replace-one"))
-        other = "no epsilon"
-        if total > floors[1]:
-            other = f"epsilon {text_up(replace_one.epsilon(total, neighbours='replace-one'))}"
+        total, stated = probability("delta", delta), self.guarantee
+        kinds: tuple[Neighbours, ...] = ("zero-out", "replace-one")
+        floors = [stated.at(total, neighbours=kind).floor(neighbours=kind) for kind in kinds]
+        replace_one = self.replace_one(total)
+        other = "no epsilon" if replace_one is None else f"epsilon {text_up(replace_one)}"
         by = f"neighbours: one record's (or user's) {replaced} replaced by"
         return (
-            f"epsilon {text_up(zero_out.epsilon(total))} at delta {total!r} ({by} zero)\n"
+            f"epsilon {text_up(self.epsilon(total))} at delta {total!r} ({by} zero)\n"
             f"{other} at delta {total!r} ({by} another's)\n"
             f"delta includes {text_up(floors[0])} for the finite tail of the noise"
             f" ({text_up(floors[1])} for the second line)"

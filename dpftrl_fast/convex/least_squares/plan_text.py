@@ -45,7 +45,7 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(d, Mapping):
         raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
     for name, value in _HEAD.items():
-        if isinstance(d.get(name), bool) or d.get(name) != value:
+        if type(d.get(name)) is not type(value) or d[name] != value:
             raise ValueError(f"{name} must be {value!r}, got {d.get(name)!r}")
     if set(d) != {*_HEAD, *_FIELDS}:
         expected = sorted([*_HEAD, *_FIELDS])

@@ -23,14 +23,6 @@ def marked(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name} (not private)": value for name, value in metrics.items()}
 
 
-def replace_one(server: ServerDPFTRL, delta: float) -> float | None:
-    """Return the epsilon for replace-one neighbours, None where none can be stated at `delta`."""
-    try:
-        return server.epsilon(delta, neighbours="replace-one")
-    except ValueError:  # a forked folder, or below the floor, which is higher for replace-one
-        return None
-
-
 def round_metrics(
     server: ServerDPFTRL, round_: Round, delta: float, turned_away: int, refused: int
 ) -> dict[str, Any]:
@@ -40,7 +32,7 @@ def round_metrics(
     """
     found = round_.metrics()
     epsilons = {} if server.forked else {"epsilon_spent": server.epsilon(delta)}
-    if (other := replace_one(server, delta)) is not None:
+    if not server.forked and (other := server.replace_one(delta)) is not None:
         epsilons["epsilon_replace_one"] = other
     counts = {"accepted": found["accepted"], "refused": refused, "missing": found["missing"]}
     return {
@@ -90,7 +82,7 @@ def log_promise(
     for line in plan.describe(delta).splitlines():
         _log.info("\t%s", line)
     if server is not None and (epsilon := server.epsilon(delta)) > plan.epsilon(delta):
-        other = replace_one(server, delta)
+        other = server.replace_one(delta)
         _log.warning(
             "\tepsilon %s at delta %g of the whole run (replace-one: %s): the plan's, above, and "
             "spare recoveries or estimates of the clip norm",

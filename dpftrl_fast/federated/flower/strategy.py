@@ -124,7 +124,9 @@ class DPFTRLStrategy(Strategy):
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAvg
+    >>> from dpftrl_fast.federated.flower import AskClients
     >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.federated.flower import AskClients
     >>> plan = PrivacyPlan(0.3, 4.0, accounting.MinSeparation(100, 4, 20))
     >>> strategy = DPFTRLStrategy(
     ...     FedAvg(fraction_train=1.0, fraction_evaluate=0.0),

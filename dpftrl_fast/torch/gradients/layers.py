@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -79,7 +78,7 @@ def incompatible_layers(
     With the modes "hooks" and "functorch" this includes layers that Opacus refuses or computes
     wrongly; `batch_first` is whether examples are along the first dimension of every layer's input.
     A custom layer that mixes the examples of a batch cannot be recognised by its type: see
-    :func:`check_examples_apart`.
+    `gradients.rows`.
 
     Examples
     --------
@@ -103,38 +102,6 @@ def check_layers(
     if found:
         listed = "\n- ".join(found)
         raise ValueError(f"the model must have layers that treat examples apart, got\n- {listed}")
-
-
-def check_examples_apart(model: nn.Module, *inputs: Tensor) -> None:
-    """Raise ValueError if the model's output for the first example depends on the others.
-
-    The model runs twice, on the given batch of two or more different examples (public or made up)
-    and on copies of its first example, with the same random numbers. It returns one tensor, with
-    the examples along its first dimension. One batch proves nothing in general, but layers that mix
-    examples differ at once.
-
-    Examples
-    --------
-    >>> check_examples_apart(nn.Linear(2, 2), torch.eye(2))
-    >>> check_examples_apart(nn.Softmax(dim=0), torch.eye(2))
-    Traceback (most recent call last):
-    ...
-    ValueError: the model must treat each example apart, got an output for the first that depends \
-on the others
-    """
-    rows = {x.shape[0] if x.dim() else 0 for x in inputs}
-    if len(rows) != 1 or max(rows) < 2:
-        raise ValueError(f"inputs must be batches of two or more examples, got {sorted(rows)}")
-    with torch.no_grad(), torch.random.fork_rng():
-        state = torch.random.get_rng_state()
-        mixed = model(*inputs)[0]
-        torch.random.set_rng_state(state)
-        alone = model(*(x[:1].expand_as(x).contiguous() for x in inputs))[0]
-    if not torch.allclose(mixed, alone, rtol=1e-4, atol=1e-5):
-        raise ValueError(
-            "the model must treat each example apart, got an output for the first that depends on "
-            "the others"
-        )
 
 
 def _reasons(layer: nn.Module, mode: str, batch_first: bool | None) -> Iterator[str]:
