@@ -9,6 +9,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
 
 BIN := $(VENV)/bin
 ABS_BIN = $(abspath $(BIN))
@@ -61,7 +62,8 @@ demo: $(VENV)/.stamp-package $(VENV)/.stamp-flights
 
 # pytest by its script: `python -m pytest` puts the current folder first, where the sources lie without
 # their extension modules.
-PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup
+# The order is that of tests/conftest.py: long files first.
+PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 TEST_WORKERS ?= auto
 
 test: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights

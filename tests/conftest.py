@@ -15,6 +15,10 @@ from processes import children, ended
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
 
+# Two workers of pytest-xdist on two cores: idle threads of OpenMP sleep instead of spinning.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Kernels for a GPU run in Triton's interpreter; it reads this when it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -53,13 +57,15 @@ SPLIT_FILES = {"torch/test_checkpoint.py", "torch/test_device.py"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the files above, and keep files together."""
+    """Mark the tests of the files above, keep files together, and start with the long ones."""
     for item in items:
         name = str(item.path.relative_to(TESTS)) if item.path.is_relative_to(TESTS) else ""
         if name in PROCESS_FILES:
             item.add_marker("process")
         if name not in SPLIT_FILES:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    # A long file at the end would leave the other workers idle. The sort keeps the order within.
+    items.sort(key=lambda item: item.get_closest_marker("process") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

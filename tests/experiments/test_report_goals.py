@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 
 import pytest
@@ -123,12 +122,3 @@ def test_epsilons_have_a_figure_for_each_accountant():
     found = epsilons(2.33, 11, 9.5)
     assert [*found] == ["rdp", "exact", "released"]
     assert found["exact"] > found["released"] == acc.epsilon(2.33, 9.5, 1e-6)
-
-
-def test_examples_of_the_docstrings_hold():
-    import doctest
-
-    module = importlib.import_module("dpftrl_fast.experiments.federated.report_goals")
-    assert doctest.testmod(module).failed == 0
-    module = importlib.import_module("dpftrl_fast.experiments.federated.text")
-    assert doctest.testmod(module).failed == 0

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import random
 from pathlib import Path
 from typing import Any
@@ -316,12 +314,6 @@ def test_a_strategy_of_ones_own_goes_on_with_its_own_state(tmp_path: Path) -> No
 
 
 # ---- Wrong calls ----
-
-
-@pytest.mark.parametrize("module", ["clients", "mod", "records", "strategy"])
-def test_examples_in_docstrings(module: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"dpftrl_fast.federated.flower.{module}"))
-    assert found.failed == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
 from dpftrl_fast.mechanisms import Tree
-from dpftrl_fast.plan import from_budget as planning
 from dpftrl_fast.plan.from_budget import plan_of, tree_of
 
 DELTA = 1e-5
@@ -92,8 +90,3 @@ def test_what_is_given_is_kept() -> None:
 def test_bad_arguments_are_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         plan(**options)
-
-
-def test_the_examples_of_the_docstrings_hold() -> None:
-    found = doctest.testmod(planning)
-    assert found.failed == 0 and found.attempted > 0

@@ -2,11 +2,8 @@
 """The plan: validation, the numbers it states, and the noise it makes."""
 
 import dataclasses
-import doctest
-import importlib
 import json
 import math
-import pkgutil
 from fractions import Fraction
 
 import numpy as np
@@ -15,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_options import with_tree
 
-import dpftrl_fast.plan
-import dpftrl_fast.run
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.accounting.planner.schedules import plan_schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, support_floor, touched
@@ -50,19 +45,6 @@ PLANS = st.builds(
     ),
 )
 DELTAS = st.floats(-11, -0.1).map(lambda x: 10.0**x)
-
-
-MODULES = [
-    module.name
-    for package in (dpftrl_fast.accounting, dpftrl_fast.plan, dpftrl_fast.run)
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    if not module.ispkg
-]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_docstring_examples(module):
-    assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 def test_defaults_and_derived_values():
