@@ -33,7 +33,7 @@ PARAMETERS = ("coef_", "intercept_", "coef_average_", "coef_tail_")
 @pytest.fixture(scope="module")
 def client():
     """Two processes with a thread each; tests without it use Dask's threads."""
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     patience = {
         f"distributed.comm.timeouts.{name}": "300s" for name in ("connect", "tcp")
     }  # of a busy machine

@@ -311,7 +311,7 @@ def test_least_squares_spends_what_it_says(
         fit_intercept=intercept > 0,
         **options,
     ).fit(X, y)
-    bias, covariance = noises
+    bias, covariance = sorted(noises, key=lambda noise: noise.size)
     assert (bias.size, covariance.size) == ((4, 10) if intercept else (3, 6))
     norm = float(np.hypot(1.5, intercept))  # of a row, with its constant
     sigma_b, sigma_c = bias.std / (norm * 0.5), covariance.std / norm**2

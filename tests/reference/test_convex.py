@@ -23,6 +23,7 @@ from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.ftrl import FTRL
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.reference import TreeNoise, convex, least_squares
 
@@ -141,7 +142,7 @@ def test_runs(loss: str, outputs: int, users: bool, update: str, pattern: str, n
     starts = np.array([0, 4, 5, 17, 30]) if users else None
     epoch = [Batch(X[i : i + 30], y[i : i + 30], starts) for i in range(0, rows, 30)]
     batches = epoch * (participation.steps // len(epoch))
-    plan = PrivacyPlan(clip_norm, sigma, participation, **schedule)
+    plan = PrivacyPlan(clip_norm, sigma, participation, Tree(**schedule))
     objective = Objective(
         loss, p, outputs=outputs, clip_norm=clip_norm, loss_param=0.4, row_bound=0.8,
         constant=constant,

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from package_source import modules
 
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+
 # Packages of the extras, by the folder that needs them.
 EXTRAS = {
     "cli": ["typer", "rich"],

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from package_source import Module, modules
 
-FIRST_WORDS = re.compile(r"\W*(What|Which|How|Where|Who|Whose|When|Whether|Say|Says|From)\b")
+FIRST_WORDS = re.compile(r"\W*(What|Which|How|Where|Who|Whose|When|Say|Says|From)\b")
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 # Expressions of the house's own, and the field's word for each.
 REPLACED = {

@@ -247,7 +247,10 @@ def test_bad_limits_are_refused(arguments: tuple[object, ...], word: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("ghost", 1.0, 2), "'flat', 'per-layer' or 'automatic', got 'ghost'"),
+        (
+            ("ghost", 1.0, 2),
+            "clipping must be one of 'flat', 'per-layer', 'automatic', got 'ghost'",
+        ),
         (("flat", math.nan, 2), "clip_norm"),
         (("flat", [1.0, 1.0], 2), "per-layer"),
         (("flat", 1.0, 2, 0.1), "gamma"),

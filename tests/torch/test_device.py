@@ -78,7 +78,7 @@ def test_rare_radii_take_their_low_bits_from_the_second_block() -> None:
 
 def pair(**options: Any) -> tuple[PlannedNoise, DeviceNoise]:
     settings = {
-        "trees": Tree(restart_every=5, complete=True).layout(8),
+        "layout": Tree(options.pop("variant", "honaker"), 5, complete=True).layout(8),
         "seed": 5,
         "offset": 77,
         **options,

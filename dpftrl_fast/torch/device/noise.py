@@ -32,7 +32,7 @@ class DeviceNoise(PlannedNoise):
 
     @property
     def device(self) -> torch.device:
-        """Where the noise is made."""
+        """Device on which the noise is made."""
         return self._device
 
     def _make_core(self, key: bytes) -> Any:

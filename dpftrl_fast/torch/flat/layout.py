@@ -116,7 +116,7 @@ class ParameterLayout:
 
     @property
     def group_sizes(self) -> list[int]:
-        """How many entries each group has."""
+        """Number of entries of each group."""
         return [
             stop - start
             for start, stop in zip((0, *self.group_ends), self.group_ends, strict=False)
