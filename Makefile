@@ -73,7 +73,7 @@ test-fast: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
 	$(PYTEST) tests -m 'not slow and not process'
 
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
-	$(BIN)/pytest tests -m slow
+	$(PYTEST) tests -m slow
 
 bench: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(BIN)/pytest benches --benchmark-only

@@ -71,6 +71,7 @@ def test_a_run_without_a_simulation_needs_no_ray() -> None:
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_simulation_with_clients_in_several_processes(tmp_path: Path) -> None:
     output_of(sys.executable, str(SIMULATION), str(tmp_path))
     found = json.loads((tmp_path / "result.json").read_text("utf-8"))

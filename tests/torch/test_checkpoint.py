@@ -83,6 +83,7 @@ def test_stopped_at_every_step(
         assert all(len(values) == 1 for values in left.values())
 
 
+@pytest.mark.slow
 def test_killed_twice_from_outside(tmp_path: Path, undisturbed: tuple[Tensor, float]) -> None:
     chance = random.Random(2)
     program = [sys.executable, training_run.__file__, tmp_path / "run", tmp_path / "out.npz"]

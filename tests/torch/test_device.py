@@ -90,11 +90,11 @@ def pair(**options: Any) -> tuple[PlannedNoise, DeviceNoise]:
     ("variant", "memory", "dtype"),
     [
         ("honaker", "stored", "float32"),
-        ("honaker", "stored", "float64"),
-        ("honaker", "regenerate", "float32"),
-        ("honaker", 2, "float32"),
-        ("vanilla", "stored", "float32"),
-        ("vanilla", "regenerate", "float32"),
+        pytest.param("honaker", "stored", "float64", marks=pytest.mark.slow),
+        pytest.param("honaker", "regenerate", "float32", marks=pytest.mark.slow),
+        pytest.param("honaker", 2, "float32", marks=pytest.mark.slow),
+        pytest.param("vanilla", "stored", "float32", marks=pytest.mark.slow),
+        pytest.param("vanilla", "regenerate", "float32", marks=pytest.mark.slow),
         ("vanilla", 1, "float64"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_run_has_the_bits_of_the_cpu(variant: str, memory: Any, dtype: str) ->
     assert np.array_equal(on_cpu.prefix(2), on_device.prefix(2).numpy())
 
 
-@pytest.mark.parametrize("memory", ["stored", "regenerate"])
+@pytest.mark.parametrize("memory", ["stored", pytest.param("regenerate", marks=pytest.mark.slow)])
 def test_states_go_from_cpu_to_device_and_back(memory: Any) -> None:
     on_cpu, on_device = pair(memory=memory)
     for _ in range(6):
