@@ -2,7 +2,7 @@
 #
 #   make demo     fit a private regression on 267,346 flights
 #   make test     the Python tests, against the installed package
-#   make test-fast   those of them that start no process
+#   make test-fast   the core's, without processes and long searches
 #
 # Both make their own environment. VENV=folder and PYTHON=interpreter choose another one.
 
@@ -65,12 +65,15 @@ demo: $(VENV)/.stamp-package $(VENV)/.stamp-flights
 # The order is that of tests/conftest.py: long files first.
 PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 TEST_WORKERS ?= auto
+# What most changes can break first: the noise, the accounting, the plan, and the rules of the repository.
+FAST = mechanisms noise accounting plan run tables test_ftrl.py $(addprefix repository/test_,layout.py \
+	one_of_each.py language.py arguments.py docs.py)
 
 test: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
 	$(PYTEST) tests benches --benchmark-disable -m 'not slow'
 
 test-fast: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
-	$(PYTEST) tests -m 'not slow and not process'
+	$(PYTEST) $(addprefix tests/,$(FAST)) -m 'not slow and not process and not long'
 
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(PYTEST) tests -m slow

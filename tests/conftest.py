@@ -50,6 +50,21 @@ PROCESS_FILES = {
 }
 
 
+# Files of thorough searches and statistics. They get the marker `long`, which `make test-fast`
+# leaves out too.
+LONG_FILES = {
+    "accounting/test_dp_event.py",
+    "accounting/test_hockey_stick.py",
+    "accounting/test_ledger.py",
+    "accounting/test_participation_oracle.py",
+    "accounting/test_rdp.py",
+    "accounting/test_sensitivity.py",
+    "accounting/test_sensitivity_core.py",
+    "noise/test_properties.py",
+    "noise/test_statistics.py",
+}
+
+
 # The tests of a file share its fixtures, so one worker of pytest-xdist runs them all; but for
 # these, whose tests are long and share nothing.
 SPLIT_FILES = {"torch/test_checkpoint.py", "torch/test_device.py"}
@@ -62,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = str(item.path.relative_to(TESTS)) if item.path.is_relative_to(TESTS) else ""
         if name in PROCESS_FILES:
             item.add_marker("process")
+        if name in LONG_FILES:
+            item.add_marker("long")
         if name not in SPLIT_FILES:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
     # A long file at the end would leave the other workers idle. The sort keeps the order within.
