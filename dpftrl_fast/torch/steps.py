@@ -19,7 +19,8 @@ Ints = NDArray[np.int64]
 class _Phase(Enum):
     IDLE = auto()  # between steps
     OPEN = auto()  # a batch was begun
-    ADMITTED = auto()  # its ids are counted, its noise is still to be made
+    COUNTED = auto()  # its ids are counted, its sums are still to be written ahead
+    ADMITTED = auto()  # its sums are written ahead, its noise is still to be made
     NOISY = auto()  # its noise is made
 
 
@@ -69,7 +70,7 @@ class Steps:
         self.ids, self._phase = ids, _Phase.OPEN
 
     def admit(self) -> None:
-        """Count the ids of the open batch as taking part; the step must follow."""
+        """Count the ids of the open batch as taking part; `due` and the step must follow."""
         assert self.guard is not None and self.ids is not None
         # Their states are loaded by two calls, of which one may be missing.
         if self._noise_at is not None and self._noise_at() != self.guard.steps_taken:
@@ -78,6 +79,11 @@ class Steps:
                 f"participation, got {self._noise_at()}: load the states of both"
             )
         self.guard.admit(self.ids)
+        self._phase = _Phase.COUNTED
+
+    def due(self) -> None:
+        """Let the noise of the admitted batch be made: its sums are complete and written ahead."""
+        assert self._phase is _Phase.COUNTED
         self._phase = _Phase.ADMITTED
 
     def close(self) -> None:
@@ -104,7 +110,7 @@ class Steps:
 
     def check_between(self) -> None:
         """Refuse to continue in a step whose ids were admitted, or after an interrupted one."""
-        if self._torn or self._phase in (_Phase.ADMITTED, _Phase.NOISY):
+        if self._torn or self._phase not in (_Phase.IDLE, _Phase.OPEN):
             raise RuntimeError(
                 "the last step failed half-way, so that the noise and the ids admitted may be one "
                 "step apart: resume from a checkpoint"

@@ -294,6 +294,7 @@ class Accumulator:
         if self.before_step is not None:
             sums = [p.grad for p in self.parameters if p.grad is not None]
             self.before_step(self.steps_taken, ids, sums)
+        self._steps.due()
 
     def done(self) -> None:
         """Close the batch after its step."""
