@@ -328,10 +328,7 @@ def _verbosity(name: str, value: Any) -> int:
 
 
 def _noise_seed(name: str, value: Any) -> Any:
-    try:
-        key_of_seed(value)
-    except (TypeError, ValueError) as error:
-        raise type(error)(str(error).replace("seed", name, 1)) from None
+    key_of_seed(value, name=name)  # a wrong one is refused here
     return value
 
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from dpftrl_fast.accounting.curve.gaussian import epsilon as gaussian_epsilon
+from dpftrl_fast.accounting.curve.gaussian import noise_multiplier
+from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.experiments.results import Results, Setting, Values
 
 #: Maps a title to a context that gives a callback (done, total), or None.
@@ -67,6 +70,26 @@ def grid_table(title: str, axis: str, cells: Sequence[tuple[str, float, str]]) -
         for name in dict.fromkeys(name for name, _, _ in cells)
     ]
     return Table(title, ("", *(f"{axis} {column:g}" for column in columns)), rows)
+
+
+def neighbours_table(budgets: Iterable[tuple[float, float]]) -> Table:
+    """Return the replace-one epsilon of each (epsilon, delta), for noise without amplification.
+
+    Examples
+    --------
+    >>> neighbours_table([(8.0, 1e-5), (1.0, 1e-5)]).rows
+    [('1e-05', '1', '2.12'), ('1e-05', '8', '19.17')]
+    """
+    rows: list[tuple[str, ...]] = []
+    for epsilon, delta in sorted(set(budgets)):
+        other = gaussian_epsilon(noise_multiplier(epsilon, delta, 1), 4, delta)
+        rows.append((f"{delta:g}", f"{epsilon:g}", text_up(other)))
+    return Table(
+        "Epsilon for a record (or user) replaced by zero, as in the tables, and by another's "
+        "(methods without amplification)",
+        ("delta", "replaced by zero", "replaced by another's"),
+        rows,
+    )
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class PrivateRounds(Stated):
             self._layout,
             self._goal,
             clipping,
-            key_of_seed(noise_seed) if key is None else checked_key(key),
+            key_of_seed(noise_seed, name="noise_seed") if key is None else checked_key(key),
             dtype=self._dtype,
             memory=memory,
             threads=threads,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ FloatArray = npt.NDArray[np.float64]
 Settings: TypeAlias = FitSettings | LeastSquaresSettings
 Plan: TypeAlias = PrivacyPlan | LeastSquaresPlan
 Engine: TypeAlias = GLMRun | LeastSquares
+PlanT = TypeVar("PlanT", PrivacyPlan, LeastSquaresPlan)
 
 _ROW_NORM = 1.0  # the encoder divides rows by a public number so that this holds
 
@@ -119,11 +120,9 @@ def make_plan(schema: Schema, settings: Settings) -> Plan:
 
 
 def make_engine(schema: Schema, settings: Settings, plan: Plan) -> Engine:
-    """Return the engine of a run, with a fresh key."""
+    """Return the engine of a run, with a fresh key; TypeError for a plan of another method."""
     if isinstance(settings, LeastSquaresSettings):
-        assert isinstance(plan, LeastSquaresPlan)
-        return settings.start(plan, schema.n_features)
-    assert isinstance(plan, PrivacyPlan)
+        return settings.start(_of_type(plan, LeastSquaresPlan), schema.n_features)
     param = settings.loss_param_for(schema.task)
     objective = Objective(
         settings.loss_for(schema.task),
@@ -132,7 +131,13 @@ def make_engine(schema: Schema, settings: Settings, plan: Plan) -> Engine:
         clip_norm=settings.clip_norm,
         loss_param=1.0 if param is None else param,
     )
-    return settings.start(objective, plan, row_norm=_ROW_NORM)
+    return settings.start(objective, _of_type(plan, PrivacyPlan), row_norm=_ROW_NORM)
+
+
+def _of_type(plan: Plan, expected: type[PlanT]) -> PlanT:
+    if not isinstance(plan, expected):
+        raise TypeError(f"plan must be a {expected.__name__}, got {type(plan).__name__}")
+    return plan
 
 
 def fit(

@@ -21,7 +21,7 @@ _SPAWN_LABEL = b"dpftrl_fast/spawn/v1\x00"
 _WORDS_LABEL = b"dpftrl_fast/words/v1\x00"
 
 
-def key_of_seed(seed: Seed) -> bytes:
+def key_of_seed(seed: Seed, *, name: str = "seed") -> bytes:
     """Return the 256-bit key of a seed.
 
     SHA-256 of a label and the seed's canonical bytes: ``b"b"`` and the bytes, or ``b"i"`` and the
@@ -32,6 +32,8 @@ def key_of_seed(seed: Seed) -> bytes:
     ----------
     seed : None, int or bytes
         None takes 32 bytes from the operating system. An integer must be at least 0.
+    name : str
+        Name of the argument in an error.
 
     Returns
     -------
@@ -54,9 +56,9 @@ def key_of_seed(seed: Seed) -> bytes:
         return secrets.token_bytes(32)
     if isinstance(seed, bytes):
         return _hash(_SEED_LABEL, b"b", seed)
-    number = integer("seed", seed)
+    number = integer(name, seed)
     if number < 0:  # the value is a secret and is not shown
-        raise ValueError("seed must be an integer >= 0, got a negative one")
+        raise ValueError(f"{name} must be an integer >= 0, got a negative one")
     return _hash(_SEED_LABEL, b"i", number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big"))
 
 

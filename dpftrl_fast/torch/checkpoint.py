@@ -209,9 +209,17 @@ class TrainingRun(PrivacyStatement):
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Save the present state, between steps; ValueError in an open batch."""
+        """Save the present state, between steps; ValueError in an open batch.
+
+        Also if the ledger counts steps that the run did not take: its state would never resume.
+        """
         if self._sums.is_open:
             raise ValueError("expected optimizer.step() before a checkpoint, got an open batch")
+        if self._guard.steps_taken != self._journal.step:
+            raise ValueError(
+                f"the ledger must be at step {self._journal.step}, as the run, got step "
+                f"{self._guard.steps_taken}: only optimizer.step() may count a step"
+            )
         self._journal.checkpoint(self._state())
         self._kept_at = self._journal.step
 

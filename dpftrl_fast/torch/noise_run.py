@@ -74,7 +74,7 @@ class NoiseRun:
         self._threads = optional(integer, "threads", threads, 1, MAX_THREADS)
         if noise_seed is not None and key is not None:
             raise ValueError("expected a noise_seed or a key, got both")
-        key_of_seed(noise_seed)  # a wrong one is refused here
+        key_of_seed(noise_seed, name="noise_seed")  # a wrong one is refused here
         self._seed, self._key = noise_seed, None if key is None else checked_key(key)
         self._process = os.getpid()
         self._process_group = process_group

@@ -345,7 +345,7 @@ def test_insteval_quick(tmp_path, ready_noise):
     report = insteval.study(
         table, Laboratory("i", Results(tmp_path / "r.jsonl")), quick=True, held_out=60
     )
-    assert len(report.tables) == 5
+    assert len(report.tables) == 6
     assert {row["method"] for row in report.data if row.get("unit") == "user"} == {
         FTRL, FIXED, AMPLIFIED,
     }  # fmt: skip

@@ -399,7 +399,7 @@ def test_cohorts_beyond_what_the_integers_hold_are_refused() -> None:
         ({"memory": 0}, ValueError, "memory must be an integer in"),
         ({"threads": 0}, ValueError, "threads must be an integer"),
         ({"key": b"short"}, ValueError, "key must be 32 bytes, got 5"),
-        ({"noise_seed": 1.5, "key": None}, TypeError, "seed must be an integer, got float"),
+        ({"noise_seed": 1.5, "key": None}, TypeError, "noise_seed must be an integer, got float"),
         ({"spare_recoveries": -1}, ValueError, "spare_recoveries must be an integer"),
         ({"report_goal": 2**40}, ValueError, r"contributions \+ noise must be at most"),
         (

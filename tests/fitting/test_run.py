@@ -29,7 +29,7 @@ from fitting_cases import (
 from dpftrl_fast import reference
 from dpftrl_fast.accounting import compose
 from dpftrl_fast.convex.glm import fit as glm_fit
-from dpftrl_fast.convex.settings import LOSSES
+from dpftrl_fast.convex.settings import LOSSES, LeastSquaresSettings
 from dpftrl_fast.fitting import FitResult, FitSettings, fit, make_plan
 from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import model_facts
@@ -332,6 +332,17 @@ def test_the_parameter_of_a_loss() -> None:
         with pytest.raises(ValueError, match="loss_param"):
             settings = FitSettings(loss=loss, loss_param=param)
             make_engine(schema, settings, make_plan(schema, settings))
+
+
+def test_an_engine_takes_the_plan_of_its_method_only() -> None:
+    schema = Schema.from_dict(REGRESSION)
+    ftrl, least_squares = FitSettings(), LeastSquaresSettings()
+    for settings, other, expected in (
+        (ftrl, least_squares, "a PrivacyPlan, got LeastSquaresPlan"),
+        (least_squares, ftrl, "a LeastSquaresPlan, got PrivacyPlan"),
+    ):
+        with pytest.raises(TypeError, match=f"plan must be {expected}"):
+            make_engine(schema, settings, make_plan(schema, other))
 
 
 def test_scores_are_those_of_a_plain_computation(tmp_path: Path) -> None:

@@ -370,6 +370,16 @@ def test_wrong_calls(tmp_path: Path) -> None:
         training.run(tmp_path / "third")
 
 
+def test_a_ledger_that_counts_more_steps_than_the_run_is_not_saved(tmp_path: Path) -> None:
+    training = Training()
+    with training.run(tmp_path / "run") as run:
+        training.ledger.record(range(4))
+        with pytest.raises(ValueError, match="ledger must be at step 0, as the run, got step 1"):
+            run.checkpoint()
+        training.ledger.load_state_dict(Training().ledger.state_dict())
+        run.checkpoint()
+
+
 def test_a_step_after_the_folder_was_let_go_is_refused(tmp_path: Path) -> None:
     """It would not be written ahead: a run that goes on from the folder would not know of it."""
     training = Training()

@@ -39,9 +39,6 @@ from dpftrl_fast.mechanisms import Layout
 #: another's.
 Neighbours: TypeAlias = Literal["zero-out", "replace-one"]
 
-# A floor far below every delta in use: `delta` states no other bound because of it.
-_NEGLIGIBLE = 1e-9
-
 
 class PrivacyStatement(ABC):
     """Base of everything that states an epsilon: subclasses define `guarantee`."""
@@ -110,8 +107,7 @@ class PrivacyStatement(ABC):
         """
         given, stated = non_negative("epsilon", epsilon), self.guarantee
         found = stated._delta(given, neighbours)
-        floor = stated.floor(neighbours=neighbours)
-        if stated.otherwise is None or floor < _NEGLIGIBLE or found > 4 * floor:
+        if stated.otherwise is None or found > 4 * stated.floor(neighbours=neighbours):
             return found
         return min(found, stated.other._delta(given, neighbours))
 

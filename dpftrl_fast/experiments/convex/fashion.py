@@ -14,7 +14,7 @@ from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL
 from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
-from dpftrl_fast.experiments.study import Laboratory, Report
+from dpftrl_fast.experiments.study import Laboratory, Report, neighbours_table
 from dpftrl_fast.plots import panels_png
 
 EPSILON = 3.0
@@ -83,6 +83,7 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
         [
             comparison(title, "epochs", scored),
             settings_table("Fashion-MNIST, settings chosen", outcomes),
+            neighbours_table([(EPSILON, DELTA)]),
         ],
         {"convex_fashion_mnist.png": figure},
     )

@@ -25,7 +25,7 @@ from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
 from dpftrl_fast.experiments.results import Values
-from dpftrl_fast.experiments.study import Laboratory, Report, seeded
+from dpftrl_fast.experiments.study import Laboratory, Report, neighbours_table, seeded
 from dpftrl_fast.plots import panels_png
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import Schema
@@ -121,7 +121,11 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
     figure = panels_png([panel("flights, one pass", "epsilon", "held-out $R^2$", drawn, reference)])
     return Report(
         [{"method": "no privacy", "median": bare}, *(s.to_dict("epsilon") for s in scored)],
-        [table, settings_table("Flights, settings chosen", outcomes)],
+        [
+            table,
+            settings_table("Flights, settings chosen", outcomes),
+            neighbours_table((epsilon, DELTA) for epsilon in epsilons),
+        ],
         {"convex_flights.png": figure},
     )
 

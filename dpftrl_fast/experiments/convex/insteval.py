@@ -17,7 +17,7 @@ from dpftrl_fast.experiments.convex.methods import AMPLIFIED, FIXED, FTRL, least
 from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.convex.scoreboard import Scored, comparison, panel, settings_table
 from dpftrl_fast.experiments.convex.tuning import Grid, Run, tuned
-from dpftrl_fast.experiments.study import Laboratory, Report, Table, seeded
+from dpftrl_fast.experiments.study import Laboratory, Report, Table, neighbours_table, seeded
 from dpftrl_fast.plots import panels_png
 
 DELTA = 1e-6
@@ -113,6 +113,7 @@ def study(
         )
         tables.append(comparison(title, "epsilon", errors))
     tables.append(settings_table("InstEval, settings chosen", outcomes))
+    tables.append(neighbours_table((o.run.epsilon, o.run.delta) for o in outcomes))
     figure = panels_png([
         panel(words, "epsilon", "held-out $R^2$", scored[unit], ("no privacy", bare))
         for unit, words in protected.items()

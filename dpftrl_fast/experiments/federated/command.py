@@ -29,7 +29,7 @@ from dpftrl_fast.experiments.federated.search import Found, largest_noise
 from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
 from dpftrl_fast.experiments.federated.tuning import Stage, tuned
 from dpftrl_fast.experiments.fitted import SIZES, Size
-from dpftrl_fast.experiments.study import Laboratory, Progress, Report
+from dpftrl_fast.experiments.study import Laboratory, Progress, Report, neighbours_table
 from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
 #: Name of the experiment and the loader of its data, for a vocabulary of a given size.
@@ -65,6 +65,7 @@ def study(clients: Clients, laboratory: Laboratory, size: Size, plan: Grid) -> R
         noise_table(f"{name}: noise multipliers", fitted),
         settings_table(f"{name}: server rate, client rate, clip norm", fitted),
         *search_tables(name, searches, len(clients)),
+        neighbours_table((one.cell.budget.epsilon, one.cell.budget.delta) for one in fitted),
     ]
     drawn = figure(name, fitted)
     figures = {} if drawn is None else {f"federated_{name.replace('-', '_')}.png": drawn}

@@ -24,7 +24,7 @@ from dpftrl_fast.experiments.images.report import (
     settings_table,
 )
 from dpftrl_fast.experiments.images.tuning import Fitted, tuned
-from dpftrl_fast.experiments.study import Laboratory, Progress, Report, Table
+from dpftrl_fast.experiments.study import Laboratory, Progress, Report, Table, neighbours_table
 
 #: Name of the experiment and the loader of its data, in order.
 IMAGES: Mapping[str, Callable[[Path | None], Images]] = {
@@ -65,6 +65,8 @@ def study(images: Images, laboratory: Laboratory, size: Size) -> Report:
             pairs_table(f"{title}: pairs that the claims are about", group, fitted),
             settings_table(f"{title}: learning rates", fitted),
         ]
+    budgets = [one.cell.budget for _, fitted in parts for one in fitted]
+    tables.append(neighbours_table((each.epsilon, each.delta) for each in budgets))
     return Report(data, tables, figures(name, parts))
 
 
