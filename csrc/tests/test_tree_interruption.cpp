@@ -61,68 +61,80 @@ void same(const std::vector<T>& got, const std::vector<T>& expected) {
   CHECK_SAME_BITS(got.data(), expected.data(), expected.size());
 }
 
-// A run of long calls, each interrupted first at each of these polls.
+// A run of long calls, each interrupted first at each of these polls, in several settings beside one that is not.
 template <class T>
-void interrupted_run(const TreeConfig& c, std::uint64_t far, std::uint64_t end, const std::vector<int>& places) {
-  TreeConfig of_other = c;
+void interrupted_run(const std::vector<TreeConfig>& settings, std::uint64_t far, std::uint64_t end,
+                     const std::vector<int>& places) {
+  TreeConfig of_other = settings.front();
   of_other.threads = 1;
-  Tree<T> tree(c), untouched(of_other);
-  std::vector<T> out(c.size), expected(c.size);
+  of_other.memory.vectors = Memory::kStored;
+  Tree<T> untouched(of_other);
+  std::vector<Tree<T>> trees;
+  for (const TreeConfig& c : settings) trees.emplace_back(c);
+  std::vector<T> out(of_other.size), expected(of_other.size);
   std::size_t interruptions = 0;
   const auto position_kept = [&](auto&& call) {
-    const TreePosition before = tree.position();
-    for (const int at : places) {
-      try {
-        hold = true;
-        call(Poll(StopAt{at}));
-        CHECK(false);
-      } catch (const Stop&) {
-        ++interruptions;
+    for (Tree<T>& tree : trees) {
+      const TreePosition before = tree.position();
+      for (const int at : places) {
+        try {
+          hold = true;
+          call(tree, Poll(StopAt{at}));
+          CHECK(false);
+        } catch (const Stop&) {
+          ++interruptions;
+        }
+        const TreePosition after = tree.position();
+        CHECK_EQ(after.t, before.t);
+        CHECK(after.ends == before.ends);
+        CHECK_EQ(after.last.tree, before.last.tree);
+        CHECK_EQ(after.last.t, before.last.t);
       }
-      const TreePosition after = tree.position();
-      CHECK_EQ(after.t, before.t);
-      CHECK(after.ends == before.ends);
-      CHECK_EQ(after.last.tree, before.last.tree);
-      CHECK_EQ(after.last.t, before.last.t);
     }
   };
   const auto residual = [&] {
     untouched.residual(expected.data(), {});
-    tree.residual(out.data(), {});
-    same(out, expected);
+    for (Tree<T>& tree : trees) {
+      tree.residual(out.data(), {});
+      same(out, expected);
+    }
+  };
+  const auto all = [&](auto&& call) {
+    call(untouched);
+    for (Tree<T>& tree : trees) call(tree);
+  };
+  const auto forget = [&] {  // nothing at hand, so that the next call has all to do
+    for (Tree<T>& tree : trees) tree.set_position(tree.position());
   };
   residual();
   residual();
-  tree.advance_to(far);
-  untouched.advance_to(far);
-  position_kept([&](const auto& poll) { tree.residual(out.data(), poll); });
+  all([&](Tree<T>& tree) { tree.advance_to(far); });
+  position_kept([&](Tree<T>& tree, const Poll& poll) { tree.residual(out.data(), poll); });
   residual();
   residual();
-  position_kept([&](const auto& poll) { tree.prefix(end - 1, out.data(), poll); });
+  position_kept([&](Tree<T>& tree, const Poll& poll) { tree.prefix(end - 1, out.data(), poll); });
   residual();
-  tree.advance_to(end);
-  untouched.advance_to(end);
-  position_kept([&](const auto& poll) { tree.step(out.data(), poll); });
-  tree.step(out.data(), {});
+  all([&](Tree<T>& tree) { tree.advance_to(end); });
+  position_kept([&](Tree<T>& tree, const Poll& poll) { tree.step(out.data(), poll); });
   untouched.step(expected.data(), {});
-  same(out, expected);
-  tree.set_position(tree.position());  // nothing at hand, so that the restart has all to do
-  position_kept([&](const auto& poll) { tree.restart(false, poll); });
-  tree.restart(false, {});
-  untouched.restart(false, {});
+  for (Tree<T>& tree : trees) {
+    tree.step(out.data(), {});
+    same(out, expected);
+  }
+  forget();
+  position_kept([&](Tree<T>& tree, const Poll& poll) { tree.restart(false, poll); });
+  all([](Tree<T>& tree) { tree.restart(false, {}); });
   residual();
-  tree.advance_to(far);
-  untouched.advance_to(far);
-  const bool complete = c.variant == Variant::honaker;  // for vanilla that is one node
-  position_kept([&](const auto& poll) { tree.restart(complete, poll); });
+  all([&](Tree<T>& tree) { tree.advance_to(far); });
+  const bool complete = of_other.variant == Variant::honaker;  // for vanilla that is one node
+  position_kept([&](Tree<T>& tree, const Poll& poll) { tree.restart(complete, poll); });
   residual();
-  tree.set_position(tree.position());
-  position_kept([&](const auto& poll) { tree.residual(out.data(), poll); });  // carry and last value as well
+  forget();
+  position_kept([&](Tree<T>& tree, const Poll& poll) { tree.residual(out.data(), poll); });  // carry and last value too
   residual();
-  tree.restart(true, {});
-  untouched.restart(true, {});
+  all([](Tree<T>& tree) { tree.restart(true, {}); });
   residual();
-  CHECK_EQ(interruptions, 6 * places.size());
+  CHECK_EQ(interruptions, 6 * places.size() * trees.size());
 }
 
 // Cheap nodes, all different.
@@ -130,23 +142,26 @@ std::thread::id caller;
 void fill_cheaply(const NodeStream& s, std::uint64_t first, std::size_t n, double scale, double* out) {
   while (hold && std::this_thread::get_id() != caller) std::this_thread::sleep_for(std::chrono::microseconds(100));
   const std::uint64_t of_node = (s.node ^ (std::uint64_t{s.tree} << 40)) * 0x9e3779b97f4a7c15u >> 40;
-  for (std::size_t i = 0; i < n; ++i) out[i] = scale * static_cast<double>(of_node + (first + i) % 1000);
+  for (std::size_t i = 0; i < n; ++i) out[i] = scale * static_cast<double>(of_node + ((first + i) & 1023));
 }
 
 void interruptions() {
   caller = std::this_thread::get_id();
   NoiseKernels cheap = kScalarKernels;
   cheap.f64.fill = fill_cheaply;
+  std::vector<TreeConfig> few_coordinates, many_tiles;
   for (const std::size_t memory : kMemories) {
-    // Honaker needs many nodes for a jump; vanilla needs many tiles.
-    interrupted_run<float>(config_of(Variant::honaker, memory, 3, 1), 40000, 90001, {1, 2, 1});
-    const std::uint64_t far = (std::uint64_t{1} << 44) - 2, end = (std::uint64_t{1} << 45) - 2;
-    for (const std::size_t threads : {1u, memory <= 1 ? 3u : 1u}) {
-      TreeConfig c = config_of(Variant::vanilla, memory, 1024 * 600, threads);
-      c.kernels = &cheap;
-      interrupted_run<double>(c, far, end, {1});
+    // Honaker needs many nodes for a jump; vanilla, where one vector is kept at most, needs many tiles.
+    few_coordinates.push_back(config_of(Variant::honaker, memory, 3, 1));
+    if (memory > 1 && memory != Memory::kStored) continue;
+    for (const std::size_t threads : {1u, 3u}) {
+      if (memory == Memory::kStored && threads > 1) continue;
+      many_tiles.push_back(config_of(Variant::vanilla, memory, 1024 * 600, threads));
+      many_tiles.back().kernels = &cheap;
     }
   }
+  interrupted_run<float>(few_coordinates, 17000, 34001, {1, 2, 1});
+  interrupted_run<double>(many_tiles, (std::uint64_t{1} << 44) - 2, (std::uint64_t{1} << 45) - 2, {1});
 }
 
 // Polls are counted over sums, so that many short ones are polled too: a carry of thousands of trees.
