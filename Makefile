@@ -13,7 +13,8 @@ export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
 
 BIN := $(VENV)/bin
 ABS_BIN = $(abspath $(BIN))
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported: most of torch's thousands never are.
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check
 CMAKE ?= $(BIN)/cmake
 CTEST ?= $(BIN)/ctest
 CLANG_FORMAT ?= clang-format

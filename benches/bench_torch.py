@@ -5,9 +5,9 @@
 `python benches/bench_torch.py [ROUNDS]` alternates them, which a shared machine asks for, and
 prints the ratios of docs/torch.md.
 
-What is timed comes after clipping: the sum of a batch is there, and the parameters are to be
-written. 10^7 float32 parameters, momentum 0.9, in one tensor and in a thousand; two threads. Costs
-of a tree's steps differ, so a call takes 16 of them, on a tree that goes on.
+What is timed comes after clipping: the sum of a batch is in ``p.grad``, and the parameters are to
+be written. 10^7 float32 parameters, momentum 0.9, in one tensor and in a thousand; two threads.
+Costs of a tree's steps differ, so 16 of them are timed together, on a tree that goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,7 +34,13 @@ warnings.filterwarnings("ignore", message="Secure RNG turned off", category=User
 
 SIZE, BATCH, LR, MOMENTUM, STEPS = 10**7, 256, 0.1, 0.9, 16
 PLAN = PrivacyPlan(1.0, 1.0, accounting.SinglePass(2**16))
-Call = Callable[[], Any]
+
+
+class Call(NamedTuple):
+    """A step, and the assignment of its gradients, which is not timed."""
+
+    step: Callable[[], Any]
+    ready: Callable[[], Any] = lambda: None
 
 
 def model(tensors: int) -> tuple[list[nn.Parameter], list[Tensor]]:
@@ -50,14 +56,15 @@ def ours(tensors: int, threads: int = 2) -> Call:
         parameters, LR, plan=PLAN, batch_size=BATCH, momentum=MOMENTUM, threads=threads
     )
 
-    def steps() -> Tensor:
-        for _ in range(STEPS):
-            for p, total in zip(parameters, sums, strict=True):
-                p.grad = total
-            optimizer.step()
+    def ready() -> None:
+        for p, total in zip(parameters, sums, strict=True):
+            p.grad = total
+
+    def step() -> Tensor:
+        optimizer.step()
         return parameters[0]
 
-    return steps
+    return Call(step, ready)
 
 
 def opacus(tensors: int) -> Call:
@@ -74,16 +81,17 @@ def opacus(tensors: int) -> Call:
         expected_batch_size=BATCH,
     )
 
-    def steps() -> Tensor:
-        for _ in range(STEPS):
-            for p, total in zip(parameters, sums, strict=True):
-                p.summed_grad = total.detach()  # type: ignore[attr-defined]
-            optimizer.add_noise()
-            optimizer.scale_grad()
-            optimizer.original_optimizer.step()
+    def ready() -> None:
+        for p, total in zip(parameters, sums, strict=True):
+            p.summed_grad = total.detach()  # type: ignore[attr-defined]
+
+    def step() -> Tensor:
+        optimizer.add_noise()
+        optimizer.scale_grad()
+        optimizer.original_optimizer.step()
         return parameters[0]
 
-    return steps
+    return Call(step, ready)
 
 
 class StackTree:
@@ -125,26 +133,15 @@ def torch_tree(kind: Callable[[int], Any], tensors: int) -> Call:
     trees = [kind(p.numel()) for p in parameters]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def steps() -> Tensor:
-        for _ in range(STEPS):
-            for i, p in enumerate(parameters):
-                running[i].add_(sums[i])
-                noisy = (running[i] + trees[i].step()).div_(BATCH)
-                velocity[i].mul_(MOMENTUM).add_(noisy)
-                torch.add(start[i], velocity[i], alpha=-LR, out=p.data)
+    def step() -> Tensor:
+        for i, p in enumerate(parameters):
+            running[i].add_(sums[i])
+            noisy = (running[i] + trees[i].step()).div_(BATCH)
+            velocity[i].mul_(MOMENTUM).add_(noisy)
+            torch.add(start[i], velocity[i], alpha=-LR, out=p.data)
         return parameters[0]
 
-    return steps
-
-
-def noise_alone(make: Callable[[], Callable[[], Any]]) -> Call:
-    step = make()
-
-    def steps() -> None:
-        for _ in range(STEPS):
-            step()
-
-    return steps
+    return Call(step)
 
 
 def our_noise(threads: int = 2) -> Callable[[], Any]:
@@ -159,9 +156,9 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Opacus, 1000 tensors": lambda: opacus(1000),
     "torch tree on a stack, 1 tensor": lambda: torch_tree(StackTree, 1),
     "torch tree in place, 1 tensor": lambda: torch_tree(TorchHonaker, 1),
-    "our noise alone": lambda: noise_alone(our_noise),
-    "torch noise on a stack alone": lambda: noise_alone(lambda: StackTree(SIZE).step),
-    "torch noise in place alone": lambda: noise_alone(lambda: TorchHonaker(SIZE).step),
+    "our noise alone": lambda: Call(our_noise()),
+    "torch noise on a stack alone": lambda: Call(StackTree(SIZE).step),
+    "torch noise in place alone": lambda: Call(TorchHonaker(SIZE).step),
 }
 RATIOS = [
     ("DPFTRL, 1 tensor", "Opacus, 1 tensor"),
@@ -192,7 +189,9 @@ def check() -> None:
     with small():
         for name, make in CALLS.items():
             if "alone" not in name:
-                check_normal(make()().detach(), LR / BATCH)
+                call = make()
+                call.ready()
+                check_normal(call.step().detach(), LR / BATCH)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -203,10 +202,22 @@ def test_torch_step(benchmark: Any, name: str) -> None:
     torch.set_num_threads(2)
     try:
         with nullcontext() if benchmark.enabled else small():
-            benchmark.group = f"{STEPS} steps, {SIZE} float32 parameters"
-            benchmark(CALLS[name]())
+            benchmark.group = f"{SIZE} float32 parameters, mean over {STEPS} steps of a tree"
+            call = CALLS[name]()
+            benchmark.pedantic(call.step, setup=call.ready, rounds=STEPS, warmup_rounds=1)
     finally:
         torch.set_num_threads(threads)
+
+
+def timed(call: Call) -> float:
+    """Return the seconds of `STEPS` steps, without the assignments."""
+    total = 0.0
+    for _ in range(STEPS):
+        call.ready()
+        start = time.perf_counter()
+        call.step()
+        total += time.perf_counter() - start
+    return total
 
 
 def main(rounds: int) -> None:
@@ -219,13 +230,11 @@ def main(rounds: int) -> None:
     for pair in RATIOS:
         calls = {name: CALLS[name]() for name in pair}
         for call in calls.values():
-            call()
+            timed(call)
         for _ in range(rounds):
             spent = {}
             for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                spent[name] = time.perf_counter() - start
+                spent[name] = timed(call)
                 times[name].append(spent[name] / STEPS * 1e3)
             ratios[pair].append(spent[pair[0]] / spent[pair[1]])
     for name, found in times.items():
