@@ -78,16 +78,15 @@ def neighbours_table(budgets: Iterable[tuple[float, float]]) -> Table:
     Examples
     --------
     >>> neighbours_table([(8.0, 1e-5), (1.0, 1e-5)]).rows
-    [('1e-05', '1', '2.12'), ('1e-05', '8', '19.17')]
+    [('1e-05', '1', '2.155'), ('1e-05', '8', '19.13')]
     """
     rows: list[tuple[str, ...]] = []
     for epsilon, delta in sorted(set(budgets)):
         other = gaussian_epsilon(noise_multiplier(epsilon, delta, 1), 4, delta)
         rows.append((f"{delta:g}", f"{epsilon:g}", text_up(other)))
     return Table(
-        "Epsilon for a record (or user) replaced by zero, as in the tables, and by another's "
-        "(methods without amplification)",
-        ("delta", "replaced by zero", "replaced by another's"),
+        "Epsilon for both kinds of neighbours, without amplification",
+        ("delta", "zero-out", "replace-one"),
         rows,
     )
 

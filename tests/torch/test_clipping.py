@@ -217,7 +217,7 @@ def worst_change(limit: float, rows: int) -> float:
 @pytest.mark.parametrize("rows", [33, 250, 1025, 4097, 65537])
 def test_the_limit_leaves_room_for_the_rounding_of_the_sum(rows: int) -> None:
     assert worst_change(contribution_limit(1.0, rows), rows) <= 1.0
-    # The usual margin of 2^-20 does not.
+    # The margin of a single gradient, 2^-20, does not.
     assert worst_change(clip_limit(1.0), rows) > 1.0
 
 

@@ -28,10 +28,11 @@ def learning_rate(
     within distance D of zero, D being the radius of the ball, or 1 without one. It assumes the
     worst possible losses, and is often ten times too small.
 
-    "auto" is the largest rate at which two things hold: descent is stable on rows of the declared
-    norm, rate (curvature of the loss) (row bound^2 + constant^2) <= 1, and the noise moves the
-    parameters by at most D in root mean square. Without a row bound, or for losses with corners
-    (hinge, epsilon-insensitive, quantile, linear), stability is unknown, and it is "theory".
+    "auto" is the largest rate at which two things hold: a step on rows of the declared norm does
+    not pass the minimum, rate (curvature of the loss) (row bound^2 + constant^2) <= 1, and the
+    noise moves the parameters by at most D in root mean square. Without a row bound, or for
+    non-smooth losses (hinge, epsilon-insensitive, quantile, linear), there is no such bound, and it
+    is "theory".
 
     With momentum gamma the sums are 1/(1 - gamma) times as large: both rules give (1 - gamma)
     times the rate.

@@ -69,7 +69,7 @@ def best_parameters(
 
     The mean loss is minimised by L-BFGS. Over a ball, bisection finds the weight nu >= 0 of nu/2
     ||theta||^2 at which the minimiser lies on the sphere: the minimiser over the ball (KKT). For
-    losses with corners the result is near the minimum, not at it. `tolerance` is for the gradient,
+    non-smooth losses the result is near the minimum, not at it. `tolerance` is for the gradient,
     and for the norm relative to the radius. The clip norm of the objective is not used.
 
     Examples

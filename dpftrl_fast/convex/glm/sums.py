@@ -16,7 +16,7 @@ from dpftrl_fast.kernels.losses import Loss, MultiLoss
 
 FloatArray = NDArray[np.float64]
 
-#: Bound on the second derivative of a loss in z; losses with corners have none.
+#: Bound on the second derivative of a loss in z; non-smooth losses have none.
 CURVATURE = {"squared": 1.0, "huber": 1.0, "logistic": 0.25, "multinomial": 0.5}
 
 

@@ -4,8 +4,9 @@
 The guarantee is for the change of the *written* sum: with one example's gradient replaced by zero,
 the sums in ``p.grad``, taken as exact numbers and over all parameters together, change by at most
 the clip norm L. Clipping each gradient to L is not enough for that, since the sum is rounded, and
-two sums that differ in one term are rounded differently. A float32 number next to B L carries an
-error of B L 2^-24: with B = 250 that is 15 times the usual margin of 2^-20 L. So
+two sums that differ in one term are rounded differently. The rounding error of a float32 number of
+size B L is up to B L 2^-24: with B = 250 that is 15 times the margin of 2^-20 L by which a single
+gradient is clipped below L. So
 
 - norms, factors and sums are computed in float64, and a sum is rounded to the dtype of ``p.grad``
   once, when it is written;
