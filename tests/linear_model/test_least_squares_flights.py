@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flights: held-out R^2 at epsilon 0.3, 1 and 3, and at steps all over the pass after its first tenth."""
+"""The flights: held-out R^2 at epsilon 0.3, 1 and 3, and at steps after the first tenth."""
 
 from __future__ import annotations
 
