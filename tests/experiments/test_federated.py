@@ -320,16 +320,18 @@ def test_the_command_writes_results_tables_and_figures_and_resumes(small, tmp_pa
     arguments = ("experiment", "federated", "--quick", "--out", tmp_path / "o")
     arguments += ("--only", "shakespeare")
     first = run_json(*arguments)["experiments"]["shakespeare"]
-    again = run_json(*arguments)["experiments"]["shakespeare"]
     # three methods, two epsilons: three rates, two fits; the noise of one, twice; and the search
-    assert first["done"] >= 6 * (3 + 2) + 2 * 2 and again["done"] == 0
-    assert again["rows"] == first["rows"] and len(first["rows"]) >= 6
+    assert first["done"] >= 6 * (3 + 2) + 2 * 2 and len(first["rows"]) >= 6
     assert first["figures"] == ["federated_shakespeare.png"]
     names = {path.name for path in (tmp_path / "o").iterdir()}
     assert names == {"results.jsonl", "shakespeare.md", *first["figures"]}
     assert (tmp_path / "o" / "federated_shakespeare.png").read_bytes()[:8] == PNG
+    before = [(tmp_path / "o" / name).read_bytes() for name in ("results.jsonl", "shakespeare.md")]
     shown = run(*arguments)
     assert "DP-FTRLM" in shown.stdout and "0 new fits" in shown.stdout
+    assert before == [
+        (tmp_path / "o" / name).read_bytes() for name in ("results.jsonl", "shakespeare.md")
+    ]
 
 
 def test_the_table_of_report_goals_is_one_of_the_experiments(tmp_path):

@@ -298,7 +298,7 @@ def small(monkeypatch):
     from dpftrl_fast.experiments.images import tuning as images_tuning
 
     monkeypatch.setattr(images_tuning, "amplified_sigma", lambda *a, **b: 1.0)
-    loaders = {"images-digits": lambda data: small_images()}
+    loaders = {"images-digits": lambda data: small_images(n=52, held_out=10)}
     monkeypatch.setattr(images, "IMAGES", loaders)
 
 

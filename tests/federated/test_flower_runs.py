@@ -53,21 +53,18 @@ def output_of(*command: str, **environment: str) -> str:
     return output
 
 
-def test_killed_processes_leave_the_same_bits() -> None:
-    output = output_of(sys.executable, str(SCRIPT), "10")
-    assert output.splitlines()[-1] == "the same bits"
-
-
 WITHOUT_RAY = """
-import sys
+import runpy, sys
 sys.modules["ray"] = None  # an import of it fails
-from flower_cases import CLIENTS, LocalGrid, by_hand, client_app, model, private, record, same_bits
-same_bits(private().start(LocalGrid(client_app(), CLIENTS), record(model())).arrays, by_hand())
+sys.argv[1:] = [{kills!r}]
+runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-def test_a_run_without_a_simulation_needs_no_ray() -> None:
-    output_of(sys.executable, "-c", WITHOUT_RAY, PYTHONPATH=os.pathsep.join(sys.path))
+def test_killed_processes_leave_the_same_bits_and_need_no_ray() -> None:
+    program = WITHOUT_RAY.format(script=str(SCRIPT), kills="5")
+    output = output_of(sys.executable, "-c", program, PYTHONPATH=os.pathsep.join(sys.path))
+    assert output.splitlines()[-1] == "the same bits"
 
 
 @needs_ray

@@ -173,5 +173,6 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        run("momentum", None, Path(folder) / "warm")  # whatever is compiled or loaded late
+        for kind in KINDS:  # whatever is compiled or loaded late
+            run(kind, None, Path(folder) / kind)
     serve()

@@ -202,7 +202,8 @@ def clipped_sum(
 ) -> None:
     """Set out to the sum over rows of clip(l'(<x, theta>, y) x), x with its constant entry."""
     aligned_theta, total = _aligned_pair(theta.size)
-    aligned_theta[:] = theta
+    for j in range(theta.size):  # a slice brings Numba's message of unlike shapes: slow to compile
+        aligned_theta[j] = theta[j]
     _clipped_sum(X, y, aligned_theta, limit, loss, loss_param, row_bound, constant, total, out)
 
 
