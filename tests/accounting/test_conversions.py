@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.accounting.curve.conversions import best_order, gdp_mu, rdp, zcdp_rho
 
-FAST = settings(max_examples=100, deadline=None, derandomize=True)
+FAST = settings(max_examples=40, deadline=None, derandomize=True)
 SIGMAS = st.floats(-6, 6).map(lambda x: 10.0**x)
 ZETAS = st.one_of(st.integers(1, 2**63), st.floats(1e-6, 1e9))
 ORDERS = st.lists(st.floats(1, 1e6, exclude_min=True), min_size=1, max_size=4)

@@ -30,7 +30,7 @@ def accountants(dp_accounting):
     return {"rdp": dp_accounting.rdp.RdpAccountant, "pld": dp_accounting.pld.PLDAccountant}
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.floats(-6, 6).map(lambda x: 10.0**x), st.one_of(st.integers(1, 2**63), st.floats(1e-6, 1))
 )
@@ -72,8 +72,8 @@ def test_composed_with_a_poisson_sampled_gaussian(dp_accounting, accountants):
     composed = {}
     for name, accountant in accountants.items():
         ours = accountant().compose(run)
-        theirs = accountant().compose(sampled, 1000)
-        both = accountant().compose(run).compose(sampled, 1000)
+        theirs = accountant().compose(sampled, 100)
+        both = accountant().compose(run).compose(sampled, 100)
         composed[name] = both.get_epsilon(DELTA)
         assert composed[name] > max(ours.get_epsilon(DELTA), theirs.get_epsilon(DELTA))
         # Basic composition, delta halved, is never better.
@@ -91,17 +91,17 @@ def test_composed_with_a_sample_of_everything_it_is_gaussian(dp_accounting, acco
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_dpsgd(dp_accounting, accountant):
-    amplified = dpsgd_epsilon(1.1, 0.01, 1000, 1e-5, accountant)
-    plain = unamplified_dpsgd_epsilon(1.1, 10, 1e-5, accountant)
+    amplified = dpsgd_epsilon(1.1, 0.01, 100, 1e-5, accountant)
+    plain = unamplified_dpsgd_epsilon(1.1, 1, 1e-5, accountant)
     assert 0 < amplified < plain
-    assert plain >= acc.epsilon(1.1, 10, 1e-5) * (1 - 1e-9)
-    assert plain == pytest.approx(acc.epsilon(1.1, 10, 1e-5), rel=0.1)
-    everything = dpsgd_epsilon(1.1, 1, 10, 1e-5, accountant)
+    assert plain >= acc.epsilon(1.1, 1, 1e-5) * (1 - 1e-9)
+    assert plain == pytest.approx(acc.epsilon(1.1, 1, 1e-5), rel=0.1)
+    everything = dpsgd_epsilon(1.1, 1, 1, 1e-5, accountant)
     assert everything == pytest.approx(plain, rel=1e-3)
 
 
 def test_pld_is_the_tighter_accountant(dp_accounting):
-    assert dpsgd_epsilon(1.1, 0.01, 1000, 1e-5, "pld") < dpsgd_epsilon(1.1, 0.01, 1000, 1e-5)
+    assert dpsgd_epsilon(1.1, 0.01, 100, 1e-5, "pld") < dpsgd_epsilon(1.1, 0.01, 100, 1e-5)
     exact = acc.epsilon(10.0, 100, 1e-5)
     assert unamplified_dpsgd_epsilon(10.0, 100, 1e-5, "pld") == pytest.approx(exact, rel=1e-3)
 

@@ -20,7 +20,7 @@ from dpftrl_fast.accounting.curve.gaussian_decimal import (
     decimal_noise_multiplier,
 )
 
-FAST = settings(max_examples=150, deadline=None, derandomize=True)
+FAST = settings(max_examples=50, deadline=None, derandomize=True)
 
 MUS = st.floats(-9, 3).map(lambda x: 10.0**x)
 ZETAS = st.one_of(st.integers(1, 2**63), st.floats(1e-3, 1e9))
@@ -59,7 +59,7 @@ def test_the_whole_range_is_certified_and_agrees():
     # The grid's ends and a seeded filling; hardly anything may be left to decimal arithmetic.
     rng = random.Random(7)
     left_open = 0
-    for i in range(300):
+    for i in range(120):
         zeta = rng.choice([1.0, 11.0, float(rng.randrange(1, 10**6)), 2.0**63])
         eps = rng.choice([1e-6, 1e4, 10 ** rng.uniform(-6, 4)])
         delta = rng.choice([1e-300, 1 - 2**-53, 10 ** rng.uniform(-300, 0), rng.random()])
@@ -81,7 +81,7 @@ def test_the_whole_range_is_certified_and_agrees():
             assert value <= delta
             if i % 3 == 2:
                 assert value == decimal_delta(sigma, zeta, eps)
-    assert left_open <= 9
+    assert left_open <= 3
 
 
 @FAST
@@ -163,7 +163,7 @@ def derivatives(x, last):
         return g
 
 
-@pytest.mark.parametrize("x", [2, 2.25, 3, 4.5, 7, 12, 20, 33, 48, 60])
+@pytest.mark.parametrize("x", [2, 2.25, 3, 7, 20, 60])
 def test_the_recurrence_starts_far_enough_out(x):
     # rho_n falls and the weight rises with x: the ends of a short interval bound what is between.
     low, high = mpmath.mpf(x), mpmath.mpf(x) + mpmath.mpf(1) / 64

@@ -13,7 +13,7 @@ from dpftrl_fast import accounting as acc
 
 # The grid of the paper's code.
 GRID = [1 + k / 10 for k in range(1, 100)] + list(range(12, 64))
-FAST = settings(max_examples=60, deadline=None, derandomize=True)
+FAST = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def at_order(order, sigma, zeta, delta, conversion):

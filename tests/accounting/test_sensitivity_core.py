@@ -21,7 +21,7 @@ from dpftrl_fast import _core
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.mechanisms import Tree
 
-FAST = settings(max_examples=150, deadline=None, derandomize=True)
+FAST = settings(max_examples=50, deadline=None, derandomize=True)
 NO_LIMIT = 2**63 - 1
 
 

@@ -32,7 +32,7 @@ from dpftrl_fast.mechanisms import Tree
 
 RADIUS = math.sqrt(128 * math.log(2))
 PAIRS = MAX_COORDINATES // 2
-FAST = settings(max_examples=100, deadline=None, derandomize=True)
+FAST = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def once(nodes):

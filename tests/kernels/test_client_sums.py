@@ -102,7 +102,7 @@ def test_norm_and_integers_at_all_sizes(size: int, dtype: Any) -> None:
 def test_whatever_an_update_holds_it_is_clipped(dtype: Any) -> None:
     rng = np.random.default_rng(3)
     seen = 0
-    for _ in range(300):
+    for _ in range(120):
         size = int(rng.integers(1, 9))
         update = wild(rng, size).astype(dtype)
         if not np.all(np.isfinite(update)):
@@ -121,7 +121,7 @@ def test_whatever_an_update_holds_it_is_clipped(dtype: Any) -> None:
         exact = exact_norm(update)
         assert norm == pytest.approx(float(min(exact, sys.float_info.max)), rel=1e-14, abs=0)
         seen += 1
-    assert seen > 150
+    assert seen > 60
 
 
 @pytest.mark.parametrize("size", [1, 16, 64, 4096, 16_384])

@@ -79,8 +79,7 @@ def test_an_exact_loop_keeps_its_order(exact):
         ftrl_update.project_loop.__wrapped__,
         *(
             functools.partial(ftrl_step.ftrl_loop.__wrapped__, dtype, momentum)
-            for dtype in ("float32", "float64")
-            for momentum in (False, True)
+            for dtype, momentum in (("float32", True), ("float64", False))
         ),
     ],
 )

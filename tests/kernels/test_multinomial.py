@@ -30,7 +30,7 @@ def batch(n, p, outputs, dtype=np.float32, seed=0, zeros=0.3):
 @losses
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_equal_a_loop_over_examples(loss, dtype, sparse):
-    for n, p, outputs in product([1, 2, 3, 4, 5, 9], [1, 7, 8, 33], [2, 3, 10]):
+    for n, p, outputs in product([1, 4, 5, 9], [1, 7, 8, 33], [2, 3, 10]):
         X, y, theta = batch(n, p, outputs, dtype, seed=100 * n + p)
         for clip_norm in (0.5, 1e3):
             expected = oracle(X, y, theta, clip_norm, loss)

@@ -55,11 +55,11 @@ def square_of_change(one: Any, other: Any, weights: Any = None) -> Fraction:
     return sum((w * d * d for w, d in zip(weights, changes, strict=True)), Fraction(0))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @np.errstate(all="ignore")
 def test_gradient_sums(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    for _ in range(250):
+    for _ in range(200):
         p, n, outputs = int(rng.integers(1, 6)), int(rng.integers(1, 9)), int(rng.integers(1, 4))
         dtype = rng.choice([np.float32, np.float64])
         X, y = wild(rng, (n, p)).astype(dtype), wild(rng, n)
@@ -94,7 +94,7 @@ def test_gradient_sums(seed: int) -> None:
 @np.errstate(all="ignore")
 def test_sums_of_outer_products(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    for _ in range(150):
+    for _ in range(75):
         p, n = int(rng.integers(1, 6)), int(rng.integers(1, 9))
         dtype = rng.choice([np.float32, np.float64])
         X, y, csr = wild(rng, (n, p)).astype(dtype), wild(rng, n), sparse_rows(rng, n, p, dtype)

@@ -44,7 +44,7 @@ def call(noise: Any, name: str, *arguments: int) -> bytes:
     return bytes(getattr(noise, name)(*arguments).tobytes())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(stream=STREAM, memory=MEMORY, calls=st.lists(CALL, max_size=25))
 def test_any_calls_give_the_references_values(
     stream: dict[str, Any], memory: Any, calls: list[tuple[Any, ...]]
@@ -57,7 +57,7 @@ def test_any_calls_give_the_references_values(
         assert (noise.t, noise.tree) == (expected.t, expected.tree)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     stream=STREAM,
     memories=st.lists(MEMORY, min_size=2, max_size=4),
@@ -84,7 +84,7 @@ def test_saving_and_loading_anywhere_changes_nothing(
         assert call(noise, name, *arguments) == call(plain, name, *arguments)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     stream=STREAM,
     size=st.integers(2, 60_000),
@@ -105,7 +105,7 @@ def test_any_split_over_any_threads_gives_slices(
         assert np.concatenate([left.residual(), right.residual()]).tobytes() == expected.tobytes()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(stream=STREAM, order=st.permutations(range(1, 16)))
 def test_prefixes_in_any_order(stream: dict[str, Any], order: list[int]) -> None:
     noise = dpf.TreeNoise(3, 1.0, memory="regenerate", threads=1, **stream)

@@ -8,7 +8,7 @@ import importlib
 from types import ModuleType
 
 import pytest
-from package_source import modules
+from package_source import modules, names
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
@@ -36,7 +36,7 @@ def load(parts: tuple[str, ...]) -> ModuleType:
     return importlib.import_module(".".join(("dpftrl_fast", *parts)))
 
 
-@pytest.mark.parametrize("parts", [p for p in modules() if p[-1:] != ("__main__",)], ids=".".join)
+@pytest.mark.parametrize("parts", [p for p in names() if p[-1:] != ("__main__",)], ids=".".join)
 def test_examples(parts: tuple[str, ...]) -> None:
     found = doctest.testmod(load(parts), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.failed == 0

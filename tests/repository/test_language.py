@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from package_source import Module, modules
@@ -30,6 +31,7 @@ def docstrings(module: Module) -> Iterator[tuple[str, str]]:
                 yield f"{module}:{getattr(node, 'name', '')}", text
 
 
+@cache
 def all_docstrings() -> list[tuple[str, str]]:
     found = [pair for module in modules().values() for pair in docstrings(module)]
     assert len(found) > 1000

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import journal_run
+import journal_kills
 import pytest
 from journal_cases import IDENTITY, begun, digests
 from processes import child
@@ -101,111 +97,13 @@ def test_records_cannot_be_swapped_or_taken_from_another_run(tmp_path: Path) -> 
             RunJournal(log.parent, IDENTITY)
 
 
-def killed_at(call: int, after: bool, job: Callable[[], None]) -> bool:
-    """Run a job in a forked process that is killed at its n-th call that changes a disk.
-
-    Returns whether it got as far.
-    """
-    child = os.fork()
-    if child == 0:
-        count = 0
-
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call_it(*args: Any, **kwargs: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == call and not after:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                here = count == call
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    if here:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-            return call_it
-
-        status = 1
-        try:
-            for name in ("write", "fsync", "replace", "ftruncate", "unlink", "mkdir", "open"):
-                setattr(os, name, counted(getattr(os, name)))
-            job()
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
-
-
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("after", [False, True])
-def test_killed_at_every_call_of_the_system(tmp_path: Path, keep: bool, after: bool) -> None:
-    steps, call = 3, 0
-    wanted = journal_run.expected(steps)
-    while True:
-        call += 1
-        folder, released = tmp_path / f"run{call}", tmp_path / f"released{call}"
-
-        def job(folder: Path = folder, released: Path = released) -> None:
-            journal_run.run(folder, released, steps, 2, keep)
-
-        if not killed_at(call, after, job):
-            break
-        job()
-        assert journal_run.releases(released) == {t: {v} for t, v in wanted.items()}
-        names = {path.name for path in folder.iterdir()}
-        assert names == {"lock", "run.json", "checkpoint.npz", "steps-0.log"}
-    assert call > 40
-
-
-def test_killed_at_random_times_and_again(tmp_path: Path) -> None:
-    steps, kills = 300, 6
-    chance = random.Random(5)
-    folder, released = tmp_path / "run", tmp_path / "released"
-    program = [sys.executable, journal_run.__file__, folder, released, str(steps), "7"]
-    for i in range(kills + 1):
-        with child(program, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            if i < kills:
-                time.sleep(chance.uniform(0, 0.1))
-                process.kill()
-            process.wait()
-        assert process.returncode in ((0,) if i == kills else (0, -signal.SIGKILL))
-    assert journal_run.releases(released) == {
-        t: {v} for t, v in journal_run.expected(steps).items()
-    }
-
-
-def test_killed_at_every_call_of_a_restart(tmp_path: Path) -> None:
-    call = 0
-    while True:
-        call += 1
-        folder = begun(tmp_path / f"run{call}", 5, every=2)
-
-        def job(folder: Path = folder) -> None:
-            with RunJournal(folder, IDENTITY) as journal:
-                journal.resume()
-                journal.recover({"step": 4, "key": b"fresh"})
-                journal.write_ahead(5, bytes(32))
-
-        killed = killed_at(call, True, job)
-        with RunJournal(folder, IDENTITY) as journal:
-            state = journal.resume()
-            assert state is not None
-            fresh = state["key"] == b"fresh"
-            # Old key and old log, or new key and new log: never one with the other.
-            assert journal.abandoned == (((1, 5),) if fresh else ())
-            assert journal.start == (5 if fresh else 1)
-            five = bytes(32) if fresh else digests(journal, 5)[4]
-            assert journal.step == 4
-            journal.write_ahead(5, five)
-        if not killed:
-            break
-    assert fresh and call > 8
+@pytest.mark.parametrize("job", ["run", "run keep", "random", "restart"])
+def test_killed_at_every_call_of_the_system_and_at_random_times(tmp_path: Path, job: str) -> None:
+    program = [sys.executable, "-W", "error", journal_kills.__file__, str(tmp_path), *job.split()]
+    with child(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        said = process.communicate()[0]
+    assert process.returncode == 0, said
+    assert said == "all held\n"
 
 
 def test_a_full_disk_refuses_the_step_and_the_run_goes_on_when_there_is_room(

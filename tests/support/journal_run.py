@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small run on a `RunJournal`, as a program that can be killed, and what must hold of it.
+"""A small run on a `RunJournal`, which can be killed anywhere, and what must hold of it.
 
 The "noise" of a step is a hash of a key and the step. Every release is a line in a file: the step
-and the noisy sum. Usage: python journal_run.py FOLDER RELEASED STEPS EVERY [keep]
+and the noisy sum.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +66,3 @@ def releases(released: Path) -> dict[int, set[str]]:
                 step, value = line.split()
                 out.setdefault(int(step), set()).add(value)
     return out
-
-
-if __name__ == "__main__":
-    print("ready", flush=True)
-    run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), len(sys.argv) > 5)

@@ -30,14 +30,23 @@ class Module(NamedTuple):
         return ".".join(self.name) or "__init__"
 
 
+def _files() -> Iterator[tuple[tuple[str, ...], Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        yield parts[:-1] if parts[-1] == "__init__" else parts, path
+
+
+def names() -> list[tuple[str, ...]]:
+    """The names of all modules, without reading them."""
+    return [name for name, _ in _files()]
+
+
 @cache
 def modules() -> dict[tuple[str, ...], Module]:
     """All modules of the package by their names below it; () is the package itself."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        is_package = parts[-1] == "__init__"
-        name = parts[:-1] if is_package else parts
+    for name, path in _files():
+        is_package = path.name == "__init__.py"
         found[name] = Module(name, path, is_package, ast.parse(path.read_text("utf-8")))
     return found
 
