@@ -11,6 +11,9 @@ PYTHON ?= python3
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
 
+# With it, each of the many processes of the tests would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 ABS_BIN = $(abspath $(BIN))
 # Modules are compiled when they are first imported: most of torch's thousands never are.
