@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the results of `torch_ranks`: three processes, whatever asks for them.
+    """Folder with the results of `torch_ranks`: run once, whatever asks for them.
 
     The workers of pytest-xdist share it: the first one that gets the lock runs the processes.
     """
