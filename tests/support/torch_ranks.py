@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -339,12 +340,16 @@ def main(folder: Path) -> None:
     torch.save(alone(), folder / "alone.pt")
     fresh_keys(0, 1)  # so that the loop without momentum is compiled once too
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, folder)) for rank in range(max(WORLDS))]
-    for process in ranks:
+    running = {}
+    for rank in range(max(WORLDS)):
+        process = fork.Process(target=run_rank, args=(rank, folder), daemon=True)
         process.start()
-    for process in ranks:
-        process.join()
-    assert [process.exitcode for process in ranks] == [0] * len(ranks)
+        running[process.sentinel] = process
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)
+            process.join()
+            assert process.exitcode == 0  # the others end with this process
 
 
 @contextmanager
