@@ -44,7 +44,6 @@ def crash_at(step: int) -> Any:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, float]:
-    torch.set_num_threads(1)
     training = Training()
     epsilon = training.train(tmp_path_factory.mktemp("undisturbed") / "run")
     assert epsilon == PLAN.epsilon(DELTA) == training.ledger.epsilon_spent()
