@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A private training, alone or as one rank of several: see `torch_ranks.main`."""
+"""A private training, alone or as one rank of several: see `torch_ranks`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ PLAN = PrivacyPlan(1.0, 2.0, FixedEpochs(3, EPOCHS), mechanism=Tree(restart_ever
 
 def trained(order_seed: int | None, keep: bool, **options: Any) -> dict[str, Any]:
     """Train; return the examples this process had in each step, and the parameters."""
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     data = TensorDataset(torch.randn(ROWS, 4), torch.randint(0, 3, (ROWS,)))
@@ -51,7 +52,6 @@ def trained(order_seed: int | None, keep: bool, **options: Any) -> dict[str, Any
 
 def found(rank: int) -> dict[str, Any]:
     """Train in each group that this rank belongs to."""
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     results = {}
     for name, ranks in GROUPS.items():
         group = None if ranks is None else dist.new_group(ranks)

@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of several ranks, for test_distributed.py and test_make_private_ranks.py.
 
-`start` runs three processes, each of them `python torch_ranks.py RANK FOLDER`. They run all cases
-and write the results of each rank.
+`start` runs `python torch_ranks.py FOLDER`: first what one process alone comes to, then its forks
+are the ranks, which run all cases. Each writes its results.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import private_ranks
 import torch
 import torch.distributed as dist
+from processes import child
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -308,18 +312,44 @@ CASES = [
 ]
 
 
-def main(rank: int, folder: Path) -> None:
-    """Run all cases of the worlds of 1, 2 and 3 ranks that have this one, and a private training.
+def alone() -> dict[str, Any]:
+    """What one process comes to: torch.distributed is not started."""
+    return {
+        "replicas": replicas(0, 1),
+        "residual": residual(0, 1),
+        "private": {keep: private_ranks.trained(5, keep) for keep in (False, True)},
+    }
 
-    One process does all of it, since most of the time goes into importing torch.
-    """
-    torch.set_num_threads(1)
+
+def run_rank(rank: int, folder: Path) -> None:
+    """Run all cases of the worlds that have this rank, and a private training."""
     for world in WORLDS:
         with in_world(rank, world, folder / f"world{world}") as result:
             for case in CASES if rank < world else ():
                 result[case.__name__] = case(rank, world)
     with in_world(rank, private_ranks.WORLD, folder / "private") as result:
         result.update(private_ranks.found(rank))
+
+
+def main(folder: Path) -> None:
+    """Run one process alone, then all ranks.
+
+    The ranks are forks of it: most of the time would go into their imports and first steps.
+    """
+    torch.set_num_threads(1)
+    torch.save(alone(), folder / "alone.pt")
+    fresh_keys(0, 1)  # so that the loop without momentum is compiled once too
+    fork = multiprocessing.get_context("fork")
+    running = {}
+    for rank in range(max(WORLDS)):
+        process = fork.Process(target=run_rank, args=(rank, folder), daemon=True)
+        process.start()
+        running[process.sentinel] = process
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)
+            process.join()
+            assert process.exitcode == 0  # the others end with this process
 
 
 @contextmanager
@@ -343,22 +373,13 @@ def in_world(rank: int, world: int, folder: Path) -> Iterator[dict[str, Any]]:
 
 def start(folder: Path) -> None:
     """Run the ranks to their end; the results are in the folder."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, str(rank), str(folder)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(max(WORLDS))
-    ]
-    try:
-        errors = [process.communicate(timeout=480)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(errors)
+    # Forks must find neither threads nor a device in use.
+    limits = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    program = [sys.executable, "-W", "error", __file__, folder]
+    with child(program, env={**os.environ, **limits}, stderr=subprocess.PIPE, text=True) as process:
+        errors = process.communicate(timeout=480)[1]
+    assert process.returncode == 0, errors
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -104,7 +104,7 @@ class Training:
         else:
             self.optimizer = torch.optim.Adam(weights, 0.1)
             self.noise = ResidualNoise(weights, plan=plan, batch_size=BATCH, noise_seed=11)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.7)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.7)
         self.ledger = TrainingLedger(plan, DELTA)
         sums = Accumulator(weights, FlatClipping(1.0), BATCH, self.ledger)
         sums.attach(self.optimizer, after_sum=None if self.noise is None else self.noise.add_)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of several ranks, made once in a session."""
+"""One thread for small tensors; results of several ranks, made once in a session."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Let torch compute on this thread: idle ones of OpenMP would spin for small tensors."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the results of `torch_ranks`: three processes, whatever asks for them.
+    """Folder with the results of `torch_ranks`: run once, whatever asks for them.
 
     The workers of pytest-xdist share it: the first one that gets the lock runs the processes.
     """

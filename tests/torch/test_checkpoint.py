@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training that is stopped anywhere goes on: same parameters, same epsilon, no noise twice.
-
-About half a minute, most of it for importing torch in several processes.
-"""
+"""A training that is stopped anywhere goes on: same parameters, same epsilon, no noise twice."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,15 +44,47 @@ def crash_at(step: int) -> Any:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, float]:
-    torch.set_num_threads(1)
     training = Training()
     epsilon = training.train(tmp_path_factory.mktemp("undisturbed") / "run")
     assert epsilon == PLAN.epsilon(DELTA) == training.ledger.epsilon_spent()
     return training.parameters(), epsilon
 
 
-@pytest.mark.parametrize(("every", "keep_sums"), [(1, False), (3, False), (100, False), (3, True)])
-@pytest.mark.parametrize("when", ["before_step", "after_step"])
+def check_stops(
+    folder: Path, undisturbed: tuple[Tensor, float], stops: Iterable[int], when: str, **options: Any
+) -> None:
+    """Train in a folder, stopped before or after each of these steps in turn, to the end."""
+    left: dict[int, set[bytes]] = defaultdict(set)
+
+    def note(step: int, noisy: bytes) -> None:
+        left[step].add(noisy)
+
+    for stop in stops:
+        training = Training(left=note)
+        if left:  # what a new process finds in its generators is something else
+            torch.manual_seed(99)
+        with pytest.raises(Crash):
+            training.train(folder, **{when: crash_at(stop)}, **options)
+    training = Training(left=note)
+    torch.manual_seed(99)
+    epsilon = training.train(folder, **options)
+    assert torch.equal(training.parameters(), undisturbed[0])
+    assert epsilon == undisturbed[1]
+    assert sorted(left) == list(range(1, STEPS + 1))
+    assert all(len(values) == 1 for values in left.values())
+
+
+ways_to_stop = pytest.mark.parametrize(
+    ("every", "keep_sums", "when"),
+    [
+        (every, keep_sums, when)
+        for every, keep_sums in ((1, False), (3, False), (100, False), (3, True))
+        for when in ("before_step", "after_step")
+    ],
+)
+
+
+@ways_to_stop
 def test_stopped_at_every_step(
     tmp_path: Path,
     undisturbed: tuple[Tensor, float],
@@ -65,22 +95,25 @@ def test_stopped_at_every_step(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # the machine does not fail here
     options = {"checkpoint_every": every, "keep_sums": keep_sums}
+    # Without a checkpoint all steps are taken again each time.
+    stops = (1, 5, STEPS) if every > STEPS else range(1, STEPS + 1)
+    check_stops(tmp_path / "run", undisturbed, stops, when, **options)
+
+
+@pytest.mark.slow
+@ways_to_stop
+def test_stopped_once_at_any_step(
+    tmp_path: Path,
+    undisturbed: tuple[Tensor, float],
+    monkeypatch: pytest.MonkeyPatch,
+    every: int,
+    keep_sums: bool,
+    when: str,
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    options = {"checkpoint_every": every, "keep_sums": keep_sums}
     for step in range(1, STEPS + 1):
-        left: dict[int, set[bytes]] = defaultdict(set)
-
-        def note(step: int, noisy: bytes, left: dict[int, set[bytes]] = left) -> None:
-            left[step].add(noisy)
-
-        folder = tmp_path / str(step)
-        with pytest.raises(Crash):
-            Training(left=note).train(folder, **{when: crash_at(step)}, **options)
-        training = Training(left=note)
-        torch.manual_seed(99)  # what a new process finds in its generators is something else
-        epsilon = training.train(folder, **options)
-        assert torch.equal(training.parameters(), undisturbed[0])
-        assert epsilon == undisturbed[1]
-        assert sorted(left) == list(range(1, STEPS + 1))
-        assert all(len(values) == 1 for values in left.values())
+        check_stops(tmp_path / str(step), undisturbed, [step], when, **options)
 
 
 @pytest.mark.slow
@@ -370,14 +403,18 @@ def test_wrong_calls(tmp_path: Path) -> None:
         training.run(tmp_path / "third")
 
 
-def test_a_ledger_that_counts_more_steps_than_the_run_is_not_saved(tmp_path: Path) -> None:
+def test_a_ledger_that_counts_more_steps_than_the_run_is_not_saved(
+    tmp_path: Path, undisturbed: tuple[Tensor, float]
+) -> None:
     training = Training()
-    with training.run(tmp_path / "run") as run:
+    words = "ledger must be at step 0, as the run, got step 1"
+    with pytest.raises(ValueError, match=words), training.run(tmp_path / "run") as run:
         training.ledger.record(range(4))
-        with pytest.raises(ValueError, match="ledger must be at step 0, as the run, got step 1"):
+        with pytest.raises(ValueError, match=words):
             run.checkpoint()
-        training.ledger.load_state_dict(Training().ledger.state_dict())
-        run.checkpoint()
+    training = Training()  # finds the folder as it was before
+    training.train(tmp_path / "run")
+    assert torch.equal(training.parameters(), undisturbed[0])
 
 
 def test_a_step_after_the_folder_was_let_go_is_refused(tmp_path: Path) -> None:

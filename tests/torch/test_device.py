@@ -1,31 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise of a GPU: its kernel under Triton's interpreter, and what the compiler makes of it.
 
-About a minute: the interpreter takes a second for what a GPU does in microseconds.
+The interpreter takes half a second for what a GPU does in microseconds.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+
+from triton.runtime import interpreter  # noqa: E402
 
 from dpftrl_fast import reference  # noqa: E402
 from dpftrl_fast.mechanisms import Tree  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
 from dpftrl_fast.plan.planned_noise import PlannedNoise  # noqa: E402
+from dpftrl_fast.reference.stream import POLYNOMIALS  # noqa: E402
+from dpftrl_fast.torch.device import triton_stream  # noqa: E402
 from dpftrl_fast.torch.device.noise import DeviceNoise  # noqa: E402
-from dpftrl_fast.torch.device.stream import Node, Stream  # noqa: E402
+from dpftrl_fast.torch.device.stream import Node, Stream, coefficients  # noqa: E402
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def builtins_are_patched_once() -> Iterator[None]:
+    """Skip what the interpreter does again at each call of a helper, nearly half of its time.
+
+    A kernel's launch replaces the builtins of Triton's modules; a call inside finds none to do.
+    """
+    patch = getattr(interpreter, "_patch_builtin", None)
+    if patch is None:  # another version
+        yield
+        return
+    a_builtin: dict[Any, str | None] = {}
+
+    def once(of: Any, *rest: Any) -> None:
+        if of not in a_builtin:
+            names = (name for name in dir(of) if is_builtin(getattr(of, name)))
+            a_builtin[of] = next(names, None)
+        name = a_builtin[of]
+        if name is not None and is_builtin(getattr(of, name)):
+            patch(of, *rest)
+
+    is_builtin = triton.language.core.is_builtin
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter, "_patch_builtin", once)
+        yield
 
 
 def a_stream(dtype: str, *, offset: int, size: int, rounds: int = 12, purpose: int = 0) -> Stream:
@@ -43,15 +76,24 @@ def a_stream(dtype: str, *, offset: int, size: int, rounds: int = 12, purpose: i
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("offset", "size"), [(0, 256), (300, 50), (5, 1031), (127, 129)])
-def test_nodes_are_those_of_the_reference(dtype: str, offset: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("offset", "size", "level", "index", "tree"),
+    [
+        (0, 256, 0, 0, 0),
+        (300, 50, 3, 5, 70_000),
+        (127, 129, 40, 3, 1),
+        (5, 2050, 2, 1, 2),  # 2048 coordinates are one program's, 256 or 128 a superblock's
+    ],
+)
+def test_nodes_are_those_of_the_reference(
+    dtype: str, offset: int, size: int, level: int, index: int, tree: int
+) -> None:
     stream = a_stream(dtype, offset=offset, size=size)
     out = torch.empty(size, dtype=DTYPES[dtype])
-    for level, index, tree in ((0, 0, 0), (3, 5, 70_000), (40, 3, 1)):
-        stream.add_up(out, tree=tree, node=Node(level, index, None), plain=True)
-        node = {"tree": tree, "level": level, "index": index, "start": offset, "size": size}
-        z = reference.normals(key_of_seed(3), dtype=dtype, **node)
-        assert np.array_equal(out.numpy(), z * z.dtype.type(1.5))
+    stream.add_up(out, tree=tree, node=Node(level, index, None), plain=True)
+    node = {"tree": tree, "level": level, "index": index, "start": offset, "size": size}
+    z = reference.normals(key_of_seed(3), dtype=dtype, **node)
+    assert np.array_equal(out.numpy(), z * z.dtype.type(1.5))
 
 
 @pytest.mark.parametrize(("rounds", "purpose"), [(8, 1), (20, 2)])
@@ -78,7 +120,7 @@ def test_rare_radii_take_their_low_bits_from_the_second_block() -> None:
 
 def pair(**options: Any) -> tuple[PlannedNoise, DeviceNoise]:
     settings = {
-        "layout": Tree(options.pop("variant", "honaker"), 5, complete=True).layout(8),
+        "layout": Tree(options.pop("variant", "honaker"), 3, complete=True).layout(8),
         "seed": 5,
         "offset": 77,
         **options,
@@ -100,8 +142,8 @@ def pair(**options: Any) -> tuple[PlannedNoise, DeviceNoise]:
 )
 def test_a_run_has_the_bits_of_the_cpu(variant: str, memory: Any, dtype: str) -> None:
     on_cpu, on_device = pair(variant=variant, memory=memory, dtype=dtype)
-    for t in range(7):
-        call = "residual" if t % 3 else "step"
+    for t in range(5):  # of a tree of three, which is completed, and of the next
+        call = "residual" if t % 4 else "step"
         expected = getattr(on_cpu, call)()
         assert np.array_equal(expected, getattr(on_device, call)().numpy())
         assert on_device.allocated_vectors <= (4 if memory == "stored" else 3) + 1
@@ -151,53 +193,79 @@ def test_what_cannot_take_the_noise_is_refused_before_the_step(out: Any) -> None
 
 
 COMPILE = """
-import re, struct, sys
-import numpy as np
+import ast, importlib.util, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from dpftrl_fast.reference.stream import POLYNOMIALS
-from dpftrl_fast.torch.device.stream import coefficients
-from dpftrl_fast.torch.device.triton_stream import SCALARS, sum_kernel
 
-dtype = np.dtype(sys.argv[1])
-pointer = {"float32": "*fp32", "float64": "*fp64"}[dtype.name]
-constants = dict(
-    STD=47, HAS_KNOWN=True, HAS_NODE=True, DIFFERENCE=True, DOUBLE=dtype == np.float64, ROUNDS=12,
-    POLYNOMIALS=coefficients(dtype), LANES=128,
-)
-signature = {name: pointer for name in ("out", "base", "keep_average", "keep_sum", "last")}
-signature |= {"table": "*i64", "numbers": pointer}
-signature |= {name: "i32" for name in SCALARS.split()}
-signature |= {name: "constexpr" for name in constants}
-compiled = triton.compile(
-    ASTSource(sum_kernel, signature=signature, constexprs=constants),
-    target=GPUTarget("cuda", 90, 32),
-    options={"enable_fp_fusion": False, "num_warps": 4},
-)
-ptx = compiled.asm["ptx"]
-assert not re.search(r"fma\\.|mad\\.\\S*f(32|64)|ftz|approx", ptx)
-assert re.search(r"sqrt\\.rn\\.f(32|64)", ptx)
-code, letter = ("<I", "0f") if dtype == np.float32 else ("<Q", "0d")
-literals = {int(text[2:], 16) for text in re.findall(letter + r"[0-9A-Fa-f]+", ptx)}
-missing = [
-    value for row in POLYNOMIALS[dtype] for value in row
-    if int.from_bytes(np.array(value, dtype).tobytes(), "little") not in literals | {0}
-]
-print(missing)
+spec = importlib.util.spec_from_file_location("triton_stream", sys.argv[1])
+sys.modules["triton_stream"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+for signature, constants in ast.literal_eval(sys.argv[2]):
+    compiled = triton.compile(
+        ASTSource(module.sum_kernel, signature=signature, constexprs=constants),
+        target=GPUTarget("cuda", 90, 32),
+        options={"enable_fp_fusion": False, "num_warps": 4},
+    )
+    print(compiled.asm["ptx"], end="\\0")
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_compiled_code_neither_fuses_nor_shortens(dtype: str) -> None:
+def a_kernel(dtype: str, absent: tuple[str, ...], **options: Any) -> tuple[Any, Any]:
+    """Return signature and constants of a kernel; the pointers `absent` are None."""
+    pointer = {"float32": "*fp32", "float64": "*fp64"}[dtype]
+    constants = {
+        "STD": 47, "HAS_KNOWN": True, "HAS_NODE": True, "DIFFERENCE": True,
+        "DOUBLE": dtype == "float64", "ROUNDS": 12, "POLYNOMIALS": coefficients(np.dtype(dtype)),
+        "LANES": 128, **dict.fromkeys(absent), **options,
+    }  # fmt: skip
+    signature = dict.fromkeys(("out", "base", "keep_average", "keep_sum", "last"), pointer)
+    signature |= {"table": "*i64", "numbers": pointer}
+    signature |= dict.fromkeys(triton_stream.SCALARS.split(), "i32")
+    return signature | dict.fromkeys(constants, "constexpr"), constants
+
+
+def check_code(ptx: str, dtype: Any) -> None:
+    """Check that code neither fuses nor shortens, and has the polynomials to their last bits."""
+    assert not re.search(r"fma\.|mad\.\S*f(32|64)|ftz|approx", ptx)
+    assert re.search(r"sqrt\.rn\.f(32|64)", ptx)
+    letter = {"float32": "0f", "float64": "0d"}[dtype]
+    literals = {int(text[2:], 16) for text in re.findall(letter + r"[0-9A-Fa-f]+", ptx)}
+    values = np.array([value for row in POLYNOMIALS[np.dtype(dtype)] for value in row], dtype)
+    bits = {int.from_bytes(value.tobytes(), "little") for value in values}
+    assert len(bits) > 10 and bits <= literals | {0}
+
+
+# The compiler takes long for loads and stores. The smaller kernels leave out those without
+# arithmetic, and one of them the averages at hand, so that its difference is of a product.
+STORES = ("keep_average", "keep_sum")
+SMALL = [
+    ("float32", a_kernel("float32", ("base", "last", *STORES), DIFFERENCE=False)),
+    ("float64", a_kernel("float64", ("base", *STORES), HAS_KNOWN=False)),
+]
+LARGE = [
+    *((dtype, a_kernel(dtype, ())) for dtype in DTYPES),
+    ("float32", a_kernel("float32", ("base", *STORES), HAS_KNOWN=False)),
+    ("float64", a_kernel("float64", ("base", "last", *STORES), DIFFERENCE=False)),
+]
+
+
+@pytest.mark.parametrize(
+    "kernels", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)], ids=["small", "large"]
+)
+def test_compiled_code_neither_fuses_nor_shortens(kernels: Any, tmp_path: Path) -> None:
     # The interpreter computes literals in double: only the compiled code shows what they become.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    what = repr([kernel for _, kernel in kernels])
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, dtype],
-        env=environment,
+        [sys.executable, "-c", COMPILE, triton_stream.__file__, what],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    *codes, end = done.stdout.split("\0")
+    assert len(codes) == len(kernels) and end == ""
+    for (dtype, _), ptx in zip(kernels, codes, strict=True):
+        check_code(ptx, dtype)

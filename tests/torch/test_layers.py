@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning"),
 ]
 
-HOOKS, WAYS, ROWS = ["hooks", "functorch"], ["hooks", "functorch", "vmap"], 6
+HOOKS, WAYS, ROWS = ["hooks", "functorch"], ["hooks", "functorch", "vmap"], 4
 
 
 def numbers(*shape: int) -> Callable[[], Tensor]:

@@ -25,18 +25,18 @@ def test_without_noise_it_is_sgd(momentum: float, nesterov: bool, dtype: str) ->
     kind = getattr(torch, dtype)
     ours, theirs = parameters(dtype=kind), parameters(dtype=kind)
     dpftrl = DPFTRL(
-        ours, 0.01, plan=plan_of(200), batch_size=8, momentum=momentum, nesterov=nesterov,
+        ours, 0.01, plan=plan_of(40), batch_size=8, momentum=momentum, nesterov=nesterov,
         dtype=dtype,  # type: ignore[arg-type]
     )  # fmt: skip
     sgd = torch.optim.SGD(theirs, lr=0.01, momentum=momentum, nesterov=nesterov)
-    for t in range(200):
+    for t in range(40):
         gradients(ours, t)
         gradients(theirs, t, 1 / 8)
         dpftrl.step()
         sgd.step()
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-    assert dpftrl.steps_taken == 200
+    assert dpftrl.steps_taken == 40
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
@@ -113,25 +113,25 @@ def test_half_precision_parameters_have_float32_sums(half: torch.dtype) -> None:
     if not hasattr(p, "grad_dtype"):
         pytest.skip("this torch has no grad_dtype")
     p.grad_dtype = torch.float32
-    dpftrl = DPFTRL([p], 1.0, plan=plan_of(1000), batch_size=1)
-    for _ in range(1000):
-        p.grad = torch.full((3,), 1e-4)  # lost if added to 1 in half precision
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(200), batch_size=1)
+    for _ in range(200):
+        p.grad = torch.full((3,), 2e-4)  # lost if added to 1 in half precision
         dpftrl.step()
-    assert torch.equal(p.detach(), torch.full((3,), 0.9).to(half))
+    assert torch.equal(p.detach(), torch.full((3,), 0.96).to(half))
 
 
 def test_float32_sums_keep_what_their_roundings_lose() -> None:
     p = nn.Parameter(torch.zeros(1))
-    dpftrl = DPFTRL([p], 1.0, plan=plan_of(2025), batch_size=1)
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(165), batch_size=1)
     p.grad = torch.tensor([2.0**24])
     dpftrl.step()
-    for _ in range(1000):
+    for _ in range(100):
         p.grad = torch.tensor([0.5])
         dpftrl.step()
-    for _ in range(1024):
-        p.grad = torch.tensor([-(2.0**14)])
+    for _ in range(64):
+        p.grad = torch.tensor([-(2.0**18)])
         dpftrl.step()
-    assert p.item() == -500.0
+    assert p.item() == -50.0
 
 
 def test_a_parameter_without_gradient_gets_its_noise() -> None:
@@ -222,10 +222,10 @@ def closed_form(steps: int, every: int, momentum: float, nesterov: bool) -> floa
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_the_variance_is_the_closed_form(momentum: float, nesterov: bool) -> None:
-    steps, every, sigma, rate, batch, size = 11, 4, 2.0, 0.5, 10, 200
+    steps, every, sigma, rate, batch, size, runs = 11, 4, 2.0, 0.5, 10, 1000, 40
     plan = plan_of(steps, sigma, mechanism=Tree(restart_every=every))
     samples = []
-    for seed in range(200):
+    for seed in range(runs):
         p, q = nn.Parameter(torch.zeros(size // 2)), nn.Parameter(torch.zeros(size // 2))
         dpftrl = DPFTRL(
             [p, q], rate, plan=plan, batch_size=batch, momentum=momentum, nesterov=nesterov,
@@ -237,7 +237,7 @@ def test_the_variance_is_the_closed_form(momentum: float, nesterov: bool) -> Non
         samples.append(torch.cat([p.detach(), q.detach()]).double())
     found = torch.stack(samples).square().mean().item()
     expected = (rate / batch * sigma) ** 2 * closed_form(steps, every, momentum, nesterov)
-    deviation = math.sqrt(2 / (200 * size))
+    deviation = math.sqrt(2 / (runs * size))
     assert abs(found / expected - 1) < 4 * deviation
     assert abs(found / (expected * 0.97**2) - 1) > 4 * deviation
 
