@@ -66,8 +66,8 @@ LONG_FILES = {
 
 
 # The tests of a file share its fixtures, so one worker of pytest-xdist runs them all; but for
-# these, whose tests are long and share nothing.
-SPLIT_FILES = {"torch/test_checkpoint.py", "torch/test_device.py"}
+# this one, whose tests are long and share nothing.
+SPLIT_FILES = {"torch/test_device.py"}
 
 
 @pytest.hookimpl(tryfirst=True)
