@@ -7,6 +7,7 @@ Starting the cluster takes most of the time of this file.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -30,15 +31,28 @@ each_estimator = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 PARAMETERS = ("coef_", "intercept_", "coef_average_", "coef_tail_")
 
 
+@contextlib.contextmanager
+def imported(*modules):
+    """Have forks of multiprocessing begin with these modules; Dask's own list is longer."""
+    distributed.utils.get_mp_context()  # sets its list once
+    multiprocessing.set_forkserver_preload([*modules])
+    yield
+
+
 @pytest.fixture(scope="module")
 def client():
-    """Two processes with a thread each; tests without it use Dask's threads."""
+    """Two processes with a thread each; tests without it use Dask's threads.
+
+    They are forks of one process that has imported all, and so is one that replaces a dead one.
+    """
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     patience = {
         f"distributed.comm.timeouts.{name}": "300s" for name in ("connect", "tcp")
     }  # of a busy machine
+    method = {"distributed.worker.multiprocessing-method": "forkserver"}
     with (
-        dask.config.set(patience),
+        dask.config.set({**patience, **method}),
+        imported("distributed", "dask.array", "dask.dataframe", _dask.__name__),
         distributed.LocalCluster(host="127.0.0.1", **options) as cluster,
         distributed.Client(cluster, set_as_default=False) as given,
     ):
