@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,19 @@ LONG_FILES = {
 # The tests of a file share its fixtures, so one worker of pytest-xdist runs them all; but for
 # this one, whose tests are long and share nothing.
 SPLIT_FILES = {"torch/test_device.py"}
+
+
+# Modules and thousands of tests stay to the end: searching them for garbage would take half of the
+# time of collection.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)
