@@ -127,7 +127,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "epsilon, replace-one": f"{rounded_up(plan.replace_one(delta))}  "
         f"(one {unit} replaced by another)",
         "delta": f"{short_up(delta)}  (of which {text_up(plan.guarantee.at(delta).floor())} for "
-        "the finite tail of the noise)",
+        "the noise's finite tail)",
     }
     if isinstance(plan, LeastSquaresPlan):
         sigmas = f"{plan.bias.noise_multiplier:.6g} and {plan.covariance.noise_multiplier:.6g}"

@@ -100,8 +100,8 @@ def epsilons(noise_multiplier: float, exact: int | float, released: int | float)
     Examples
     --------
     >>> found = epsilons(1.49, 45, 45)
-    >>> round(found["rdp"], 2), round(found["exact"], 2)
-    (32.52, 30.85)
+    >>> fixed_up(found["rdp"], 2), fixed_up(found["exact"], 2)
+    ('32.53', '30.86')
     """
     zetas = {"rdp": exact, "exact": exact, "released": released}
     return {name: _epsilon(noise_multiplier, zetas[name], name) for name, _ in _ACCOUNTANTS}
