@@ -6,6 +6,7 @@ python examples/images.py [epochs] [images]     (apt-get install dataset-fashion
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -20,6 +21,12 @@ from dpftrl_fast.torch.make_private import make_private
 
 # torch warns of hooks on layers whose inputs need no gradient; that is intended here.
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+
+def up(epsilon: float) -> str:
+    """Return an epsilon with three decimals, rounded up."""
+    return f"{math.ceil(1000 * epsilon) / 1000:.3f}"
+
 
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 training_images = int(sys.argv[2]) if len(sys.argv) > 2 else 60_000
@@ -60,11 +67,11 @@ for epoch in range(1, epochs + 1):
         optimizer.step()
         if sys.stdout.isatty() or step == steps:
             bar = ("#" * (30 * step // steps)).ljust(30, ".")
-            so_far = f"progress in epsilon {ledger.epsilon_so_far():.2f}"
+            so_far = f"progress in epsilon {up(ledger.epsilon_so_far())}"
             print(f"\repoch {epoch}/{epochs} [{bar}] {so_far}", end="", flush=True)
     with torch.no_grad():
         accuracy = (network(test_x).argmax(1) == test_y).float().mean()
     print(f", test accuracy {accuracy:.3f} after {time.monotonic() - begun:.0f} s")
 replaced = ledger.epsilon_spent(neighbours="replace-one")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}", end=" ")
-print(f"(replace-one {replaced:.3f})")
+print(f"epsilon of the run: {up(ledger.epsilon_spent())} at delta {ledger.target_delta}", end=" ")
+print(f"(replace-one {up(replaced)})")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -13,6 +14,12 @@ from dpftrl_fast.torch import make_private
 
 # torch warns of hooks on layers whose inputs need no gradient; that is intended here.
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+
+def up(epsilon: float) -> str:
+    """Return an epsilon with three decimals, rounded up."""
+    return f"{math.ceil(1000 * epsilon) / 1000:.3f}"
+
 
 torch.set_num_threads(1)  # the layers are too small for more
 torch.manual_seed(0)  # public: the data of an example, and the first weights
@@ -41,5 +48,5 @@ for epoch in range(epochs):
         correct = (network(test[0]).argmax(1) == test[1]).float().mean()
     print(f"epoch {epoch + 1} of {epochs}: accuracy on test data {correct:.3f}")
 replaced = ledger.epsilon_spent(neighbours="replace-one")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta {ledger.target_delta}", end=" ")
-print(f"(replace-one {replaced:.3f})")
+print(f"epsilon of the run: {up(ledger.epsilon_spent())} at delta {ledger.target_delta}", end=" ")
+print(f"(replace-one {up(replaced)})")

@@ -4,11 +4,19 @@
 `python examples/sgd_with_residuals.py`
 """
 
+import math
+
 import torch
 
 import dpftrl_fast as dpf
 
 ROWS, FEATURES, BATCH, CLIP_NORM, LEARNING_RATE = 51_200, 20, 256, 1.0, 0.5
+
+
+def up(epsilon: float) -> str:
+    """Return an epsilon with three decimals, rounded up."""
+    return f"{math.ceil(1000 * epsilon) / 1000:.3f}"
+
 
 torch.manual_seed(0)  # for the made-up data only; the noise has its own key
 truth = torch.randn(FEATURES)
@@ -32,5 +40,5 @@ for x_batch, y_batch in zip(X.split(BATCH), y.split(BATCH), strict=True):
 
 error = (weights - truth).norm() / truth.norm()
 replaced = plan.epsilon(1e-6, neighbours="replace-one")
-print(f"epsilon {plan.epsilon(1e-6):.3f} at delta 1e-6 (replace-one {replaced:.3f})")
+print(f"epsilon {up(plan.epsilon(1e-6))} at delta 1e-6 (replace-one {up(replaced)})")
 print(f"relative error of the weights {error:.3f}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.cli.output import (
     facts_table,
     guarantee_facts,
@@ -131,7 +132,7 @@ def _measure(
         reference=measured.get(_RIDGE),
         metric=metric_name(result.schema),
         title=f"epsilon {rounded_up(result.epsilon(delta))} (replace-one "
-        f"{rounded_up(result.replace_one(delta))}), delta {delta:g}"
+        f"{rounded_up(result.replace_one(delta))}), delta {short_up(delta)}"
         + (" (reproducible, not private)" if result.reproducible else ""),
     )
     return measured, {"learning_curve.png": png}

@@ -108,13 +108,14 @@ def rounded_up(value: float | None, digits: int = 4) -> str:
     """
     if value is None:
         return "none can be stated at this delta"
-    scale = 10**digits
-    text = f"{value:.{digits}f}"
-    return text if float(text) >= value else f"{(int(value * scale) + 1) / scale:.{digits}f}"
+    from dpftrl_fast.accounting.curve.rounding import fixed_up
+
+    return fixed_up(value, digits)
 
 
 def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, Any]:
     """Return the guarantee of a plan in words; neighbours differ in one ``unit``."""
+    from dpftrl_fast.accounting.curve.rounding import short_up, text_up
     from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
     from dpftrl_fast.plan.plan_text import participation_words
 
@@ -125,8 +126,8 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",
         "epsilon, replace-one": f"{rounded_up(plan.replace_one(delta))}  "
         f"(one {unit} replaced by another)",
-        "delta": f"{delta:g}  (of which {plan.guarantee.at(delta).floor():.1e} for the finite tail "
-        "of the noise)",
+        "delta": f"{short_up(delta)}  (of which {text_up(plan.guarantee.at(delta).floor())} for "
+        "the noise's finite tail)",
     }
     if isinstance(plan, LeastSquaresPlan):
         sigmas = f"{plan.bias.noise_multiplier:.6g} and {plan.covariance.noise_multiplier:.6g}"

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from dpftrl_fast._validate import integer
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
 from dpftrl_fast.cli.options import Budget, Delta, Force, Json
 from dpftrl_fast.cli.output import (
@@ -227,6 +228,7 @@ def _figure(table: ScheduleTable, plan: PrivacyPlan) -> bytes:
     return error_curves_png(
         curves,
         ylabel=f"std of the noise in the {total} (clip norms)",
-        title=f"epsilon {best.epsilon:g} (replace-one {replace_one}) at delta {best.delta:g}",
+        title=f"epsilon {short_up(best.epsilon)} (replace-one {replace_one}) at delta "
+        f"{short_up(best.delta)}",
         legend="restart every .. : rms over the steps",
     )

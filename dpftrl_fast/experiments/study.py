@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dpftrl_fast.accounting.curve.gaussian import epsilon as gaussian_epsilon
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier
-from dpftrl_fast.accounting.curve.rounding import text_up
+from dpftrl_fast.accounting.curve.rounding import short_up, text_up
 from dpftrl_fast.experiments.results import Results, Setting, Values
 
 #: Maps a title to a context that gives a callback (done, total), or None.
@@ -69,7 +69,7 @@ def grid_table(title: str, axis: str, cells: Sequence[tuple[str, float, str]]) -
         (name, *(texts.get((name, column), "") for column in columns))
         for name in dict.fromkeys(name for name, _, _ in cells)
     ]
-    return Table(title, ("", *(f"{axis} {column:g}" for column in columns)), rows)
+    return Table(title, ("", *(f"{axis} {short_up(column)}" for column in columns)), rows)
 
 
 def neighbours_table(budgets: Iterable[tuple[float, float]]) -> Table:
@@ -83,7 +83,7 @@ def neighbours_table(budgets: Iterable[tuple[float, float]]) -> Table:
     rows: list[tuple[str, ...]] = []
     for epsilon, delta in sorted(set(budgets)):
         other = gaussian_epsilon(noise_multiplier(epsilon, delta, 1), 4, delta)
-        rows.append((f"{delta:g}", f"{epsilon:g}", text_up(other)))
+        rows.append((short_up(delta), short_up(epsilon), text_up(other)))
     return Table(
         "Epsilon for both kinds of neighbours, without amplification",
         ("delta", "zero-out", "replace-one"),

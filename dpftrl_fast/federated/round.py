@@ -27,7 +27,8 @@ class Round:
         From 1.
     token : str
         Identifies run and round of an update; public. Clients receive it with the model and send it
-        back.
+        back. A round that is begun again has the same one: replies to an earlier attempt, which are
+        of the same model, count for those who are in the new cohort, once each.
     cohort : tuple of int or str
         The clients that train, as they were named.
     turned_away : dict of client to str

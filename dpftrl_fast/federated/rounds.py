@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import choice, float_dtype, positive_integer
+from dpftrl_fast._validate import choice, flag, float_dtype, positive_integer
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import Client
@@ -134,6 +134,7 @@ class PrivateRounds(Stated):
         noise_seed: Seed = None,
         key: bytes | None = None,
     ) -> None:
+        recover, allow_fork = flag("recover", recover), flag("allow_fork", allow_fork)
         if noise_seed is not None and key is not None:
             raise ValueError("expected a noise_seed or a key, got both")
         if clipping is not None and (spare_recoveries or recover):
@@ -327,6 +328,10 @@ class PrivateRounds(Stated):
             self._members = cohort.members
             self._sums.sums.clear()
             number = self._rounds_done + 1
+            # A round that was abandoned, or open when the program was killed, begins again with the
+            # same token, so that clients which train already need not train twice. A late reply is
+            # as good as one to the new attempt: it is of the same model and clip norm, it counts
+            # for members of the new cohort only, once each, and no update of the old one was kept.
             self._round = Round(
                 number,
                 f"{self._run}-{number}",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import choice, positive_integer
+from dpftrl_fast._validate import choice, flag, positive_integer
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdate
 from dpftrl_fast.federated.round import Round
@@ -123,6 +123,7 @@ class ServerDPFTRL(Stated):
             raise ValueError("parameters must be finite, got NaN or infinity")
         self._every = positive_integer("checkpoint_every", checkpoint_every)
         self._update: ServerUpdate
+        nesterov = flag("nesterov", nesterov)
         if optimizer != "adam" and (*betas, eps) != (0.9, 0.99, 1e-3):
             raise ValueError(
                 "betas and eps are settings of 'adam', got them with another optimizer"

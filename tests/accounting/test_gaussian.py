@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.accounting.curve.hockey_stick import hockey_stick, mills_ratio
-from dpftrl_fast.accounting.curve.rounding import smallest_double
+from dpftrl_fast.accounting.curve.rounding import fixed_up, short_up, smallest_double, text_up
 
 
 def true_delta(sigma, zeta, eps):
@@ -274,3 +274,19 @@ def test_the_message_for_nan():
         match=r"^noise_multiplier must be a number >= 0 \(infinity allowed\), got nan$",
     ):
         acc.epsilon(math.nan, 11, 1e-6)
+
+
+@pytest.mark.parametrize("power", [-300, -9, -1, 0, 3, 17])
+def test_texts_of_privacy_losses_are_never_below_them(power: int) -> None:
+    rng = np.random.default_rng(abs(power))
+    for x in (rng.uniform(1.0, 10.0, 200) * 10.0**power).tolist():
+        assert float(text_up(x)) >= x
+        assert x <= float(short_up(x)) <= x * 1.001
+        for digits in (0, 2, 4):
+            # To a digit; where a double has no such digit any more, to the next double.
+            assert x <= float(fixed_up(x, digits)) <= x + 10.0**-digits + abs(x) * 2.0**-51
+    assert [fixed_up(x, 2) for x in (0.0, 4.11, 0.1, 9.995)] == ["0.00", "4.11", "0.10", "10.00"]
+    assert [fixed_up(x, 2) for x in (1.0000001, 1e-9, float("inf"))] == ["1.01", "0.01", "inf"]
+    assert [short_up(x) for x in (0.0, 0.1, 8.0, 18.71, 2.0000001)] == [
+        *("0", "0.1", "8", "18.71", "2.001"),
+    ]

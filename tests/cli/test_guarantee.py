@@ -13,6 +13,8 @@ from tree_options import with_tree
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.cli import plan as cli_plan
+from dpftrl_fast.cli.output import guarantee_facts
 from dpftrl_fast.cli.patterns import read_order
 from dpftrl_fast.plots import Curve, error_curves_png
 
@@ -231,6 +233,22 @@ def test_plan_saves_a_row_and_a_figure(tmp_path: Path) -> None:
     facts = run_json(*options, "--force", "--rank-by", "smoothed")
     assert (facts["row"], facts["out"], facts["plot"]) == (1, str(out), str(png))
     assert PrivacyPlan.load(out) == PrivacyPlan.from_schedule(table.best, clip_norm=1.0)
+
+
+def test_the_title_of_the_figure_is_no_lower_than_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    titles = []
+    monkeypatch.setattr(
+        cli_plan, "error_curves_png", lambda *_, title, **__: titles.append(title) or b""
+    )
+    table = acc.plan_schedule(2.0000001, 1.0000001e-6, 4, 2)
+    cli_plan._figure(table, PrivacyPlan.from_schedule(table.best, clip_norm=1.0))
+    assert titles[0].startswith("epsilon 2.001 (replace-one ")
+    assert titles[0].endswith("at delta 1.001e-06")
+    assert str(table).startswith("epsilon 2.001 at delta 1.001e-06 ")
+    found = guarantee_facts(PrivacyPlan(1.0, 4.0, acc.SinglePass(4)), 1.0000001e-6)
+    assert found["delta"].startswith("1.001e-06  (of which ")
 
 
 @pytest.mark.parametrize(

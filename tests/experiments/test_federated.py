@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -279,6 +280,13 @@ def test_more_clients_with_as_much_noise_on_the_mean_cost_less():
     first, second = search_tables("demo", [found], 1242)
     assert len(first.rows) == 1 and len(second.rows) == len(federated_report._FACTORS)
     assert search_tables("demo", [], 1242) == []
+    # No printed epsilon is below the one that it stands for.
+    low = found._replace(cell=Cell(found.cell.method, replace(budget, epsilon=4.3541)))
+    first, second = search_tables("demo", [low], 1242)
+    assert first.rows[0][-1] == "4.36"
+    exact = epsilons_at_goals(found, 1242, federated_report._FACTORS)
+    for row, facts in zip(second.rows, exact, strict=True):
+        assert facts["epsilon"] <= float(row[-1]) < facts["epsilon"] + 0.01
 
 
 def test_claims_say_in_a_word_what_differs():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,22 @@ def test_the_tables_and_the_figure(report):
         assert "| exact | released |" in table.markdown()
     assert [*figures] == ["federated_report_goals.png"]
     assert figures["federated_report_goals.png"].startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_no_figure_but_the_papers_own_is_below_its_epsilon(report):
+    data = report[0].data
+    rows = [row for table in report[0].tables for row in table.rows]
+    for values, row in zip(data, rows, strict=True):
+        for text, name in zip(row[-2:], ("exact", "released"), strict=True):
+            assert values[name] <= float(text) < values[name] + 0.01
+    assert all(table.heading[-3].endswith("to nearest") for table in report[0].tables)
+
+
+def test_the_docs_have_the_tables_of_the_code(report):
+    text = (Path(__file__).parents[2] / "docs" / "federated.md").read_text()
+    for table in report[0].tables:
+        for row in table.rows:
+            assert f"| {' | '.join(row)} |" in text
 
 
 def test_a_second_run_takes_everything_from_the_results(report):

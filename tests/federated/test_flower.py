@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.federated.flower import DPFTRLMod, DPFTRLStrategy, dpftrl_mod
+from dpftrl_fast.federated.flower.mod import _clip
 from dpftrl_fast.federated.flower.wrapped import StrategyUpdate
 from dpftrl_fast.federated.sums.layout import ModelLayout
+from dpftrl_fast.rounding import clip_limit
 
 # ---- The step ----
 
@@ -193,6 +196,59 @@ def test_metrics_functions_of_ones_own_do_not_meet_the_synthetic_reply() -> None
 # ---- Metrics ----
 
 
+CLIPPED = {
+    "a square overflows": [np.array([1e160, 3.0])],
+    "the sum of squares overflows": [np.full(4, 1e154)],
+    "the largest float64": [np.array([np.finfo(np.float64).max] * 3)],
+    "the largest float32": [np.array([np.finfo(np.float32).max] * 4, np.float32)],
+    "float16": [np.array([60000.0, 3.0], np.float16), np.array(2.0, np.float16)],
+    "two dtypes": [np.array([1e200]), np.array([1e30, 1e-45], np.float32)],
+    "nothing and one": [np.zeros(0), np.array([2.0])],
+    "just above": [np.full(1000, np.float32(1.0 / 1000**0.5) * np.float32(1 + 2e-6), np.float32)],
+}
+
+
+def true_norm(update: dict[str, Any]) -> Fraction:
+    """Return the squared norm, exactly."""
+    return sum(
+        (Fraction(float(x)) ** 2 for array in update.values() for x in np.asarray(array).ravel()),
+        Fraction(0),
+    )
+
+
+@pytest.mark.parametrize("norm", [1.0, 1e-100, 1e-44, 1e100, 1e30], ids=str)
+@pytest.mark.parametrize("parts", CLIPPED.values(), ids=list(CLIPPED))
+def test_no_finite_update_is_sent_above_the_clip_norm(parts: list[Any], norm: float) -> None:
+    update = {f"w{k}": array.copy() for k, array in enumerate(parts)}
+    before = true_norm(update)
+    _clip(update, clip_limit(norm))
+    assert true_norm(update) <= Fraction(norm) ** 2
+    assert [a.dtype for a in update.values()] == [a.dtype for a in parts]
+    assert [a.shape for a in update.values()] == [a.shape for a in parts]
+    if before <= Fraction(clip_limit(norm)) ** 2:
+        assert all(np.array_equal(a, b) for a, b in zip(update.values(), parts, strict=True))
+    elif norm == 1.0:  # by no more than to the limit
+        assert true_norm(update) > Fraction(1 - 2e-3) ** 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_subnormal_update_is_clipped_or_sent_as_it_is(dtype: Any) -> None:
+    tiny = np.full(5, np.finfo(dtype).smallest_subnormal)
+    update = {"w": tiny.copy()}
+    _clip(update, clip_limit(1e-45))
+    assert true_norm(update) <= Fraction(1e-45) ** 2
+    _clip(again := {"w": tiny.copy()}, clip_limit(1.0))
+    assert np.array_equal(again["w"], tiny)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_of_an_update_that_is_not_finite_only_that_is_sent(value: float) -> None:
+    update = {"a": np.array([value, 1e9]), "b": np.array([7.0], np.float32), "c": np.zeros(())}
+    _clip(update, clip_limit(1.0))
+    assert all(np.isnan(array).all() for array in update.values())
+    assert update["b"].dtype == np.float32 and update["c"].shape == ()
+
+
 def test_nothing_of_the_clients_is_reported_unless_asked_for() -> None:
     grid = LocalGrid(client_app(), CLIENTS)
     strategy = private(FedAvg(fraction_evaluate=1.0))
@@ -206,10 +262,8 @@ def test_nothing_of_the_clients_is_reported_unless_asked_for() -> None:
         "epsilon_replace_one",
         "delta",
         "report_goal",
+        "asked",
         "turned_away",
-        "accepted (not private)",
-        "refused (not private)",
-        "missing (not private)",
     }
     assert metrics["round"] == 2
     assert metrics["epsilon_spent"] == every_round().epsilon(1e-5) == strategy.epsilon_spent()

@@ -261,7 +261,7 @@ def test_a_bad_reply_is_an_empty_slot(change: Callable[[Message], Any], why: str
         return replies
 
     grid = LocalGrid(client_app(), CLIENTS, order=spoil)
-    strategy = private(plan=every_round(2))
+    strategy = private(plan=every_round(2), report_metrics=True)
     result = strategy.start(grid, record(model()))
     for n in (1, 2):
         assert list(strategy.refused[n]) == [2]
@@ -304,7 +304,7 @@ def test_replies_of_another_round_of_strangers_and_double_ones_are_refused() -> 
 
     for mods in ((), (dpftrl_mod,)):
         kept.clear()
-        strategy = private(plan=every_round(3))
+        strategy = private(plan=every_round(3), report_metrics=True)
         result = strategy.start(
             LocalGrid(client_app(mods=mods), CLIENTS, order=more), record(model())
         )

@@ -67,7 +67,8 @@ def test_a_disk_that_is_full_for_a_while(what: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_lost_attempt_refused_is_not_counted_in_the_next() -> None:
-    grid, strategy = LocalGrid(client_app(), CLIENTS), private(plan=every_round(1))
+    grid = LocalGrid(client_app(), CLIENTS)
+    strategy = private(plan=every_round(1), report_metrics=True)
 
     def lost(replies: list[Message]) -> Any:
         if "arrays" not in replies[0].content:
@@ -357,7 +358,7 @@ def test_an_error_of_flowers_own_is_that_of_the_node_it_speaks_for() -> None:
         return [flowers_error(sent[k].metadata) for k in (0, 1)] + replies[2:]
 
     grid = LocalGrid(client_app(), CLIENTS, order=gone)
-    strategy = private(plan=every_round(1))
+    strategy = private(plan=every_round(1), report_metrics=True)
     result = strategy.start(grid, record(model()))
     assert len(strategy.refused[1]) == 2
     assert set(strategy.refused[1]) < set(range(CLIENTS))
@@ -384,6 +385,87 @@ def test_what_made_a_slot_empty_is_what_is_said() -> None:
     strategy = private(plan=every_round(1))
     strategy.start(grid, record(model()))
     assert strategy.refused == {1: {0: "update must be finite, got NaN or infinity"}}
+
+
+@pytest.mark.parametrize("spoilt", ["a value", "no answer", "an error"])
+def test_no_log_and_no_metric_tells_of_a_reply_unless_asked_for(
+    spoilt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever one client does, the log and the result of the run are the same by default."""
+
+    def spoil(replies: list[Message]) -> list[Message]:
+        kept = []
+        for reply in replies:
+            if "arrays" in reply.content and reply.metadata.src_node_id == grid.first + 2:
+                if spoilt == "no answer":
+                    continue
+                if spoilt == "an error":
+                    sent = next(m for m in grid.sent if m.metadata.dst_node_id == grid.first + 2)
+                    reply = Message(Error(3, "secret reason"), reply_to=sent)
+                else:
+                    reply.content["arrays"]["scale"] = record({"x": np.float32(np.nan)})["x"]
+            kept.append(reply)
+        return kept
+
+    def told(reporting: bool) -> tuple[list[str], dict[str, Any]]:
+        caplog.clear()
+        strategy = private(fedavg(), plan=every_round(1), report_metrics=reporting)
+        with caplog.at_level("INFO", logger="flwr"):
+            result = strategy.start(grid, record(model()))
+        lines = [entry.getMessage() for entry in caplog.records]
+        return lines, dict(result.train_metrics_clientapp[1])
+
+    grid = LocalGrid(client_app(), CLIENTS)
+    good, bad = LocalGrid(client_app(), CLIENTS), LocalGrid(client_app(), CLIENTS, order=spoil)
+    grid = good
+    lines, metrics = told(False)
+    assert metrics["asked"] == CLIENTS and not any("not private" in name for name in metrics)
+    assert f"Round 1: {CLIENTS} users asked, 0 turned away, report goal 5" in lines
+    grid = bad
+    again, same = told(False)
+    assert [x for x in again if "finished" not in x] == [x for x in lines if "finished" not in x]
+    assert same == metrics
+    shown, marked = told(True)
+    assert marked["missing (not private)"] == 1 and marked["accepted (not private)"] == CLIENTS - 1
+    refusals = [line for line in shown if "refused" in line and "update of" in line]
+    assert len(refusals) == (0 if spoilt == "no answer" else 1)
+    assert all(line.endswith("(not private)") for line in refusals)
+
+
+def test_a_round_without_users_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = private(client_id=lambda node: None, plan=every_round(1))
+    strategy.start(LocalGrid(client_app(), CLIENTS), record(model()))
+    (entry,) = [e for e in caplog.records if "users asked" in e.getMessage()]
+    assert entry.levelname == "WARNING"
+    assert f"0 users asked, {CLIENTS} turned away" in entry.getMessage()
+
+
+def test_a_late_reply_to_an_abandoned_attempt_is_one_to_the_new_one() -> None:
+    """The token stays: members of the new cohort count once, with the same bits; others do not."""
+    start, config = record(model()), ConfigRecord()
+
+    def first() -> tuple[Any, LocalGrid, list[Message]]:
+        strategy, grid = private(plan=every_round(1)), LocalGrid(client_app(), CLIENTS)
+        return strategy, grid, list(strategy.configure_train(1, start, config, grid))
+
+    strategy, grid, old = first()
+    late = [grid.answer(message) for message in old]
+    nodes = list(grid.get_node_ids())[:2]
+    grid.get_node_ids = lambda: nodes  # type: ignore[method-assign]
+    new = list(strategy.configure_train(1, start, config, grid))
+    assert {message.metadata.dst_node_id for message in new} == set(nodes)
+    replies = [grid.answer(message) for message in new]
+    found, _ = strategy.aggregate_train(1, [*late, *replies])
+    assert len(strategy.refused[1]) == CLIENTS  # two doubles, and all others, who were not asked
+    whys = list(strategy.refused[1].values())
+    assert whys.count("answered already in this round") == 2
+    assert whys.count("was not asked in this round") == CLIENTS - 2
+
+    other, grid, _ = first()
+    grid.get_node_ids = lambda: nodes  # type: ignore[method-assign]
+    again = [grid.answer(m) for m in other.configure_train(1, start, config, grid)]
+    assert len(again) == 2
+    same_bits(other.aggregate_train(1, again)[0], arrays(found))
 
 
 def test_a_reply_without_a_token_is_refused() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -425,3 +426,12 @@ def test_the_key_is_never_shown_and_nothing_is_pickled() -> None:
     now = rounds.begin_round(["a"])
     assert repr(now) == "Round(1, clients=1)"
     assert KEY.hex() not in now.token
+
+
+@pytest.mark.parametrize("name", ["recover", "allow_fork"])
+@pytest.mark.parametrize("wrong", ["no", 1, None, np.ones(2)])
+def test_a_flag_is_a_bool(name: str, wrong: Any, tmp_path: Path) -> None:
+    for folder in (None, tmp_path / "run"):
+        with pytest.raises(TypeError, match=f"{name} must be a bool, got {type(wrong).__name__}"):
+            rounds_of(folder=folder, **{name: wrong})
+    assert not (tmp_path / "run").exists()

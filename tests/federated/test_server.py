@@ -207,6 +207,8 @@ def test_a_server_in_memory_has_a_key_of_its_own() -> None:
         ({"momentum": 1.0}, ValueError, "momentum must be a finite number >= 0 and < 1"),
         ({"nesterov": True}, ValueError, "nesterov must come with a momentum"),
         ({"nesterov": 1, "momentum": 0.5}, TypeError, "nesterov must be a bool"),
+        ({"nesterov": "no", "optimizer": "adam"}, TypeError, "nesterov must be a bool"),
+        ({"nesterov": 0, "optimizer": FTRLUpdate}, TypeError, "nesterov must be a bool"),
         ({"optimizer": "sgd"}, ValueError, "optimizer must be one of 'ftrl', 'adam'"),
         ({"optimizer": "adam", "momentum": 0.5}, ValueError, "are settings of 'ftrl', got them"),
         ({"optimizer": "adam", "betas": (0.9,)}, TypeError, "betas must be a pair of numbers"),

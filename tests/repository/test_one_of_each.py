@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -151,3 +152,22 @@ def test_the_search_for_repeated_fields_finds_them() -> None:
     source = "def f(variant, complete, *, restart_every=None): ...\ndef g(variant, complete): ..."
     module = Module(("m",), modules()[()].path, False, ast.parse(source))
     assert list(repeats(module)) == ["m:f"]
+
+
+# Figures of the paper, which are as they were published.
+PUBLISHED = {"experiments.federated.report_goals": {"epsilon", "line.epsilon"}}
+LOSS = re.compile(r"(?<![a-z])(epsilon|delta|floor|mu)(?![a-z_])")
+
+
+def test_no_text_rounds_an_epsilon_delta_or_mu_to_nearest() -> None:
+    """`text_up`, `fixed_up` and `short_up` make texts of privacy losses; constants are as short."""
+    found = []
+    for module in modules().values():
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.FormattedValue) or node.format_spec is None:
+                continue
+            words, spec = ast.unparse(node.value), ast.unparse(node.format_spec).strip("f'\"")
+            number = spec[-1:] in tuple("eg") or re.search(r"[.]\d*$", spec)
+            if LOSS.search(words) and number and words not in PUBLISHED.get(str(module), ()):
+                found.append(f"{module}: {words} as {spec}")
+    assert found == []

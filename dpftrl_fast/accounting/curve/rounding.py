@@ -77,6 +77,34 @@ def text_up(x: float) -> str:
         return f"{float(value.quantize(last, rounding=ROUND_CEILING)):.4g}"
 
 
+def fixed_up(x: float, digits: int) -> str:
+    """Return ``x`` with so many decimals, as text that reads as a double not below ``x``.
+
+    Examples
+    --------
+    >>> fixed_up(32.522, 2), fixed_up(1.0, 2), fixed_up(4.11, 2)
+    ('32.53', '1.00', '4.11')
+    """
+    nearest = f"{x:.{digits}f}"
+    if not math.isfinite(x) or float(nearest) >= x:
+        return nearest
+    with precision(800):
+        last = Decimal(1).scaleb(-digits)
+        return f"{Decimal(x).quantize(last, rounding=ROUND_CEILING):f}"
+
+
+def short_up(x: float) -> str:
+    """Return ``x`` as short text that reads as a double not below ``x``: for given budgets.
+
+    Examples
+    --------
+    >>> short_up(0.1), short_up(1e-5), short_up(2.0000001), short_up(1.23456712e-6)
+    ('0.1', '1e-05', '2.001', '1.23457e-06')
+    """
+    nearest = f"{x:g}"
+    return nearest if not math.isfinite(x) or float(nearest) >= x else text_up(x)
+
+
 def _index(x: float) -> int:
     return int.from_bytes(struct.pack(">d", x), "big")
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import choice, non_negative, positive_integer, probability
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
@@ -175,8 +176,8 @@ class ScheduleTable(Sequence[Schedule]):
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             [
-                f"epsilon {best.epsilon:g} at delta {best.delta:g} (neighbours: one record's (or"
-                " user's) gradients replaced by zero)",
+                f"epsilon {short_up(best.epsilon)} at delta {short_up(best.delta)} (neighbours: one"
+                " record's (or user's) gradients replaced by zero)",
                 f"{best.participation!r}, bound {best.bound!r}; noise in clip norms, ranked by"
                 f" {self.rank_by!r}",
                 *(

@@ -290,7 +290,8 @@ class Guarantee(PrivacyStatement):
         exact = untruncated_delta(total, self.touched, floor)
         if not exact > 0:
             raise ValueError(
-                f"delta must be above the floor of the noise stream, {floor:.3g}, got {total!r}"
+                f"delta must be above the floor of the noise stream, {text_up(floor)}, got "
+                f"{total!r}"
             )
         return exact
 

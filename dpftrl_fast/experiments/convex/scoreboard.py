@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.experiments.convex.tuning import Outcome
 from dpftrl_fast.experiments.study import Table, grid_table
 from dpftrl_fast.plots import Line, Panel
@@ -78,7 +79,7 @@ def settings_table(title: str, outcomes: Sequence[Outcome]) -> Table:
         ("", "unit", "epsilon", "epochs", "clip norm", "learning rate", "model"),
         [
             (
-                o.run.method, o.run.unit, f"{o.run.epsilon:g}", f"{o.run.epochs}",
+                o.run.method, o.run.unit, short_up(o.run.epsilon), f"{o.run.epochs}",
                 f"{o.setting['clip_norm']:g}",
                 f"{o.setting['learning_rate']:g}{' (edge of the grid)' if o.at_edge else ''}",
                 {"last": "last iterate", "tail": "tail average"}[o.average],

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from dpftrl_fast.accounting.curve.rounding import fixed_up, short_up
 from dpftrl_fast.experiments.federated.methods import Method
 from dpftrl_fast.experiments.federated.search import Found, epsilons_at_goals
 from dpftrl_fast.experiments.federated.tuning import Fitted
@@ -53,7 +54,7 @@ def claims_table(title: str, fitted: Sequence[Fitted]) -> Table:
             against = None if compared is None else found.get((compared, epsilon))
             if against is not None:
                 name = f"{method.name}: {words}"
-                rows.append((name, f"{epsilon:g}", *_compared(one, against)))
+                rows.append((name, short_up(epsilon), *_compared(one, against)))
     return Table(title, ("", "epsilon", "difference", "its error", ""), rows)
 
 
@@ -100,7 +101,7 @@ def search_tables(name: str, searches: Sequence[Found], clients: int) -> list[Ta
             f"{one.noise:.2f}",
             f"{100 * one.accuracy:.2f}",
             f"{one.misses:.2f}",
-            f"{one.cell.budget.epsilon:.2f}",
+            fixed_up(one.cell.budget.epsilon, 2),
         )
         for one in searches
     ]
@@ -114,7 +115,7 @@ def search_tables(name: str, searches: Sequence[Found], clients: int) -> list[Ta
             f"{row['clients']:,}",
             f"{row['report_goal']:,}",
             f"{row['noise_multiplier']:.2f}",
-            f"{row['epsilon']:.2f}",
+            fixed_up(row["epsilon"], 2),
         )
         for one in searches
         for row in epsilons_at_goals(one, clients, _FACTORS)

@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import dpftrl_fast.accounting as acc
 from dpftrl_fast._validate import integer
+from dpftrl_fast.accounting.curve.rounding import fixed_up
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
 from dpftrl_fast.mechanisms import Tree
@@ -47,7 +48,8 @@ _ACCOUNTANTS: tuple[tuple[Accountant, str], ...] = (
     ("exact", "exact"),
     ("released", "released"),
 )
-_HEADING = tuple(label for _, label in _ACCOUNTANTS)
+#: As published figures are rounded to nearest, so is the one that reproduces them; others go up.
+_HEADING = ("the paper's way (RDP), to nearest", "exact", "released")
 
 
 class Published(NamedTuple):
@@ -98,8 +100,8 @@ def epsilons(noise_multiplier: float, exact: int | float, released: int | float)
     Examples
     --------
     >>> found = epsilons(1.49, 45, 45)
-    >>> round(found["rdp"], 2), round(found["exact"], 2)
-    (32.52, 30.85)
+    >>> fixed_up(found["rdp"], 2), fixed_up(found["exact"], 2)
+    ('32.53', '30.86')
     """
     zetas = {"rdp": exact, "exact": exact, "released": released}
     return {name: _epsilon(noise_multiplier, zetas[name], name) for name, _ in _ACCOUNTANTS}
@@ -246,12 +248,14 @@ def _smallest_goals_table(found: Iterable[Values]) -> Table:
         )
         for line, values in zip(REPORT_GOALS, found, strict=True)
     ]
-    heading = ("population", "epsilon", "report goal published", *_HEADING)
+    labels = (label for _, label in _ACCOUNTANTS)
+    heading = ("population", "epsilon", "report goal published", *labels)
     return Table("The smallest report goal for the published epsilon", heading, rows)
 
 
 def _figures(values: Values) -> tuple[str, ...]:
-    return tuple(f"{values[name]:.2f}" for name, _ in _ACCOUNTANTS)
+    paper, *ours = (values[name] for name, _ in _ACCOUNTANTS)
+    return (f"{paper:.2f}", *(fixed_up(value, 2) for value in ours))
 
 
 def _figure(curves: dict[int, dict[int, Values]]) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.experiments.fitted import (
     Cell,
     accuracy_lines,
@@ -133,7 +134,7 @@ def pairs_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
     rows: list[tuple[str, ...]] = []
     for pair in (pair for claim in _CLAIMS for pair in _pairs(claim, group, fitted)):
         one, other = pair.one, pair.other
-        names = one.cell.method.name, other.cell.method.name, f"{one.cell.budget.epsilon:g}"
+        names = one.cell.method.name, other.cell.method.name, short_up(one.cell.budget.epsilon)
         found = "{:+.1f} ({:.1f})".format(*difference(one, other))
         rows.append((*names, _percent(one), _percent(other), found, pair.word))
     return Table(

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
 
 from dpftrl_fast._validate import flag, norm_bound
 from dpftrl_fast.federated.flower.records import (
@@ -28,6 +30,8 @@ from dpftrl_fast.federated.flower.records import (
 )
 from dpftrl_fast.federated.ids import client_id as identity
 from dpftrl_fast.rounding import clip_limit
+
+_LEAST = -500  # of exponents: of 2^72 values below 2^-500 the norm is below 1e-138
 
 CLIENT_ID_ACTION = "dpftrl_client_id"
 """Action of the query for the user of a node."""
@@ -54,8 +58,9 @@ class DPFTRLMod:
     -----
     **Formal guarantee.** The mod adds no noise and states no epsilon: that is the server's
     `DPFTRLStrategy`, with neighbours that differ in one user. With ``clip=True`` the norm of the
-    sent difference is at most the server's clip norm; nothing else about the difference is hidden
-    from the server.
+    sent difference is at most the server's clip norm, for every finite difference and dtype; of a
+    difference with NaN or infinity only that fact is sent: all values become NaN, and the server
+    leaves the slot empty. Nothing else about the difference is hidden from the server.
 
     Put it first in the list of mods, so that it sees the changes of the others to the model.
     Integer arrays (counters in a state) are not trained and are left out.
@@ -146,10 +151,28 @@ def _limit(asked: ConfigRecord) -> float:
 
 
 def _clip(update: Arrays, limit: float) -> None:
-    """Scale to the limit; an update that is not finite stays so, and the server refuses it."""
-    with np.errstate(all="ignore"):
-        squares = [float(np.sum(np.square(array, dtype=np.float64))) for array in update.values()]
-        norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
-        if norm > limit:
-            for name, array in update.items():
-                update[name] = (array * (limit / norm)).astype(array.dtype)
+    """Scale to the limit; where a value is not finite, all become NaN.
+
+    Values are divided by a power of two before they are squared, so that no finite update has an
+    infinite norm, and scaled values are rounded towards zero, so that none gets longer.
+    """
+    with np.errstate(all="ignore"):  # a warning would reveal something about a value
+        wide = {name: np.asarray(array, np.float64) for name, array in update.items()}
+        peaks = [float(np.max(np.abs(array), initial=0.0)) for array in wide.values()]
+        if not all(map(math.isfinite, peaks)):
+            update.update({name: np.full_like(array, np.nan) for name, array in update.items()})
+            return
+        # An update below 2^_LEAST is shorter than every limit, which is at least 1e-101.
+        exponent = max(math.frexp(max(peaks, default=0.0))[1], _LEAST)
+        scaled = {name: np.ldexp(array, -exponent) for name, array in wide.items()}
+        norm = math.sqrt(math.fsum(float(np.sum(np.square(array))) for array in scaled.values()))
+        if norm > math.ldexp(limit, -exponent):
+            for name, array in scaled.items():
+                update[name] = _towards_zero(array * (limit / norm), update[name].dtype)
+
+
+def _towards_zero(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the values in a dtype, rounded towards zero."""
+    nearest = np.asarray(values).astype(dtype)
+    shorter = np.nextafter(nearest, np.zeros((), dtype))
+    return np.where(np.abs(nearest) > np.abs(values), shorter, nearest).astype(dtype)

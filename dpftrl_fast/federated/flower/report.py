@@ -10,7 +10,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from dpftrl_fast.accounting.curve.rounding import text_up
+from dpftrl_fast.accounting.curve.rounding import short_up, text_up
+from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -23,23 +24,43 @@ def marked(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name} (not private)": value for name, value in metrics.items()}
 
 
-def round_metrics(
-    server: ServerDPFTRL, round_: Round, delta: float, turned_away: int, refused: int
-) -> dict[str, Any]:
-    """Return the metrics of a round: public ones, and those of replies, marked.
+def log_round(round_: Round, report_goal: int, turned_away: int) -> None:
+    """Log the public facts of a round that begins: all of them depend on ids only."""
+    asked = len(round_.cohort)
+    _log.log(
+        logging.INFO if asked else logging.WARNING,
+        "Round %d: %d users asked, %d turned away, report goal %d",
+        *(round_.number, asked, turned_away, report_goal),
+    )
 
-    No epsilon is stated for a copy opened with ``allow_fork``.
+
+def log_refused(number: int, user: Client, reason: str) -> None:
+    """Log why a user's update is not in the sum: private, for `report_metrics` only."""
+    _log.info("Round %d: update of %r refused: %s (not private)", number, user, reason)
+
+
+def round_metrics(
+    server: ServerDPFTRL, round_: Round, delta: float, turned_away: int, refused: int | None
+) -> dict[str, Any]:
+    """Return the metrics of a round: public ones, and counts of replies, marked.
+
+    Public are figures of ids and of the plan. Whether a reply came, and was good, can depend on a
+    user's data: without `refused`, the number of refused updates, there is no count of replies. No
+    epsilon is stated for a copy opened with ``allow_fork``.
     """
     found = round_.metrics()
     epsilons = {} if server.forked else {"epsilon_spent": server.epsilon(delta)}
     if not server.forked and (other := server.replace_one(delta)) is not None:
         epsilons["epsilon_replace_one"] = other
-    counts = {"accepted": found["accepted"], "refused": refused, "missing": found["missing"]}
+    counts = {} if refused is None else {
+        "accepted": found["accepted"], "refused": refused, "missing": found["missing"]
+    }  # fmt: skip
     return {
         "round": round_.number,
         **epsilons,
         "delta": delta,
         "report_goal": server.report_goal,
+        "asked": len(round_.cohort),
         "turned_away": turned_away,
         **marked(counts),
     }
@@ -55,7 +76,7 @@ def reported(strategy: Strategy, contents: list[RecordDict]) -> dict[str, Any]:
     try:
         return marked(strategy.train_metrics_aggr_fn(contents, strategy.weighted_by_key))
     except Exception as error:
-        _log.warning("metrics of clients cannot be aggregated: %r", error)
+        _log.warning("metrics of clients cannot be aggregated (not private): %r", error)
         return {}
 
 
@@ -67,7 +88,7 @@ def evaluated(strategy: Strategy, number: int, replies: Iterable[Message]) -> Me
     try:
         found = strategy.aggregate_evaluate(number, replies)
     except Exception as error:
-        _log.warning("evaluations of clients cannot be aggregated: %r", error)
+        _log.warning("evaluations of clients cannot be aggregated (not private): %r", error)
         return None
     return None if found is None else MetricRecord(marked(found))
 
@@ -84,9 +105,9 @@ def log_promise(
     if server is not None and (epsilon := server.epsilon(delta)) > plan.epsilon(delta):
         other = server.replace_one(delta)
         _log.warning(
-            "\tepsilon %s at delta %g of the whole run (replace-one: %s): the plan's, above, and "
+            "\tepsilon %s at delta %s of the whole run (replace-one: %s): the plan's, above, and "
             "spare recoveries or estimates of the clip norm",
-            *(text_up(epsilon), delta, "none" if other is None else text_up(other)),
+            *(text_up(epsilon), short_up(delta), "none" if other is None else text_up(other)),
         )
     if by_node:
         _log.warning(

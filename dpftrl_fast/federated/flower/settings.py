@@ -63,8 +63,7 @@ class StrategySettings:
         NodeUsers("node" if self.client_id is None else self.client_id)
         optional(positive_integer, "cohort_size", self.cohort_size)
         positive("max_wait", self.max_wait)
-        flag("report_metrics", self.report_metrics)
-        if self.report_metrics and not isinstance(self.strategy, FedAvg):
+        if flag("report_metrics", self.report_metrics) and not isinstance(self.strategy, FedAvg):
             raise ValueError(
                 "report_metrics must be False for a strategy that is no FedAvg, got True: the "
                 "aggregation of its metrics is not known"

@@ -33,6 +33,8 @@ from dpftrl_fast.federated.flower.replies import take_reply
 from dpftrl_fast.federated.flower.report import (
     evaluated,
     log_promise,
+    log_refused,
+    log_round,
     renumbered,
     reported,
     round_metrics,
@@ -88,8 +90,10 @@ class DPFTRLStrategy(Strategy):
         Seconds that the wrapped strategy may wait for more nodes than it can be offered (as FedAvg
         does below its minima) before `start` ends with TimeoutError.
     report_metrics : bool, default False
-        Run the wrapped strategy's federated evaluation, and aggregate the clients' training
-        metrics. Both are computed from private data without noise: keys end in "(not private)".
+        Run the wrapped strategy's federated evaluation, aggregate the clients' training metrics,
+        count the updates of each round that are accepted, refused and missing, and log why an
+        update is refused. All of this follows from private data without noise, also whether a
+        client answers: keys and lines end in "(not private)".
     folder : str or Path, optional
         Folder that keeps the run, **a secret** (docs/resume.md): a server that was killed resumes
         from it, bit for bit. None: in memory only.
@@ -100,9 +104,11 @@ class DPFTRLStrategy(Strategy):
     Attributes
     ----------
     refused : dict of int to dict
-        Round to {client: reason why its update is not in the sum}. **Not private.**
+        Round to {client: reason why its update is not in the sum}. **Not private**: for the owner
+        of the server who looks for a fault, and in no log or result by itself.
     turned_away : dict of int to dict
-        Round to {node or client: reason why it was not asked}.
+        Round to {node or client: reason why it was not asked}: depends on ids only, and is public
+        if ids are.
 
     Raises
     ------
@@ -325,6 +331,7 @@ class DPFTRLStrategy(Strategy):
         asked, away = distinct_users([m.metadata.dst_node_id for m in messages], self._users, grid)
         round_ = server.begin_round(list(asked.values()))
         self.turned_away[number] = {**away, **round_.turned_away}
+        log_round(round_, server.report_goal, len(self.turned_away[number]))
         cohort = {identity(client) for client in round_.cohort}
         self._asked = {node: user for node, user in asked.items() if identity(user) in cohort}
         own = ConfigRecord({TOKEN: round_.token})
@@ -340,8 +347,8 @@ class DPFTRLStrategy(Strategy):
         """Add the updates to the round, end it, and return the next model.
 
         Metrics are ``epsilon_spent``, ``epsilon_replace_one``, ``delta``, ``round``,
-        ``report_goal``, ``turned_away``, and the numbers of updates accepted, refused and missing,
-        marked as not private.
+        ``report_goal``, ``asked`` and ``turned_away``; with `report_metrics` also the numbers of
+        updates accepted, refused and missing, marked as not private.
 
         RuntimeError if no round was configured, ValueError if another one was.
         """
@@ -352,19 +359,22 @@ class DPFTRLStrategy(Strategy):
             raise ValueError(f"expected round {round_.number}, got {server_round + self._before}")
         sent, contents = self.server.parameters, list[RecordDict]()
         refused = self.refused[round_.number] = {}
+        reporting = self._settings.report_metrics
         ids = {data.message_id: data.dst_node_id for data in self._sent if data.message_id}
         for reply in replies:
             user, reason = take_reply(reply, round_, self._asked, ids, sent, self._untrained)
             if reason is not None:
                 refused[user] = reason
-                _log.info("Round %d: update of %r refused: %s", round_.number, user, reason)
-            elif self._settings.report_metrics:
+                if reporting:
+                    log_refused(round_.number, user, reason)
+            elif reporting:
                 contents.append(RecordDict(dict(reply.content.metric_records)))  # no arrays
         refused.update(round_.metrics()["refused"])  # the first reason stays
         self.server.end_round()
         self._asked, self._sent = {}, []
         away = len(self.turned_away.get(round_.number, ()))
-        metrics = round_metrics(self.server, round_, self.delta, away, len(refused))
+        count = len(refused) if reporting else None
+        metrics = round_metrics(self.server, round_, self.delta, away, count)
         return self.arrays, MetricRecord({**metrics, **reported(self.strategy, contents)})
 
     # ---- Evaluation, and the rest ----

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import ceil, nan
 
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -20,6 +20,11 @@ def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
     """Evaluate the released model on public test data, on the server."""
     model = {name: array.numpy() for name, array in arrays.items()}
     return MetricRecord({"accuracy": task.accuracy(model)})
+
+
+def up(epsilon: float) -> str:
+    """Return an epsilon with three decimals, rounded up."""
+    return f"{ceil(1000 * epsilon) / 1000:.3f}"
 
 
 @app.main()
@@ -53,7 +58,7 @@ def main(grid: Grid, context: Context) -> None:
         replaced = strategy.server.epsilon(delta, neighbours="replace-one")
         last = result.evaluate_metrics_serverapp.get(strategy.rounds_done, {})
         print(
-            f"after {strategy.rounds_done} rounds: epsilon {strategy.epsilon_spent():.3f} at delta "
-            f"{delta} (replace-one {replaced:.3f}), accuracy {last.get('accuracy', nan):.3f}",
+            f"after {strategy.rounds_done} rounds: epsilon {up(strategy.epsilon_spent())} at delta "
+            f"{delta} (replace-one {up(replaced)}), accuracy {last.get('accuracy', nan):.3f}",
             flush=True,
         )
