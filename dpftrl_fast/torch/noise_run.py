@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import float_dtype, integer, optional
+from dpftrl_fast._validate import flag, float_dtype, integer, optional
 from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of
+from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of, ranks_of_group
 from dpftrl_fast.torch.flat.layout import ParameterLayout
 from dpftrl_fast.torch.flat.noise import FlatNoise, check_noise_state
 from dpftrl_fast.torch.flat.views import FlatViews, contiguous
@@ -81,7 +81,9 @@ class NoiseRun:
         self._reduced: Tensor | None = None
         self._seeded = noise_seed is not None
         self._before = 0  # steps of the stretches before a recovery
-        self.steps = Steps(plan.steps, lambda: self.steps_taken)
+        self.steps = Steps(
+            plan.steps, lambda: self.steps_taken, lambda: ranks_of_group(process_group)
+        )
         self.started = False
 
     @property
@@ -198,9 +200,13 @@ class NoiseRun:
         except (TypeError, ValueError, RuntimeError) as error:
             refusal = error
         present = any(gradient is not None for gradient in gradients)
-        same = str(found) if compare and refusal is None else ""
         if not self.ranks.open_step(
-            self.steps.taken, present, self.layout.device, same=same, refusal=refusal
+            self.steps.taken,
+            present,
+            self.layout.device,
+            rates=str(found) if compare and refusal is None else "",
+            examples=self.steps.ids_hash() if refusal is None else "",
+            refusal=refusal,
         ):
             raise ValueError(
                 "expected the clipped gradient sum of a batch in p.grad, got None for all "
@@ -253,6 +259,7 @@ class NoiseRun:
                     f"state must have the {name} of this object (plan: the same plan; parameters: "
                     "a hash of the same names, shapes, dtypes and groups), got another"
                 )
+        flag("state's reproducible", state["reproducible"])
         if state["start"] != self._before + 1:
             raise ValueError(
                 f"state must be of noise that began with step {self._before + 1}, got "

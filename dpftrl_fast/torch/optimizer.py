@@ -210,8 +210,12 @@ class DPFTRL(Optimizer):
         """
         if closure is not None:
             raise ValueError("step() takes no closure: a batch may be used once only, got one")
-        with self._run.steps.alone():
-            self._step()
+        steps = self._run.steps
+        with steps.alone():
+            steps.check_order()
+            # No other call can finish a step that failed in the hooks of an `Accumulator`.
+            with steps.clearing(self._parameters(), always=steps.hooked and steps.admitted):
+                self._step()
 
     def _step(self) -> None:
         run = self._run
@@ -231,6 +235,9 @@ class DPFTRL(Optimizer):
             update.step(run.steps_taken, sums, run.vector, rates, parts, run.ranks.norm)
             for p in parameters:
                 p.grad = None
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def prepare_step(self) -> None:
         """Read the rates of the next step before its ids are admitted; refuse wrong ones."""
