@@ -101,29 +101,32 @@ class NoiseRun:
         """True when a seed was given: not private."""
         return self._seeded or (self.started and self.noise.reproducible)
 
-    def start(self, groups: Groups, facts: Mapping[str, Any]) -> None:
+    def start(
+        self, groups: Groups, facts: Mapping[str, Any], *, refusal: Exception | None = None
+    ) -> None:
         """Fix the layout and make the noise source; all ranks call it together.
 
         `facts` must be the same on all ranks too. ValueError if a parameter cannot be trained so,
-        or the ranks differ.
+        or the ranks differ; what one rank refuses (`refusal` is the caller's reason) all refuse.
         """
-        layout = ParameterLayout.of(groups)
-        wide = [entry.name for entry in layout.entries if entry.dtype == torch.float64]
-        if wide and self.dtype != torch.float64:
-            raise ValueError(f"float64 parameters need dtype='float64', got 'float32': {wide[0]}")
-        parameters = layout.parameters(groups)
-        ranks = ranks_of(parameters, self._process_group)
-        local = layout.local(parameters)
-        same: dict[str, Any] = {
-            "parameters (names, shapes, dtypes, groups)": layout.fingerprint(),
-            "plan": self.plan.to_dict(),
-            "dtype": self._dtype_name,
-            **facts,
-        }
-        if ranks.reduces:
-            same["initial values (a hash)"] = _digest(local)
-        ranks.check_same(same)
-        seed, key = ranks.share(self._secret())
+        same: dict[str, Any] = {}
+        try:
+            if refusal is not None:
+                raise refusal
+            layout, ranks, local = self._laid_out(groups)
+            same |= {
+                "parameters (names, shapes, dtypes, groups)": layout.fingerprint(),
+                "plan": self.plan.to_dict(),
+                "dtype": self._dtype_name,
+                **facts,
+            }
+            if ranks.reduces:
+                same["initial values (a hash)"] = _digest(local)
+            secret = self._secret()
+        except (TypeError, ValueError, RuntimeError) as error:
+            refusal = error
+        ranks_of_group(self._process_group).check_same(same, refusal=refusal)
+        seed, key = ranks.share(secret)
         self.layout, self.ranks = layout, ranks
         self.noise = self._source(self.plan, seed=seed, key=key)
         block = {} if layout.device.type == "cpu" else {"block_size": _LONG_BLOCK}
@@ -131,6 +134,15 @@ class NoiseRun:
         self.vector = torch.empty(self.flat.size, dtype=self.dtype, device=layout.device)
         self._seed = self._key = None
         self.started = True
+
+    def _laid_out(self, groups: Groups) -> tuple[ParameterLayout, Ranks, list[Tensor]]:
+        layout = ParameterLayout.of(groups)
+        wide = [entry.name for entry in layout.entries if entry.dtype == torch.float64]
+        if wide and self.dtype != torch.float64:
+            raise ValueError(f"float64 parameters need dtype='float64', got 'float32': {wide[0]}")
+        parameters = layout.parameters(groups)
+        ranks = ranks_of(parameters, self._process_group)
+        return layout, ranks, layout.local(parameters)
 
     def _secret(self) -> tuple[Seed, bytes | None]:
         """Return the seed or the key. A fresh key is drawn only now, so that no fork shares it."""

@@ -222,9 +222,13 @@ class DPFTRL(Optimizer):
         # Rates are read once: before ids are admitted, where there are any.
         held = self._admitted_rates if run.steps.admitted else None
         self._admitted_rates = None
+        refusal: Exception | None = None
         if held is None and self._update is None:
-            held = self._read_rates()
-        update = self._started(held)
+            try:
+                held = self._read_rates()
+            except (TypeError, ValueError) as error:
+                refusal = error
+        update = self._started(held, refusal)
         parameters, gradients, rates = run.open_step(
             self.param_groups, lambda _: self._read_rates() if held is None else held, compare=True
         )
@@ -252,12 +256,18 @@ class DPFTRL(Optimizer):
             )
         return rates
 
-    def _started(self, rates: list[Rates] | None = None) -> FlatFTRL:
+    def _started(
+        self, rates: list[Rates] | None = None, refusal: Exception | None = None
+    ) -> FlatFTRL:
         if self._update is None:
-            run, rates = self._run, self._read_rates() if rates is None else rates
+            run = self._run
+            if rates is None and refusal is None:
+                rates = self._read_rates()
             if not run.started:
-                shown = {"rates of the groups": [vars(rate) for rate in rates]}
-                run.start(self.param_groups, {**self._settings(), **shown})
+                shown = {"rates of the groups": [vars(rate) for rate in rates or ()]}
+                run.start(self.param_groups, {**self._settings(), **shown}, refusal=refusal)
+            if rates is None:
+                rates = self._read_rates()
             parameters = run.layout.parameters(self.param_groups)
             self._update = FlatFTRL(
                 run.flat,

@@ -120,6 +120,14 @@ def refusals(rank: int) -> dict[str, Any]:
         name: told(lambda of=(own if last else others): made(**of))
         for name, (own, others) in DIFFERENT.items()
     }
+    w = nn.Parameter(torch.zeros(2))
+    w.grad = torch.zeros(2)
+    first = DPFTRL([w], 1.0, plan=PLAN, batch_size=1)
+    first.param_groups[0]["lr"] = -1.0 if last else 1.0
+    results["one refuses its rate"] = told(first.step)
+    wide = nn.Parameter(torch.zeros(2, dtype=torch.float64 if last else torch.float32))
+    wide.grad = torch.zeros_like(wide)
+    results["one refuses its dtype"] = told(ResidualNoise([wide], plan=PLAN).add_)
     one = (rank, WORLD)
     ids = [1, 2, 3, 6 if last else 5]
     for noise in ("dpftrl", "residual"):

@@ -66,9 +66,14 @@ def test_ranks_with_other_orders_are_refused_everywhere(
 
 @pytest.mark.parametrize(
     ("case", "own"),
-    [("one refuses", "clip_norm must be"), ("one refuses its loader", "shard must be")],
+    [
+        ("one refuses", "clip_norm must be"),
+        ("one refuses its loader", "shard must be"),
+        ("one refuses its rate", "lr must be"),
+        ("one refuses its dtype", "float64 parameters need"),
+    ],
 )
-def test_what_one_rank_refuses_to_make_private_no_rank_makes(
+def test_what_one_rank_refuses_at_the_start_no_rank_begins(
     found: list[dict[str, Any]], case: str, own: str
 ) -> None:
     for rank in found[:-1]:

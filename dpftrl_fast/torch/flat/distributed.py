@@ -44,14 +44,18 @@ class Ranks:
         """Return the value of rank 0."""
         return value
 
-    def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Refuse, on all ranks, facts that are not the same on all."""
+    def check_same(self, facts: Mapping[str, Any], *, refusal: Exception | None = None) -> None:
+        """Refuse, on all ranks, facts that are not the same on all.
+
+        `refusal` is this rank's reason to refuse, which is raised here and refused on all.
+        """
+        if refusal is not None:
+            raise refusal
 
     def check_order(self, order: Order, *, refusal: Exception | None = None) -> None:
         """Refuse, on all ranks, an order that is not the same on all, or dealt wrongly.
 
-        Each rank must have a part of every batch that no other has. `refusal` is this rank's reason
-        to refuse, which is raised here and refused on all.
+        Each rank must have a part of every batch that no other has. `refusal` as for `check_same`.
         """
         if refusal is not None:
             raise refusal
@@ -94,31 +98,31 @@ class _Group(Ranks):
         dist.broadcast_object_list(shared, src=self._source, group=self._group)
         return shared[0]
 
-    def check_same(self, facts: Mapping[str, Any]) -> None:
-        _refuse_different(self._gathered(dict(facts)))
+    def check_same(self, facts: Mapping[str, Any], *, refusal: Exception | None = None) -> None:
+        _refuse_different(self._gathered(dict(facts), refusal))
 
     def check_order(self, order: Order, *, refusal: Exception | None = None) -> None:
-        everywhere = self._gathered((refusal is not None, order))
-        if refusal is not None:
-            raise refusal
-        for rank, (refused, _) in enumerate(everywhere):
-            if refused:
-                raise ValueError(f"expected a run that all ranks accept, got rank {rank} refusing")
-        _refuse_different([own.facts for _, own in everywhere])
-        shards = [own.shard for _, own in everywhere]
-        size = len(shards)
-        if shards == [None] * size:
+        everywhere: list[Order] = self._gathered(order, refusal)
+        _refuse_different([own.facts for own in everywhere])
+        size, shards = len(everywhere), [own.shard for own in everywhere]
+        if all(shard is None for shard in shards):
             return
-        if None in shards or sorted(shards) != [(part, size) for part in range(size)]:
+        if set(shards) != {(part, size) for part in range(size)}:
             raise ValueError(
                 f"the loaders of the {size} ranks must have the shards (0, {size}) to ({size - 1}, "
                 f"{size}), one each, so that an example is in one sum only, got {shards}"
             )
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def _gathered(self, value: Any, refusal: Exception | None) -> list[Any]:
+        """Return the values of all ranks; refuse where one refuses."""
         everywhere: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everywhere, value, group=self._group)
-        return everywhere
+        dist.all_gather_object(everywhere, (refusal is not None, value), group=self._group)
+        if refusal is not None:
+            raise refusal
+        for rank, (refused, _) in enumerate(everywhere):
+            if refused:
+                raise ValueError(f"expected a run that all ranks accept, got rank {rank} refusing")
+        return [own for _, own in everywhere]
 
     def open_step(
         self,
