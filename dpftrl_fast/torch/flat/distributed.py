@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Order(NamedTuple):
-    """What a rank says of its batches."""
+    """Order of the data as one rank has it, to be compared."""
 
     facts: Mapping[str, Any]
     """All that decides which examples a step has; empty where nothing is known."""
