@@ -418,9 +418,10 @@ class TreeNoise:
             that are expensive to recompute; none in regenerate mode, whose state is a few hundred
             bytes.
         """
+        with_key = flag("key", key)
         position = Position(*self._core.position(), self._reproducible, self._node_used)
-        state = state_of(self._identity(), position, self._key if key else None)
-        if key and self._memory != "regenerate":
+        state = state_of(self._identity(), position, self._key if with_key else None)
+        if with_key and self._memory != "regenerate":
             state["vectors"] = self._core.kept_vectors()
         return state
 
@@ -444,10 +445,11 @@ class TreeNoise:
             If the state is of another version, another stream or another tree, or broken, or (but
             for a seeded object) lies behind this object's own position; nothing is changed.
         """
+        fork = flag("allow_fork", allow_fork)
         position, key = position_from_state(state, self._identity())
         self._check_position(position)
         goes_back = (len(position.ends), position.t) < (self.tree, self.t)
-        if goes_back and key in (None, self._key) and not (allow_fork or self._reproducible):
+        if goes_back and key in (None, self._key) and not (fork or self._reproducible):
             raise ValueError(
                 f"state is at step {position.t} of tree {len(position.ends)}, behind this object "
                 f"at step {self.t} of tree {self.tree}: its noise would be used twice. "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import flag
 from dpftrl_fast.accounting import FixedEpochs
 from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -26,7 +27,7 @@ def steps_per_epoch(units: int, batch_size: int, drop_last: bool = False) -> int
     >>> steps_per_epoch(10, 4), steps_per_epoch(10, 4, drop_last=True)
     (3, 2)
     """
-    steps = units // batch_size if drop_last else -(-units // batch_size)
+    steps = units // batch_size if flag("drop_last", drop_last) else -(-units // batch_size)
     if steps < 1:
         raise ValueError(f"expected data for one batch of {batch_size}, got {units} examples")
     return steps

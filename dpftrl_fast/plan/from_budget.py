@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpftrl_fast._validate import flag
 from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass, plan_schedule
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.mechanisms import Completion, Mechanism, Tree, Variant
@@ -21,10 +22,11 @@ def participation_of(units: int, batch_size: int, epochs: int, shuffle: bool) ->
     >>> participation_of(10, 4, 1, False), participation_of(10, 4, 2, False)
     (SinglePass(steps=3), FixedEpochs(steps_per_epoch=3, epochs=2, reshuffle=False))
     """
+    reshuffle = flag("shuffle", shuffle)
     steps = -(-units // batch_size)
     if epochs == 1:
         return SinglePass(steps)
-    return FixedEpochs(steps, epochs, reshuffle=shuffle)
+    return FixedEpochs(steps, epochs, reshuffle=reshuffle)
 
 
 @dataclass(frozen=True)

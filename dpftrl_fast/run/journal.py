@@ -48,6 +48,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import flag
 from dpftrl_fast.run.folder_lock import FolderLock
 from dpftrl_fast.run.journal_files import JournalFiles
 from dpftrl_fast.run.run_file import RunFile, claim_folder
@@ -105,6 +106,7 @@ class RunJournal:
     def __init__(
         self, folder: str | Path, identity: Mapping[str, Any], *, allow_fork: bool = False
     ) -> None:
+        fork = flag("allow_fork", allow_fork)
         self._folder = Path(folder)
         self._turn = threading.RLock()
         self._log: StepLog | None = None
@@ -115,7 +117,7 @@ class RunJournal:
         claim_folder(self._folder)
         self._lock = FolderLock(self._folder)
         try:
-            self._run = RunFile.open(self._folder, identity, allow_fork=allow_fork)
+            self._run = RunFile.open(self._folder, identity, allow_fork=fork)
             self._files = JournalFiles(self._folder, self._run.secret)
             self._open()
         except BaseException:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dpftrl_fast._validate import flag
 from dpftrl_fast.run.folder_lock import LOCK
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
 
@@ -69,6 +70,7 @@ class RunFile:
 
         A file of another format, version or run, a damaged one and a copy are a ValueError.
         """
+        fork = flag("allow_fork", allow_fork)
         declared = _canonical(identity)
         for left in folder.glob(f"{TEMPORARY}*"):
             left.unlink(missing_ok=True)
@@ -81,7 +83,7 @@ class RunFile:
             _refuse_other(run.identity, declared)
         if run.inode == path.stat().st_ino:
             return run
-        if not allow_fork:
+        if not fork:
             raise ValueError(
                 f"{str(folder)!r} was copied, or moved from where the run began: two runs that "
                 "resume from it add the same noise to different sums. allow_fork=True accepts it "

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import flag, positive_integer
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
@@ -149,11 +149,12 @@ class TrainingRun(PrivacyStatement):
         self._noise = _source_of_noise(noise, accumulator.noise, optimizer)
         self._extra = dict(extra or {})
         self._every = positive_integer("checkpoint_every", checkpoint_every)
-        self._keep_sums, self._kept_at = keep_sums, 0
+        self._keep_sums, self._kept_at = flag("keep_sums", keep_sums), 0
+        abandon, fork = flag("recover", recover), flag("allow_fork", allow_fork)
         account = RunAccount(loader.plan, spare_recoveries)
-        self._journal = RunJournal(folder, self._identity(account), allow_fork=allow_fork)
+        self._journal = RunJournal(folder, self._identity(account), allow_fork=fork)
         try:
-            self._account = self._begin(account, recover, accept_epsilon)
+            self._account = self._begin(account, abandon, accept_epsilon)
         except BaseException:
             self._journal.close()
             raise

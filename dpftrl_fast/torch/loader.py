@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from dpftrl_fast._validate import integer, positive_integer
+from dpftrl_fast._validate import flag, integer, positive_integer
 from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 
 Ints = NDArray[np.int64]
@@ -100,12 +101,11 @@ class FixedOrderLoader:
             known = [*_OPTIONS, *_WORKER_OPTIONS]
             raise TypeError(f"options must be among {known}, got {sorted(unknown)}")
         size = positive_integer("batch_size", batch_size)
+        shuffled, short = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.dataset, self.plan, self._options = dataset, plan, options
         self._given_seed = order_seed is not None
         seed = secrets.randbits(64) if order_seed is None else integer("order_seed", order_seed, 0)
-        self._order = EpochOrder(
-            len(dataset), size, plan, seed if shuffle else None, bool(drop_last)
-        )
+        self._order = EpochOrder(len(dataset), size, plan, seed if shuffled else None, short)
         rank, processes = shard
         if not 0 <= rank < processes <= self._order.smallest_batch:
             raise ValueError(
@@ -161,6 +161,7 @@ class FixedOrderLoader:
                 f"{accumulator.steps_taken}"
             )
         self._accumulator = accumulator
+        accumulator.order = self.order
 
     @property
     def accumulator(self) -> Accumulator | None:
@@ -186,6 +187,19 @@ class FixedOrderLoader:
     def fingerprint(self) -> str:
         """Hash of everything that decides the order: the plan, the counts and the seed."""
         return self._order.fingerprint()
+
+    def order(self) -> Order:
+        """Return what all ranks must have in common, and the part of this one."""
+        order = self._order
+        facts = {
+            "plan": self.plan.to_dict(),
+            "number of examples": order.units,
+            "batch_size": order.batch_size,
+            "drop_last": order.drop_last,
+            "order_seed (None without shuffle)": order.seed,
+            "order of the examples (a hash)": order.deal_hash(1),  # NumPy may draw another
+        }
+        return Order(facts, self.shard)
 
     def __len__(self) -> int:
         """Return the batches of an epoch."""

@@ -13,13 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import flag, positive_integer
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.mechanisms import Mechanism
 from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import TreeSearch, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
@@ -152,7 +153,8 @@ def make_private(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as described above. Model and optimiser can be used again then, but
+        If an argument is not as described above, or the ranks of ``process_group`` have different
+        orders of the data: refused on all ranks. Model and optimiser can be used again then, but
         ``p.grad`` is cleared.
 
     Notes
@@ -189,73 +191,89 @@ def make_private(
     >>> ledger.epsilon_spent() <= 8.0
     True
     """
-    mode = check_mode(grad_sample_mode)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a Module, got {type(model).__name__}")
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
-    check_loader(data_loader)
-    check_layers(model, mode, batch_first=batch_first)
-    if mode != "vmap":
-        check_criterion(criterion, loss_reduction)
-    elif criterion is None:
-        raise ValueError("grad_sample_mode='vmap' needs the criterion, got None")
-    if mode != "vmap" and chunk_size is not None:
-        raise ValueError(
-            f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out the "
-            "batch in pieces instead (loader.in_pieces)"
-        )
-    _check_optimizer(optimizer)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    _check_dtypes(parameters, noise.get("dtype", "float32"))
-    clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
-    batch_size = positive_integer("the loader's batch_size", data_loader.batch_size)
-    participation = _participation(data_loader, batch_size, epochs, shuffle)
-    to_ftrl = type(optimizer) is torch.optim.SGD and not keep_optimizer
-    schedule: dict[str, Any] = {
-        "epsilon": epsilon,
-        "noise_multiplier": noise_multiplier,
-        "mechanism": mechanism,
-        "bound": bound,
-    }
-    if plan is None:
-        plan = plan_of(
-            participation,
-            delta=delta,
-            clip_norm=clip.clip_norm,
-            momentum=_sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
-            **schedule,
-        )
-    else:
-        _check_plan(plan, participation, clip, schedule)
-    shard, order_seed = _shard(order_seed, noise.get("process_group"))
-    loader = FixedOrderLoader.from_loader(
-        data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
-    )
-    ledger = TrainingLedger(plan, delta)
-    sums = Accumulator(parameters, clip, batch_size, ledger, roundings=shard[1])
-    source: DPFTRL | ResidualNoise
-    if to_ftrl:
-        groups = [
-            {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
-        ]
-        lr = optimizer.param_groups[0]["lr"]
-        options = _sgd_options(optimizer)
-        source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
-    else:
-        source = ResidualNoise(parameters, plan=plan, **noise)
+    ranks, shard = _ranks(noise.get("process_group"))
+    if shard[1] > 1:  # on all ranks, before one of them may refuse
+        order_seed = ranks.share(secrets.randbits(64) if order_seed is None else order_seed)
     module: nn.Module
-    if mode == "vmap":
-        assert criterion is not None
-        module = VmapModule(model, criterion, sums, chunk_size=chunk_size)
-    else:
-        module = HookGradients(
-            model,
-            sums,
-            functorch=mode == "functorch",
-            batch_first=batch_first,
-            loss_reduction=loss_reduction,
-        ).module
+    undo: Callable[[], Any] = list
+    source: DPFTRL | ResidualNoise
+    refusal: Exception | None = None
+    order = Order({}, None)
+    try:
+        mode = check_mode(grad_sample_mode)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a Module, got {type(model).__name__}")
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        check_loader(data_loader)
+        check_layers(model, mode, batch_first=batch_first)
+        if mode != "vmap":
+            check_criterion(criterion, loss_reduction)
+        elif criterion is None:
+            raise ValueError("grad_sample_mode='vmap' needs the criterion, got None")
+        if mode != "vmap" and chunk_size is not None:
+            raise ValueError(
+                f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out "
+                "the batch in pieces instead (loader.in_pieces)"
+            )
+        _check_optimizer(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        _check_dtypes(parameters, noise.get("dtype", "float32"))
+        clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
+        batch_size = positive_integer("the loader's batch_size", data_loader.batch_size)
+        participation = _participation(data_loader, batch_size, epochs, shuffle)
+        keep = flag("keep_optimizer", keep_optimizer)
+        to_ftrl = type(optimizer) is torch.optim.SGD and not keep
+        schedule: dict[str, Any] = {
+            "epsilon": epsilon,
+            "noise_multiplier": noise_multiplier,
+            "mechanism": mechanism,
+            "bound": bound,
+        }
+        if plan is None:
+            plan = plan_of(
+                participation,
+                delta=delta,
+                clip_norm=clip.clip_norm,
+                momentum=_sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
+                **schedule,
+            )
+        else:
+            _check_plan(plan, participation, clip, schedule)
+        loader = FixedOrderLoader.from_loader(
+            data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
+        )
+        ledger = TrainingLedger(plan, delta)
+        sums = Accumulator(parameters, clip, batch_size, ledger, roundings=shard[1])
+        if to_ftrl:
+            groups = [
+                {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
+            ]
+            lr = optimizer.param_groups[0]["lr"]
+            options = _sgd_options(optimizer)
+            source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
+        else:
+            source = ResidualNoise(parameters, plan=plan, **noise)
+        if mode == "vmap":
+            assert criterion is not None
+            module = VmapModule(model, criterion, sums, chunk_size=chunk_size)
+        else:
+            hooks = HookGradients(
+                model,
+                sums,
+                functorch=mode == "functorch",
+                batch_first=batch_first,
+                loss_reduction=loss_reduction,
+            )
+            module, undo = hooks.module, hooks.module.to_standard_module
+        order = loader.order()
+    except Exception as error:
+        refusal = error
+    try:
+        ranks.check_order(order, refusal=refusal)
+    except Exception:
+        undo()
+        raise
     # Nothing is refused from here on: a step hook stays where it was put.
     sums.noise = source
     if isinstance(source, DPFTRL):
@@ -289,18 +307,13 @@ def _participation(
     return participation_of(steps * batch_size, batch_size, passes, shuffle)
 
 
-def _shard(order_seed: int | None, group: Any) -> tuple[tuple[int, int], int | None]:
-    """Return (rank, processes) of a process group, and one order for all of them."""
+def _ranks(group: Any) -> tuple[Ranks, tuple[int, int]]:
+    """Return the processes of a group, and (rank, processes) of this one."""
     distributed = torch.distributed
+    ranks = ranks_of_group(group)
     if not (distributed.is_available() and distributed.is_initialized()):
-        return (0, 1), order_seed
-    rank, processes = distributed.get_rank(group), distributed.get_world_size(group)
-    if rank < 0:
-        raise ValueError("process_group must be one that this process belongs to")
-    shared = [order_seed if order_seed is not None else secrets.randbits(64)]
-    source = 0 if group is None else distributed.get_global_rank(group, 0)
-    distributed.broadcast_object_list(shared, src=source, group=group)
-    return (rank, processes), shared[0]
+        return ranks, (0, 1)
+    return ranks, (distributed.get_rank(group), distributed.get_world_size(group))
 
 
 # ---- Checks ----

@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import float_dtype, integer, optional
+from dpftrl_fast._validate import flag, float_dtype, integer, optional
 from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of
+from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of, ranks_of_group
 from dpftrl_fast.torch.flat.layout import ParameterLayout
 from dpftrl_fast.torch.flat.noise import FlatNoise, check_noise_state
 from dpftrl_fast.torch.flat.views import FlatViews, contiguous
@@ -81,7 +81,9 @@ class NoiseRun:
         self._reduced: Tensor | None = None
         self._seeded = noise_seed is not None
         self._before = 0  # steps of the stretches before a recovery
-        self.steps = Steps(plan.steps, lambda: self.steps_taken)
+        self.steps = Steps(
+            plan.steps, lambda: self.steps_taken, lambda: ranks_of_group(process_group)
+        )
         self.started = False
 
     @property
@@ -99,29 +101,32 @@ class NoiseRun:
         """True when a seed was given: not private."""
         return self._seeded or (self.started and self.noise.reproducible)
 
-    def start(self, groups: Groups, facts: Mapping[str, Any]) -> None:
+    def start(
+        self, groups: Groups, facts: Mapping[str, Any], *, refusal: Exception | None = None
+    ) -> None:
         """Fix the layout and make the noise source; all ranks call it together.
 
         `facts` must be the same on all ranks too. ValueError if a parameter cannot be trained so,
-        or the ranks differ.
+        or the ranks differ; what one rank refuses (`refusal` is the caller's reason) all refuse.
         """
-        layout = ParameterLayout.of(groups)
-        wide = [entry.name for entry in layout.entries if entry.dtype == torch.float64]
-        if wide and self.dtype != torch.float64:
-            raise ValueError(f"float64 parameters need dtype='float64', got 'float32': {wide[0]}")
-        parameters = layout.parameters(groups)
-        ranks = ranks_of(parameters, self._process_group)
-        local = layout.local(parameters)
-        same: dict[str, Any] = {
-            "parameters (names, shapes, dtypes, groups)": layout.fingerprint(),
-            "plan": self.plan.to_dict(),
-            "dtype": self._dtype_name,
-            **facts,
-        }
-        if ranks.reduces:
-            same["initial values (a hash)"] = _digest(local)
-        ranks.check_same(same)
-        seed, key = ranks.share(self._secret())
+        same: dict[str, Any] = {}
+        try:
+            if refusal is not None:
+                raise refusal
+            layout, ranks, local = self._laid_out(groups)
+            same |= {
+                "parameters (names, shapes, dtypes, groups)": layout.fingerprint(),
+                "plan": self.plan.to_dict(),
+                "dtype": self._dtype_name,
+                **facts,
+            }
+            if ranks.reduces:
+                same["initial values (a hash)"] = _digest(local)
+            secret = self._secret()
+        except (TypeError, ValueError, RuntimeError) as error:
+            refusal = error
+        ranks_of_group(self._process_group).check_same(same, refusal=refusal)
+        seed, key = ranks.share(secret)
         self.layout, self.ranks = layout, ranks
         self.noise = self._source(self.plan, seed=seed, key=key)
         block = {} if layout.device.type == "cpu" else {"block_size": _LONG_BLOCK}
@@ -129,6 +134,15 @@ class NoiseRun:
         self.vector = torch.empty(self.flat.size, dtype=self.dtype, device=layout.device)
         self._seed = self._key = None
         self.started = True
+
+    def _laid_out(self, groups: Groups) -> tuple[ParameterLayout, Ranks, list[Tensor]]:
+        layout = ParameterLayout.of(groups)
+        wide = [entry.name for entry in layout.entries if entry.dtype == torch.float64]
+        if wide and self.dtype != torch.float64:
+            raise ValueError(f"float64 parameters need dtype='float64', got 'float32': {wide[0]}")
+        parameters = layout.parameters(groups)
+        ranks = ranks_of(parameters, self._process_group)
+        return layout, ranks, layout.local(parameters)
 
     def _secret(self) -> tuple[Seed, bytes | None]:
         """Return the seed or the key. A fresh key is drawn only now, so that no fork shares it."""
@@ -198,9 +212,13 @@ class NoiseRun:
         except (TypeError, ValueError, RuntimeError) as error:
             refusal = error
         present = any(gradient is not None for gradient in gradients)
-        same = str(found) if compare and refusal is None else ""
         if not self.ranks.open_step(
-            self.steps.taken, present, self.layout.device, same=same, refusal=refusal
+            self.steps.taken,
+            present,
+            self.layout.device,
+            rates=str(found) if compare and refusal is None else "",
+            examples=self.steps.ids_hash() if refusal is None else "",
+            refusal=refusal,
         ):
             raise ValueError(
                 "expected the clipped gradient sum of a batch in p.grad, got None for all "
@@ -253,6 +271,7 @@ class NoiseRun:
                     f"state must have the {name} of this object (plan: the same plan; parameters: "
                     "a hash of the same names, shapes, dtypes and groups), got another"
                 )
+        flag("state's reproducible", state["reproducible"])
         if state["start"] != self._before + 1:
             raise ValueError(
                 f"state must be of noise that began with step {self._before + 1}, got "

@@ -210,17 +210,25 @@ class DPFTRL(Optimizer):
         """
         if closure is not None:
             raise ValueError("step() takes no closure: a batch may be used once only, got one")
-        with self._run.steps.alone():
-            self._step()
+        steps = self._run.steps
+        with steps.alone():
+            steps.check_order()
+            # No other call can finish a step that failed in the hooks of an `Accumulator`.
+            with steps.clearing(self._parameters(), always=steps.hooked and steps.admitted):
+                self._step()
 
     def _step(self) -> None:
         run = self._run
         # Rates are read once: before ids are admitted, where there are any.
         held = self._admitted_rates if run.steps.admitted else None
         self._admitted_rates = None
+        refusal: Exception | None = None
         if held is None and self._update is None:
-            held = self._read_rates()
-        update = self._started(held)
+            try:
+                held = self._read_rates()
+            except (TypeError, ValueError) as error:
+                refusal = error
+        update = self._started(held, refusal)
         parameters, gradients, rates = run.open_step(
             self.param_groups, lambda _: self._read_rates() if held is None else held, compare=True
         )
@@ -231,6 +239,9 @@ class DPFTRL(Optimizer):
             update.step(run.steps_taken, sums, run.vector, rates, parts, run.ranks.norm)
             for p in parameters:
                 p.grad = None
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def prepare_step(self) -> None:
         """Read the rates of the next step before its ids are admitted; refuse wrong ones."""
@@ -245,12 +256,18 @@ class DPFTRL(Optimizer):
             )
         return rates
 
-    def _started(self, rates: list[Rates] | None = None) -> FlatFTRL:
+    def _started(
+        self, rates: list[Rates] | None = None, refusal: Exception | None = None
+    ) -> FlatFTRL:
         if self._update is None:
-            run, rates = self._run, self._read_rates() if rates is None else rates
+            run = self._run
+            if rates is None and refusal is None:
+                rates = self._read_rates()
             if not run.started:
-                shown = {"rates of the groups": [vars(rate) for rate in rates]}
-                run.start(self.param_groups, {**self._settings(), **shown})
+                shown = {"rates of the groups": [vars(rate) for rate in rates or ()]}
+                run.start(self.param_groups, {**self._settings(), **shown}, refusal=refusal)
+            if rates is None:
+                rates = self._read_rates()
             parameters = run.layout.parameters(self.param_groups)
             self._update = FlatFTRL(
                 run.flat,

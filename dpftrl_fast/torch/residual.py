@@ -131,8 +131,12 @@ class ResidualNoise:
         as :meth:`DPFTRL.step`, and with a ValueError if all sums are those that the call before
         left; nothing has changed then.
         """
-        with self._started().steps.alone():
-            self._add()
+        steps = self._run.steps
+        with steps.alone():
+            steps.check_order()
+            with steps.clearing([p for group in self._groups for p in group["params"]]):
+                self._started()
+                self._add()
 
     def _add(self) -> None:
         run = self._run

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dpftrl_fast.accounting import Guard
+from dpftrl_fast.torch.flat.distributed import Order, Ranks
 
 Ints = NDArray[np.int64]
 
@@ -37,13 +40,31 @@ class Steps:
         Steps of the plan.
     noise_at : callable, optional
         Returns the position of the noise.
+    ranks : callable, optional
+        Returns the processes that share the run.
+
+    Attributes
+    ----------
+    order : callable
+        Returns what decides which examples a step has.
+    hooked : bool
+        Whether the admission comes from the hooks of an optimiser, which is not called again after
+        a step that failed.
     """
 
-    def __init__(self, declared: int, noise_at: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        declared: int,
+        noise_at: Callable[[], int] | None = None,
+        ranks: Callable[[], Ranks] = Ranks,
+    ) -> None:
         self.declared = declared
         self.guard: Guard | None = None
         self.ids: Ints | None = None
+        self.order: Callable[[], Order] = lambda: Order({}, None)
+        self.hooked = False
         self._noise_at = noise_at
+        self._ranks, self._compared = ranks, False
         self._phase = _Phase.IDLE
         self._torn = False
         self._turn = threading.Lock()
@@ -64,6 +85,19 @@ class Steps:
     def admitted(self) -> bool:
         """Whether the noise of the admitted batch is the next thing to come."""
         return self._phase is _Phase.ADMITTED
+
+    def check_order(self) -> None:
+        """Refuse, on all ranks, a run whose ranks have other orders; all call it together.
+
+        Once, with the first step. From then on each step compares its ids.
+        """
+        if not self._compared:
+            self._ranks().check_order(self.order())
+            self._compared = True
+
+    def ids_hash(self) -> str:
+        """Return a hash of the ids of the open batch, in their order."""
+        return "" if self.ids is None else hashlib.sha256(self.ids.tobytes()).hexdigest()
 
     def begin(self, ids: Ints) -> None:
         """Open the batch of the next step."""
@@ -134,6 +168,18 @@ class Steps:
         self._torn = False
         if step and self.guard is not None:
             self._phase = _Phase.NOISY
+
+    @contextmanager
+    def clearing(self, parameters: Sequence[Tensor], *, always: bool = False) -> Iterator[None]:
+        """Clear ``p.grad`` after an error that interrupts a step, or after every one."""
+        torn = self._torn
+        try:
+            yield
+        except BaseException:
+            if always or (self._torn and not torn):
+                for p in parameters:
+                    p.grad = None
+            raise
 
     def restored(self) -> None:
         """Noise and sums were loaded from a state: no interrupted step is left in them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -16,6 +17,9 @@ import dpftrl_fast as dpf
 from dpftrl_fast import accounting as acc
 from dpftrl_fast import mechanisms as mech
 from dpftrl_fast.ftrl import FTRL
+from dpftrl_fast.plan.epoch_order import steps_per_epoch
+from dpftrl_fast.plan.from_budget import participation_of
+from dpftrl_fast.run import RunJournal
 
 ONE_PASS = acc.SinglePass(8)
 EPOCHS = acc.FixedEpochs(4, 2)
@@ -47,6 +51,134 @@ MOMENTUM = Kind((*HALVES, 0), NOT_NUMBERS, (1, 1.5, -0.5, math.nan, BEYOND))
 
 def ftrl(**changed: Any) -> FTRL:
     return FTRL(np.zeros(2), **{"learning_rate": 1.0, "batch_size": 2, "steps": 4, **changed})
+
+
+def noise(**changed: Any) -> None:
+    dpf.TreeNoise(2, 1.0).load_state_dict(dpf.TreeNoise(2, 1.0).state_dict(), **changed)
+
+
+def planned(**changed: Any) -> None:
+    plan = dpf.PrivacyPlan(1.0, 2.0, ONE_PASS)
+    plan.noise(2).load_state_dict(plan.noise(2).state_dict(), **changed)
+
+
+def journal(**changed: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder, RunJournal(folder, {}, **changed):
+        pass
+
+
+def optimizer(**changed: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    from dpftrl_fast.torch import DPFTRL
+
+    plan = dpf.PrivacyPlan(1.0, 2.0, ONE_PASS)
+    w = torch.nn.Parameter(torch.zeros(2))
+    found = DPFTRL([w], 1.0, plan=plan, batch_size=2, **changed)
+    found.state_dict()
+    return found
+
+
+def residual() -> Any:
+    torch = pytest.importorskip("torch")
+    from dpftrl_fast.torch import ResidualNoise
+
+    plan = dpf.PrivacyPlan(1.0, 2.0, ONE_PASS)
+    return ResidualNoise([torch.nn.Parameter(torch.zeros(2))], plan=plan)
+
+
+def loader(**changed: Any) -> None:
+    pytest.importorskip("torch")
+    from dpftrl_fast.torch.loader import FixedOrderLoader
+
+    FixedOrderLoader(range(16), 2, dpf.PrivacyPlan(1.0, 2.0, ONE_PASS), **changed)
+
+
+def private(**changed: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("opacus")
+    from dpftrl_fast.torch import make_private
+
+    model = torch.nn.Linear(2, 1)
+    return make_private(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        torch.utils.data.DataLoader(torch.zeros(16, 2), batch_size=2),
+        **{"noise_multiplier": 2.0, "delta": 1e-5, "epochs": 1, "clip_norm": 1.0, **changed},
+    )
+
+
+def training(**changed: Any) -> None:
+    run = private()
+    from dpftrl_fast.torch.checkpoint import TrainingRun
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TrainingRun(folder, run.model, run.optimizer, run.data_loader, **changed),
+    ):
+        pass
+
+
+#: Arguments that allow or switch something: text such as "False" has a truth value, which is True.
+FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "TreeNoise.restart": ("complete", lambda v: advanced().restart(v)),
+    "TreeNoise.state_dict": ("key", lambda v: dpf.TreeNoise(2, 1.0).state_dict(key=v)),
+    "TreeNoise.load_state_dict": ("allow_fork", lambda v: noise(allow_fork=v)),
+    "PlannedNoise.load_state_dict": ("allow_fork", lambda v: planned(allow_fork=v)),
+    "RunJournal": ("allow_fork", lambda v: journal(allow_fork=v)),
+    "FixedEpochs": ("reshuffle", lambda v: acc.FixedEpochs(2, 2, reshuffle=v)),
+    "Ledger": ("realised", lambda v: acc.Ledger(ONE_PASS, 2.0, realised=v)),
+    "Ledger.epsilon_spent": (
+        "realised",
+        lambda v: acc.Ledger(ONE_PASS, 2.0, realised=True).epsilon_spent(1e-6, realised=v),
+    ),
+    "largest_epochs": ("reshuffle", lambda v: acc.largest_epochs(8.0, 1e-5, 9.0, 2, reshuffle=v)),
+    "largest_trees": ("reshuffle", lambda v: acc.largest_trees(8.0, 1e-5, 9.0, 2, reshuffle=v)),
+    "PrivacyPlan.ledger": (
+        "realised",
+        lambda v: dpf.PrivacyPlan(1.0, 2.0, ONE_PASS).ledger(realised=v),
+    ),
+    "steps_per_epoch": ("drop_last", lambda v: steps_per_epoch(4, 2, v)),
+    "participation_of one pass": ("shuffle", lambda v: participation_of(4, 2, 1, v)),
+    "participation_of": ("shuffle", lambda v: participation_of(4, 2, 2, v)),
+    "DPFTRL": ("nesterov", lambda v: optimizer(momentum=0.5, nesterov=v)),
+    "DPFTRL.load_state_dict": (
+        "allow_fork",
+        lambda v: (o := optimizer()).load_state_dict(o.state_dict(), allow_fork=v),
+    ),
+    "DPFTRL state": (
+        "state's reproducible",
+        lambda v: (o := optimizer()).load_state_dict({**o.state_dict(), "reproducible": v}),
+    ),
+    "ResidualNoise.load_state_dict": (
+        "allow_fork",
+        lambda v: (r := residual()).load_state_dict(r.state_dict(), allow_fork=v),
+    ),
+    "FixedOrderLoader shuffle": ("shuffle", lambda v: loader(shuffle=v)),
+    "FixedOrderLoader drop_last": ("drop_last", lambda v: loader(drop_last=v)),
+    "make_private shuffle": ("shuffle", lambda v: private(shuffle=v)),
+    "make_private keep_optimizer": ("keep_optimizer", lambda v: private(keep_optimizer=v)),
+    "make_private batch_first": ("batch_first", lambda v: private(batch_first=v)),
+    "TrainingRun keep_sums": ("keep_sums", lambda v: training(keep_sums=v)),
+    "TrainingRun recover": ("recover", lambda v: training(recover=v)),
+    "TrainingRun allow_fork": ("allow_fork", lambda v: training(allow_fork=v)),
+}
+FLAG_CASES = [pytest.param(*entry, id=name) for name, entry in FLAGS.items()]
+
+
+def advanced() -> dpf.TreeNoise:
+    found = dpf.TreeNoise(2, 1.0)
+    found.step()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize(("argument", "call"), FLAG_CASES)
+def test_flags_are_bools(argument: str, call: Callable[[Any], Any]) -> None:
+    for value in (True, False, np.True_, np.False_):
+        call(value)
+    for value in ("False", "", 0, 1, None, [False], np.zeros(1, bool)):
+        with pytest.raises(TypeError, match=rf"^{argument} must be a bool, got "):
+            call(value)
 
 
 ENTRIES: dict[str, tuple[str, Kind, Callable[[Any], Any]]] = {

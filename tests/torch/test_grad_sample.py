@@ -446,6 +446,25 @@ def test_the_sums_are_shown_before_the_step(linear: Any) -> None:
     assert seen == [(1, [0, 1, 2], 2)]
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_refused_write_ahead_leaves_no_sums(linear: Any, error: type[BaseException]) -> None:
+    model, sums, module = linear
+
+    def refuse(step: int, ids: Any, parts: Any) -> None:
+        assert all(part.any() for part in parts)
+        raise error
+
+    sums.before_step = refuse
+    begun(sums)
+    backward(module)
+    with pytest.raises(error):
+        sums.finish()
+    assert all(p.grad is None for p in model.parameters())
+    assert all(total is None for total in sums._sums)
+    with pytest.raises(RuntimeError, match="checkpoint"):
+        sums.finish()
+
+
 class Around(nn.Module):
     """Uses the weight of a layer without calling the layer."""
 

@@ -18,6 +18,10 @@ from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.from_budget import plan_of
 from dpftrl_fast.torch import optimizer as optimizer_module
+from dpftrl_fast.torch.flat.layout import ParameterLayout
+from dpftrl_fast.torch.flat.noise import FlatNoise
+from dpftrl_fast.torch.flat.update import FlatFTRL
+from dpftrl_fast.torch.flat.views import FlatViews
 from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.make_private import PrivateTraining, make_private
@@ -538,6 +542,34 @@ def test_noise_by_hand_is_refused_once_it_is_shared() -> None:
     assert run.noise.steps_taken == run.ledger.steps_taken == 0
     train(run, 1)
     assert run.noise.steps_taken == run.ledger.steps_taken == 3
+
+
+def interrupted(*args: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("owner", [ParameterLayout, FlatNoise, FlatViews])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_an_interrupted_step_leaves_no_sums(
+    monkeypatch: pytest.MonkeyPatch, optimizer: Any, owner: Any
+) -> None:
+    """Before the noise is begun, while it is made, and while it is added."""
+    run = private(optimizer=optimizer, noise_multiplier=SIGMA)
+    train(run, 1)
+    batches = iter(run.data_loader)
+    _, (x, y) = next(batches)
+    cross_entropy(run.model(x), y).backward()
+    with monkeypatch.context() as patch:
+        for name in ("gradients", "step", "residual", "add_from"):
+            if hasattr(owner, name):
+                patch.setattr(owner, name, interrupted)
+        if owner is FlatViews:
+            patch.setattr(FlatFTRL, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.optimizer.step()
+    assert all(p.grad is None for p in run.model.parameters())
+    with pytest.raises(RuntimeError, match="checkpoint"):
+        run.optimizer.step()
 
 
 def test_rates_are_read_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

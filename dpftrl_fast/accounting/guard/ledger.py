@@ -145,7 +145,7 @@ class Ledger(Guard, PrivacyStatement):
         >>> round(ledger.epsilon_spent(1e-6), 3), ledger.epsilon_spent(1e-6, realised=True)
         (7.342, 0.0)
         """
-        if not realised:
+        if not flag("realised", realised):
             return self.epsilon(delta, neighbours=neighbours)
         zeta = self.sensitivity_squared()
         if zeta == 0:

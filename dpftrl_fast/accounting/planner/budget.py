@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dpftrl_fast._validate import MAX_STEPS, non_negative, positive, probability, step_count
+from dpftrl_fast._validate import MAX_STEPS, flag, non_negative, positive, probability, step_count
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
@@ -203,7 +203,7 @@ def largest_trees(
     >>> largest_trees(8.0, 1e-5, 23.79, 500, steps_per_epoch=100, mechanism=Tree(complete=True))
     20
     """
-    length = step_count("tree_steps", tree_steps)
+    length, new_orders = step_count("tree_steps", tree_steps), flag("reshuffle", reshuffle)
     if not isinstance(mechanism, Tree):
         raise TypeError(f"mechanism must be a Tree, got {type(mechanism).__name__}")
     if mechanism.restart_every is not None:
@@ -227,7 +227,7 @@ def largest_trees(
         raise ValueError(f"tree_steps must be a multiple of {epoch} steps_per_epoch, got {length}")
     return budget.largest(
         "tree",
-        lambda n: FixedEpochs(epoch, n * length // epoch, reshuffle),
+        lambda n: FixedEpochs(epoch, n * length // epoch, new_orders),
         MAX_STEPS // length,
     )
 

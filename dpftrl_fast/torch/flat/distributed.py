@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,15 @@ from torch import Tensor
 from dpftrl_fast.torch.flat.tensors import is_sharded, mesh_of, shard_dimension
 
 _T = TypeVar("_T")
+
+
+class Order(NamedTuple):
+    """Order of the data as one rank has it, to be compared."""
+
+    facts: Mapping[str, Any]
+    """All that decides which examples a step has; empty where nothing is known."""
+    shard: tuple[int, int] | None
+    """(rank, processes) of its loader; None without one."""
 
 
 class Ranks:
@@ -35,8 +44,21 @@ class Ranks:
         """Return the value of rank 0."""
         return value
 
-    def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Refuse, on all ranks, facts that are not the same on all."""
+    def check_same(self, facts: Mapping[str, Any], *, refusal: Exception | None = None) -> None:
+        """Refuse, on all ranks, facts that are not the same on all.
+
+        `refusal` is this rank's reason to refuse, which is raised here and refused on all.
+        """
+        if refusal is not None:
+            raise refusal
+
+    def check_order(self, order: Order, *, refusal: Exception | None = None) -> None:
+        """Refuse, on all ranks, an order that is not the same on all, or dealt wrongly.
+
+        Each rank must have a part of every batch that no other has. `refusal` as for `check_same`.
+        """
+        if refusal is not None:
+            raise refusal
 
     def open_step(
         self,
@@ -44,13 +66,14 @@ class Ranks:
         has_gradients: bool,
         device: torch.device,
         *,
-        same: str = "",
+        rates: str = "",
+        examples: str = "",
         refusal: Exception | None = None,
     ) -> bool:
         """Refuse, on all ranks, a step that one refuses or that is not the same on all.
 
-        `same` is text that must agree on all ranks; `refusal` is this rank's reason to take no
-        step, which is raised here. Returns whether any rank has gradients.
+        `rates` and `examples` are text that must agree on all ranks; `refusal` is this rank's
+        reason to take no step, which is raised here. Returns whether any rank has gradients.
         """
         if refusal is not None:
             raise refusal
@@ -75,16 +98,31 @@ class _Group(Ranks):
         dist.broadcast_object_list(shared, src=self._source, group=self._group)
         return shared[0]
 
-    def check_same(self, facts: Mapping[str, Any]) -> None:
+    def check_same(self, facts: Mapping[str, Any], *, refusal: Exception | None = None) -> None:
+        _refuse_different(self._gathered(dict(facts), refusal))
+
+    def check_order(self, order: Order, *, refusal: Exception | None = None) -> None:
+        everywhere: list[Order] = self._gathered(order, refusal)
+        _refuse_different([own.facts for own in everywhere])
+        size, shards = len(everywhere), [own.shard for own in everywhere]
+        if all(shard is None for shard in shards):
+            return
+        if set(shards) != {(part, size) for part in range(size)}:
+            raise ValueError(
+                f"the loaders of the {size} ranks must have the shards (0, {size}) to ({size - 1}, "
+                f"{size}), one each, so that an example is in one sum only, got {shards}"
+            )
+
+    def _gathered(self, value: Any, refusal: Exception | None) -> list[Any]:
+        """Return the values of all ranks; refuse where one refuses."""
         everywhere: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everywhere, dict(facts), group=self._group)
-        for name in facts:
-            for rank, other in enumerate(everywhere):
-                if other[name] != everywhere[0][name]:
-                    raise ValueError(
-                        f"all ranks must have the same {name}: rank 0 has "
-                        f"{everywhere[0][name]!r}, rank {rank} {other[name]!r}"
-                    )
+        dist.all_gather_object(everywhere, (refusal is not None, value), group=self._group)
+        if refusal is not None:
+            raise refusal
+        for rank, (refused, _) in enumerate(everywhere):
+            if refused:
+                raise ValueError(f"expected a run that all ranks accept, got rank {rank} refusing")
+        return [own for _, own in everywhere]
 
     def open_step(
         self,
@@ -92,22 +130,35 @@ class _Group(Ranks):
         has_gradients: bool,
         device: torch.device,
         *,
-        same: str = "",
+        rates: str = "",
+        examples: str = "",
         refusal: Exception | None = None,
     ) -> bool:
-        told = int.from_bytes(hashlib.sha256(same.encode()).digest()[:7], "little")
-        own = [step, -step, int(has_gradients), told, -told, int(refusal is not None)]
-        highest = torch.tensor(own, device=device)
+        own = [
+            step,
+            int(has_gradients),
+            int(refusal is not None),
+            _number(rates),
+            _number(examples),
+        ]
+        highest = torch.tensor([*own, *(-value for value in own)], device=device)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=self._group)
-        last, first, any_gradients, most, least, refused = highest.tolist()
+        last, any_gradients, refused, *told, first, _, _, least_rates, least_examples = (
+            highest.tolist()
+        )
         if refusal is not None:
             raise refusal
         if refused:
             raise ValueError("expected all ranks to take the step, got one that refuses it")
         if last != -first:
             raise ValueError(f"all ranks must be at the same step, got steps {-first} to {last}")
-        if most != -least:
-            raise ValueError(f"all ranks must have the same rates of the groups, here {same}")
+        if told[0] != -least_rates:
+            raise ValueError(f"all ranks must have the same rates of the groups, here {rates}")
+        if told[1] != -least_examples:
+            raise ValueError(
+                f"all ranks must have the same ids in the batch of step {last}, got others: each "
+                "rank announces the whole batch, and hands in the gradients of its own rows"
+            )
         return bool(any_gradients)
 
     def _word_of_rank_0(self, squares: Tensor) -> float:
@@ -172,6 +223,35 @@ def ranks_of(parameters: Iterable[Tensor], process_group: Any = None) -> Ranks:
     if is_sharded(parameters[0]):
         return _shards(parameters, group, size)
     return Ranks() if size == 1 else Replicas(group)
+
+
+def ranks_of_group(process_group: Any = None) -> Ranks:
+    """Return the processes of a group, whatever the parameters; only to compare and to share.
+
+    ValueError if this process is not in the group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return Ranks()
+    group = dist.group.WORLD if process_group is None else process_group
+    size = dist.get_world_size(group)
+    if size < 1:
+        raise ValueError("process_group must be one that this process belongs to")
+    return Ranks() if size == 1 else Replicas(group)
+
+
+def _refuse_different(everywhere: Sequence[Mapping[str, Any]]) -> None:
+    first = everywhere[0]
+    for name in dict.fromkeys(name for facts in everywhere for name in facts):
+        for rank, other in enumerate(everywhere):
+            if name not in first or name not in other or other[name] != first[name]:
+                raise ValueError(
+                    f"all ranks must have the same {name}: rank 0 has "
+                    f"{first.get(name, 'none')!r}, rank {rank} {other.get(name, 'none')!r}"
+                )
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
 
 
 def _shards(parameters: list[Tensor], group: Any, size: int) -> Shards:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import integer
+from dpftrl_fast._validate import flag, integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, key_of_seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
@@ -117,6 +117,7 @@ class FlatNoise:
         A state of other ranges or another plan, broken, or behind this object's position is refused
         with a TypeError or ValueError; nothing has changed then.
         """
+        fork = flag("allow_fork", allow_fork)
         check_noise_state(state)
         ranges = [list(pair) for pair in self._ranges]
         if state["ranges"] != ranges:
@@ -127,7 +128,7 @@ class FlatNoise:
         if len(vectors) != len(ranges):
             raise ValueError(f"state must have vectors of {len(ranges)} ranges, got {len(vectors)}")
         if not self._pieces:
-            self._load_count(state["steps_taken"], allow_fork)
+            self._load_count(state["steps_taken"], fork)
             return
         if state["common"].get("key") is None:
             raise ValueError("state must have its key, got none")
@@ -144,7 +145,7 @@ class FlatNoise:
         others = [self._make(count, offset=first) for first, count in self._ranges[1:]]
         for piece, own in zip(others, states[1:], strict=True):
             piece.load_state_dict(own)
-        self._pieces[0].load_state_dict(states[0], allow_fork=allow_fork)
+        self._pieces[0].load_state_dict(states[0], allow_fork=fork)
         self._pieces[1:] = others
         self._taken = self._pieces[0].steps_taken
         self._reproducible = self._pieces[0].reproducible

@@ -11,7 +11,8 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 
 from dpftrl_fast._validate import integer, integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
+from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
     contribution_limit,
@@ -83,6 +85,9 @@ class Accumulator:
     ----------
     source : Source or None
         Where gradients are fetched from; None where they are handed to :meth:`add`.
+    order : callable or None
+        Returns what decides which examples a step has, to be compared over ranks: the attached
+        loader's.
     before_step : callable or None
         Called with (step, ids, list of sums) after the sums are written and before the optimiser
         sees them, to write ahead what the step will use. The sums are a secret.
@@ -120,6 +125,8 @@ class Accumulator:
         self.batch_size = positive_integer("batch_size", batch_size)
         self.guard = guard
         self.source: Source | None = None
+        self.order: Callable[[], Order] | None = None
+        self._hooked = False
         self.noise = None
         self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None
         dtypes = {sum_dtype(p.dtype) for p in self.parameters}
@@ -143,6 +150,11 @@ class Accumulator:
         self._noise = noise
         self._steps = Steps(self.guard.steps) if noise is None else noise.run_steps
         self._steps.guard = self.guard
+        self._steps.order, self._steps.hooked = self._order, self._hooked
+
+    def _order(self) -> Order:
+        found = Order({}, None) if self.order is None else self.order()
+        return found._replace(facts={"batch_size": self.batch_size, **found.facts})
 
     @property
     def steps_taken(self) -> int:
@@ -172,6 +184,7 @@ class Accumulator:
         `after_sum` is called when the sums are in ``p.grad``.
         """
         self._check_same(optimizer)
+        self._hooked = self._steps.hooked = True
 
         def before(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             # torch hands over the optimiser itself as the first argument.
@@ -181,11 +194,13 @@ class Accumulator:
                     "step() takes no closure: a batch is for one backward pass, got one"
                 )
             self._check_same(stepping)
+            self._steps.check_order()
             if check is not None:
                 check()
             self.finish()
             if after_sum is not None:
-                after_sum()
+                with self._clearing():
+                    after_sum()
 
         def after(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.done()
@@ -271,8 +286,10 @@ class Accumulator:
         """Admit the ids of the step and write the sums of the batch into ``p.grad``.
 
         ValueError if no batch is open, not all of its rows came, the plan does not declare its ids,
-        or the noise is at another step.
+        or the noise is at another step; or if ranks have other orders. An error after the admission
+        ends the run, and ``p.grad`` is cleared.
         """
+        self._steps.check_order()
         self._steps.check_between()
         ids = self._steps.ids
         if ids is None:
@@ -286,15 +303,27 @@ class Accumulator:
                 f"it after {self._rows}"
             )
         self._steps.admit()
-        for i, p in enumerate(self.parameters):
-            total, dtype = self._sums[i], sum_dtype(p.dtype)
-            _let_grad_be_a_sum(p)
-            p.grad = torch.zeros_like(p, dtype=dtype) if total is None else total.to(dtype)
-            self._sums[i] = None
-        if self.before_step is not None:
-            sums = [p.grad for p in self.parameters if p.grad is not None]
-            self.before_step(self.steps_taken, ids, sums)
-        self._steps.due()
+        with self._clearing():
+            for i, p in enumerate(self.parameters):
+                total, dtype = self._sums[i], sum_dtype(p.dtype)
+                _let_grad_be_a_sum(p)
+                p.grad = torch.zeros_like(p, dtype=dtype) if total is None else total.to(dtype)
+                self._sums[i] = None
+            if self.before_step is not None:
+                sums = [p.grad for p in self.parameters if p.grad is not None]
+                self.before_step(self.steps_taken, ids, sums)
+            self._steps.due()
+
+    @contextmanager
+    def _clearing(self) -> Iterator[None]:
+        """Leave no sums without noise behind after an error that ends the run."""
+        try:
+            yield
+        except BaseException:
+            self._sums = [None] * len(self.parameters)
+            for p in self.parameters:
+                p.grad = None
+            raise
 
     def done(self) -> None:
         """Close the batch after its step."""

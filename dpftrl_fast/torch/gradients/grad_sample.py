@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from dpftrl_fast._validate import choice, optional, positive_integer
+from dpftrl_fast._validate import choice, flag, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.layers import check_layers
 
@@ -72,11 +72,14 @@ class HookGradients:
         from dpftrl_fast.torch.gradients.rows import PlainStrides, watch_rows
 
         choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        flag("batch_first", batch_first)
         if isinstance(model, AbstractGradSampleModule):
             raise ValueError("model must not be wrapped by Opacus yet, got one that is")
         if hasattr(model, "autograd_grad_sample_hooks"):
             raise ValueError("model must not be made private before, got one that has hooks")
-        check_layers(model, "functorch" if functorch else "hooks", batch_first=batch_first)
+        check_layers(
+            model, "functorch" if flag("functorch", functorch) else "hooks", batch_first=batch_first
+        )
         _check_owned(model, accumulator)
         self._parameters = accumulator.parameters
         self._layers = list(model.modules())

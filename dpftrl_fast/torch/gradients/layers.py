@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpftrl_fast._validate import choice
+from dpftrl_fast._validate import choice, flag, optional
 
 GradSampleMode = Literal["hooks", "functorch", "vmap"]
 
@@ -87,10 +87,11 @@ def incompatible_layers(
     '1 (BatchNorm1d): '
     """
     check_mode(mode)
+    first = optional(flag, "batch_first", batch_first)
     return [
         f"{name or 'the model'} ({type(layer).__name__}): {reason}"
         for name, layer in model.named_modules()
-        for reason in _reasons(layer, mode, batch_first)
+        for reason in _reasons(layer, mode, first)
     ]
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dpftrl_fast._validate import flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
@@ -110,7 +111,7 @@ class _Watch:
         batch_first: bool,
     ) -> None:
         self._module, self._sums, self._settle = module, sums, settle
-        self._dim = 0 if batch_first else 1
+        self._dim = 0 if flag("batch_first", batch_first) else 1
         self._tried = False
         self._seen: dict[str, list[Tensor]] | None = None  # inputs of the layers, in a trial
         model: nn.Module = module._module
