@@ -171,7 +171,9 @@ def _declared(schema: Schema, given: Mapping[str, Any]) -> Schema:
         schema = schema.with_task(given["task"])
     if given["x_norm_bound"] is not None:
         schema = schema.with_row_norm_bound(given["x_norm_bound"])
-    group_column = given["group_column"] or schema.group_column
+    group_column = given["group_column"]  # an empty name is given too, and refused
+    if group_column is None:
+        group_column = schema.group_column
     if group_column is not None:
         schema = schema.with_groups(group_column, given["users"])
     elif given["users"] is not None:

@@ -162,7 +162,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
         groups: users), the last one at most the rest of the horizon. Values are never refused: a
-        row with NaN, infinity or an unknown class keeps its slot and counts as zero.
+        row with NaN, infinity or an unknown class keeps its slot and counts as zero. So does a row
+        whose user is missing, as one of a user of its own.
 
         Parameters
         ----------

@@ -136,7 +136,9 @@ class DaskRows(RowSource):
         cut = []
         for chunk, own in groupby(parts, lambda part: part.chunk):
             rows, targets = self._rows[chunk], self._targets[chunk]
-            cut += [_later(_cut, rows, targets, p.begin, p.end, self._dtype, encode) for p in own]
+            declared = int(self._bounds[chunk + 1] - self._bounds[chunk])
+            form = _Form(declared, self._dtype, encode)
+            cut += [_later(_cut, rows, targets, p.begin, p.end, form) for p in own]
         return cast(Sequence[Any], _persist(*cut))
 
 
@@ -160,6 +162,14 @@ class _Part(NamedTuple):
     chunk: int
     begin: int
     end: int
+
+
+class _Form(NamedTuple):
+    """Declared number of rows of a chunk, and how its rows and targets are encoded."""
+
+    rows: int
+    dtype: np.dtype[Any]
+    encode: Encode
 
 
 class _Task(NamedTuple):
@@ -187,11 +197,16 @@ def _started_early(tasks: Iterator[_Task], count: int) -> Iterator[_Task]:
 # ---- Work of the workers ----
 
 
-def _cut(
-    rows: Any, targets: Any, begin: int, end: int, dtype: np.dtype[Any], encode: Encode
-) -> Batch:
-    X = np.ascontiguousarray(rows[begin:end], dtype=dtype)
-    return Batch(X, encode(np.asarray(targets[begin:end])))
+def _cut(rows: Any, targets: Any, begin: int, end: int, form: _Form) -> Batch:
+    # Fewer rows than declared would let later ones move up into other batches.
+    if not len(rows) == len(targets) == form.rows:
+        raise RuntimeError(
+            f"a chunk must have the {form.rows} rows that its collection declares, got "
+            f"{len(rows)} rows and {len(targets)} targets: a task may not drop rows; compute the "
+            "chunk sizes after it"
+        )
+    X = np.ascontiguousarray(rows[begin:end], dtype=form.dtype)
+    return Batch(X, form.encode(np.asarray(targets[begin:end])))
 
 
 def _sums(summing: Callable[[Batch], Any], parts: list[Batch]) -> Any:

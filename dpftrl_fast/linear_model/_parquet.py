@@ -134,7 +134,10 @@ class DatasetRows(RowSource):
         known = values.is_valid().to_numpy(zero_copy_only=False)
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        if values.null_count and _is_number(values.type):
+        if not _is_number(values.type):
+            labels, readable = _labels(values)
+            return np.where(known & readable, encode(labels), np.nan)
+        if values.null_count:
             values = values.fill_null(False if types.is_boolean(values.type) else 0)
         return np.where(known, encode(values.to_numpy(zero_copy_only=False)), np.nan)
 
@@ -152,6 +155,8 @@ class DatasetRows(RowSource):
             values = record.column(0)
             if types.is_dictionary(values.type):
                 values = values.dictionary_decode()
+            if not _is_number(values.type):
+                values = _bytes(values)
             if values.null_count or (
                 types.is_floating(values.type)
                 and not np.all(np.isfinite(values.to_numpy(zero_copy_only=False)))
@@ -229,6 +234,27 @@ def _as_floats(values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return numbers as floats, NaN for null; no value raises."""
     floats = values.cast(pa.from_numpy_dtype(dtype), safe=False)
     return np.asarray(floats.to_numpy(zero_copy_only=False))
+
+
+def _bytes(values: Any) -> Any:
+    """Return strings as bytes: a file can hold strings that are no UTF-8, and none raises."""
+    return values.cast(pa.large_binary() if types.is_large_string(values.type) else pa.binary())
+
+
+def _labels(values: Any) -> tuple[NDArray[np.object_], NDArray[np.bool_]]:
+    """Return strings as objects, and whether each is valid UTF-8; "" for one that is not."""
+    coded = _bytes(values).dictionary_encode()
+    texts: list[str] = []
+    valid: list[bool] = []
+    for word in coded.dictionary.to_pylist():
+        try:
+            texts.append(word.decode())
+            valid.append(True)
+        except UnicodeDecodeError:
+            texts.append("")
+            valid.append(False)
+    code = np.asarray(coded.indices.fill_null(len(texts)))
+    return np.array([*texts, ""], dtype=object)[code], np.array([*valid, False])[code]
 
 
 def _is_number(kind: Any) -> bool:

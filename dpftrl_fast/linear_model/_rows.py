@@ -125,20 +125,30 @@ def group_numbers(groups: Any, rows: int) -> Ints:
     >>> group_numbers(["b", "a", "b"], 3).tolist()
     [0, 1, 0]
     """
-    given = as_labels(groups)
-    if given.shape != (rows,):
-        raise ValueError(f"groups must have shape ({rows},), one a row, got shape {given.shape}")
+    given, missing = labels_of_users(groups, rows)
+    if missing.any():
+        raise ValueError(
+            "groups must name a user for every row, got NaN, infinity or a missing one"
+        )
     if given.dtype.kind == "O":
-        if any(_is_missing(label) for label in given):
-            raise ValueError("groups must name a user for every row, got a missing one")
         numbers: dict[Any, int] = {}
         return np.array([numbers.setdefault(label, len(numbers)) for label in given], np.int64)
-    if given.dtype.kind in "fcmM" and not np.all(np.isfinite(given)):
-        raise ValueError("groups must be finite, got NaN, infinity or NaT")
     _, first, inverse = np.unique(given, return_index=True, return_inverse=True)
     rank = np.empty(first.size, dtype=np.int64)
     rank[np.argsort(first)] = np.arange(first.size)
     return rank[inverse.reshape(-1)]
+
+
+def labels_of_users(groups: Any, rows: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the labels of users, one a row, and which are missing: None, NaN, NaT or infinite."""
+    given = as_labels(groups)
+    if given.shape != (rows,):
+        raise ValueError(f"groups must have shape ({rows},), one a row, got shape {given.shape}")
+    if given.dtype.kind == "O":
+        return given, np.array([_is_missing(label) for label in given], dtype=np.bool_)
+    if given.dtype.kind in "fcmM":
+        return given, ~np.isfinite(given)
+    return given, np.zeros(rows, dtype=np.bool_)
 
 
 def as_labels(values: Any) -> NDArray[Any]:

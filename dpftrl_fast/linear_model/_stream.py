@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -12,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.convex.row_batches import Batch, Rows
-from dpftrl_fast.linear_model._rows import MemoryRows, as_labels, group_numbers
+from dpftrl_fast.linear_model._rows import (
+    MemoryRows,
+    as_labels,
+    group_numbers,
+    labels_of_users,
+)
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
 
 
@@ -84,18 +90,33 @@ def refuse_other_classes(targets: Targets, classes: Any) -> None:
 
 
 def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> Batch:
-    """Return the batch of one step of a stream; a user has the same id in every step."""
-    source = MemoryRows(X, targets, groups)
-    batch = source.batch(slice(0, source.units), targets)
+    """Return the batch of one step of a stream; a user has the same id in every step.
+
+    Labels are private values, so that none is refused here: a row without a user is one of a user
+    of its own, and counts as zero.
+    """
     if groups is None:
-        return batch
-    _, first = np.unique(group_numbers(groups, len(X)), return_index=True)
-    labels = as_labels(groups)[first].tolist()
-    return batch._replace(ids=np.array([_lasting_id(label) for label in labels], dtype=np.int64))
+        source = MemoryRows(X, targets)
+        return source.batch(slice(0, source.units), targets)
+    labels, missing = labels_of_users(groups, len(X))
+    if missing.any():
+        labels, targets = labels.astype(object), np.where(missing, np.nan, targets)
+        labels[missing] = [_Nobody() for _ in range(np.count_nonzero(missing))]
+    source = MemoryRows(X, targets, labels)
+    batch = source.batch(slice(0, source.units), targets)
+    _, first = np.unique(group_numbers(labels, len(X)), return_index=True)
+    ids = [_lasting_id(label) for label in labels[first].tolist()]
+    return batch._replace(ids=np.array(ids, dtype=np.int64))
+
+
+class _Nobody:
+    """Label of a row without a user: equal to no other."""
 
 
 def _lasting_id(label: Any) -> int:
     """Return 63 bits of the hash of a user's label: the same for 5, 5.0 and a NumPy 5."""
+    if isinstance(label, _Nobody):
+        return secrets.randbits(63)
     if isinstance(label, Integral):
         label = int(label)
     elif isinstance(label, Real) and float(label).is_integer():

@@ -38,7 +38,8 @@ def numbers(column: Any) -> npt.NDArray[np.float64]:
         try:
             parsed = pc.if_else(missing, None, column).cast(pa.float64())
         except pa.ArrowInvalid:
-            parsed = pa.array([_cell(cell) for cell in column.to_pylist()], pa.float64())
+            cells = column.cast(pa.binary()).to_pylist()  # they may be no UTF-8
+            parsed = pa.array([_cell(cell) for cell in cells], pa.float64())
     else:
         parsed = column.cast(pa.float64(), safe=False)
     array = np.asarray(parsed).astype(np.float64)  # a copy that may be written
@@ -112,10 +113,11 @@ def is_category(kind: pa.DataType) -> bool:
     )
 
 
-def _cell(cell: str | None) -> float | None:
-    if cell is None or cell in _NO_NUMBER or "_" in cell:
+def _cell(cell: bytes | None) -> float | None:
+    if cell is None or b"_" in cell:
         return None
     try:
-        return float(cell)
-    except ValueError:
+        text = cell.decode()
+        return None if text in _NO_NUMBER else float(text)
+    except ValueError:  # UnicodeDecodeError is one
         return None

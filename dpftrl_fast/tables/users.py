@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.tables.cells import codes, texts
+from dpftrl_fast.tables.cells import texts
 from dpftrl_fast.tables.encoding import Encoder, Rows
 from dpftrl_fast.tables.reader import TableError, TableReader
 
@@ -23,6 +23,9 @@ Ints = npt.NDArray[np.int64]
 
 class UserNumbers:
     """Numbers users in order of first appearance, by the text of their cells.
+
+    Cells are compared as bytes: text that is no UTF-8, which a Parquet file can hold, raises
+    nothing and is a user like any other.
 
     Examples
     --------
@@ -35,20 +38,28 @@ class UserNumbers:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def of(self, column: Any) -> Ints:
         """Return the number of the user of every cell, -1 for a missing cell."""
-        import pyarrow.compute as pc
+        import pyarrow as pa
 
-        column = texts(column)
-        labels = tuple(label for label in pc.unique(column).to_pylist() if label)
-        numbers = [self._numbers.setdefault(label, len(self._numbers)) for label in labels]
-        code = codes(column, labels)
-        return np.array([*numbers, -1], dtype=np.int64)[np.maximum(code, -1)]
+        coded = texts(column).cast(pa.binary()).dictionary_encode()
+        parts = coded.chunks if isinstance(coded, pa.ChunkedArray) else [coded]
+        found = [self._of_part(part) for part in parts]
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
+    def _of_part(self, coded: Any) -> Ints:
+        labels: list[bytes] = coded.dictionary.to_pylist()
+        numbers = [
+            self._numbers.setdefault(label, len(self._numbers)) if label else -1 for label in labels
+        ]
+        code: Ints = np.asarray(coded.indices.fill_null(len(labels)))
+        users: Ints = np.array([*numbers, -1], dtype=np.int64)
+        return users[code]
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,7 @@ LEAST_SQUARES = {"method": "least-squares"}
         ("y", {"group_column": "who", "users": 7}, "expected at most 7 users"),
         ("y", {"group_column": "y", "users": 9}, "another column than the target 'y'"),
         ("y", {"group_column": "nobody", "users": 9}, "expected one column 'nobody'"),
+        ("y", {"group_column": ""}, "group_column"),
         ("y", {"group_column": "who", "users": 9, "rows": 39}, "expected at most 39 rows"),
         ("y", {"rows": 39, "epochs": 2}, "expected at most 39 rows"),
         ("m", {"these_rows_are_public": True},

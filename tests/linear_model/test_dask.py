@@ -305,6 +305,25 @@ def test_a_bad_row_keeps_its_slot_and_counts_as_zero(cls, place, bad):
     assert_same(one, make(cls, **parameters).fit(*arrays(x, targets)))
 
 
+@pytest.mark.parametrize("part", ["X", "y", "both"])
+@pytest.mark.parametrize("change", ["fewer", "more"])
+def test_a_chunk_with_other_rows_than_declared_is_refused(part, change):
+    """Otherwise later rows of the chunk would be in other batches, in full fits too."""
+    X, y = rows(DPFTRLRegressor)
+
+    def given(values, changed):
+        if changed:
+            kept = np.delete(values, 2, 0) if change == "fewer" else np.repeat(values, 2, 0)[:61]
+        else:
+            kept = values
+        return da.from_delayed(dask.delayed(kept), shape=values.shape, dtype=float, meta=values[:0])
+
+    model = make(DPFTRLRegressor)
+    with pytest.raises(RuntimeError, match="a chunk must have the 60 rows that its collection"):
+        model.fit(given(X, part != "y"), given(y, part != "X"))
+    assert learned(model) == set()
+
+
 def test_predictions_of_an_array():
     X, y = rows(DPFTRLRegressor)
     model = make(DPFTRLRegressor).fit(*arrays(X, y))

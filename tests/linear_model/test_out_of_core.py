@@ -180,6 +180,40 @@ def test_a_label_that_is_not_declared_counts_as_zero():
     assert_same(one, make(DPFTRLClassifier, **parameters).fit(ds.dataset(table(X, other)), "y"))
 
 
+def strings(words, kind="string"):
+    """Return strings of any bytes, as a file may hold them."""
+    values = pa.array(words, pa.binary() if kind != "large_string" else pa.large_binary())
+    kinds = {"string": pa.string(), "large_string": pa.large_string(), "dictionary": pa.string()}
+    found = pa.Array.from_buffers(kinds[kind], len(values), values.buffers())
+    return found.dictionary_encode() if kind == "dictionary" else found
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+@pytest.mark.parametrize("source", ["table", "file"])
+def test_a_label_that_is_no_utf_8_counts_as_zero(kind, source, tmp_path):
+    X, y = rows(DPFTRLClassifier)
+    words = [b"no", b"yes"]
+    labels = [b"\xff" if i == 33 else words[label] for i, label in enumerate(y)]
+    zero = X.copy()
+    zero[33] = 0.0
+    parameters = {"noise_seed": 1, "fit_intercept": False, "classes": ["no", "yes"]}
+    one = make(DPFTRLClassifier, **parameters).fit(zero, np.array(["no", "yes"])[y])
+    whole = table(X, strings(labels, kind))
+    given = ds.dataset(whole) if source == "table" else folder(tmp_path / "rows", whole)
+    assert_same(one, make(DPFTRLClassifier, **parameters).fit(given, "y"))
+
+
+def test_users_whose_labels_are_no_utf_8_are_users():
+    X, y = rows(DPFTRLRegressor)
+    numbers = np.repeat(np.arange(20), 3)
+    who = strings([b"\xfe" + bytes([65 + number]) for number in numbers])
+    one = make(DPFTRLRegressor, noise_seed=1, batch_size=4).fit(X, y, groups=numbers)
+    given = ds.dataset(table(X, y, who=who))
+    assert_same(
+        one, make(DPFTRLRegressor, noise_seed=1, batch_size=4).fit(given, "y", groups="who")
+    )
+
+
 # ---- Memory ----
 
 

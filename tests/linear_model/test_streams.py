@@ -282,12 +282,38 @@ MISSING: dict[str, Any] = {
 
 @linear
 @pytest.mark.parametrize("groups", MISSING.values(), ids=MISSING.keys())
-def test_a_row_without_a_user_is_refused(cls: Any, groups: Any) -> None:
+def test_a_row_without_a_user_is_refused_before_the_fit(cls: Any, groups: Any) -> None:
     X, y = rows(cls, n=4)
-    with pytest.raises(ValueError, match="groups must"):
+    with pytest.raises(ValueError, match="groups must name a user for every row"):
         make(cls, batch_size=2).fit(X, y, groups=groups)
-    with pytest.raises(ValueError, match="groups must"):
-        make(cls, batch_size=4, horizon=8).partial_fit(X, y, groups=groups, **first_of(cls))
+
+
+@linear
+@pytest.mark.parametrize("groups", MISSING.values(), ids=MISSING.keys())
+def test_a_row_without_a_user_counts_as_zero_in_a_stream(cls: Any, groups: Any) -> None:
+    """A refusal between releases would reveal it; twice in a stream it is no one twice."""
+    X, y = rows(cls, n=8)
+    labels = np.array(["d", "e", "f", "g"], dtype=object)
+    empty = X.copy()
+    empty[[1, 6]] = np.nan
+    later = labels.copy()
+    later[2] = None
+    parameters = {"batch_size": 4, "horizon": 8, "noise_seed": 1}
+    one, other = make(cls, **parameters), make(cls, **parameters)
+    one.partial_fit(X[:4], y[:4], groups=groups, **first_of(cls))
+    one.partial_fit(X[4:], y[4:], groups=later)
+    other.partial_fit(empty[:4], y[:4], groups=np.arange(4), **first_of(cls))
+    other.partial_fit(empty[4:], y[4:], groups=np.arange(4, 8))
+    np.testing.assert_array_equal(one.coef_, other.coef_)
+    assert one.n_steps_ == 2
+
+
+@linear
+def test_a_batch_without_any_user_is_a_step(cls: Any) -> None:
+    X, y = rows(cls, n=4)
+    model = make(cls, batch_size=4, horizon=8)
+    model.partial_fit(X, y, groups=np.full(4, np.nan), **first_of(cls))
+    assert model.n_steps_ == 1
 
 
 SAME: dict[str, tuple[Any, Any]] = {

@@ -23,6 +23,7 @@ from dpftrl_fast.tables import (
     users,
     validate,
 )
+from dpftrl_fast.tables.cells import numbers as number_cells
 from dpftrl_fast.tables.schema import Schema
 
 SCHEMA = Schema.from_dict(
@@ -125,6 +126,26 @@ def test_users_are_numbered_as_they_appear() -> None:
     assert numbers.of(pa.array(["", None])).tolist() == [-1, -1]
     assert numbers.of(pa.array([], pa.string())).tolist() == []
     assert numbers.of(pa.array(["y", "z", "x"])).tolist() == [1, 2, 0] and len(numbers) == 3
+
+
+def no_utf_8(words: list[bytes]) -> pa.Array:
+    values = pa.array(words, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(values), values.buffers())
+
+
+def test_cells_that_are_no_utf_8_raise_nothing(tmp_path: Path) -> None:
+    """An error of a decoder would show bytes of a private cell."""
+    numbers = users.UserNumbers()
+    who = no_utf_8([b"a", b"\xfe", b"b", b"\xff", b"\xfe"])
+    assert numbers.of(who).tolist() == [0, 1, 2, 3, 1]
+    assert numbers.of(pa.chunked_array([who[1:3], who[:1]])).tolist() == [1, 2, 0]
+    cells = no_utf_8([b"1.5", b"\xff", b"x", b"", b"1_0"])
+    np.testing.assert_array_equal(number_cells(cells), [1.5, np.nan, np.nan, np.nan, np.nan])
+    path = tmp_path / "t.parquet"
+    columns = {"who": who, "c": no_utf_8([b"1", b"2", b"\xff", b"1", b"2"])}
+    parquet.write_table(pa.table({**columns, "y": [1.0, 2.0, 3.0, 4.0, 5.0]}), path)
+    found = rows_by_user(TableReader(path, SCHEMA))
+    assert np.diff(found.bounds).tolist() == [1, 2, 1, 1]
 
 
 # ---- Passes ----
