@@ -57,6 +57,7 @@ def trained(grid: Grid) -> tuple[DPFTRLStrategy, Any]:
         delta=1e-5,
         client_id=AskClients(),
         momentum=0.5,
+        report_metrics=True,
         noise_seed=7,
     )
     return strategy, strategy.start(grid, record(model()))
