@@ -80,7 +80,7 @@ test-fast: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
 	$(PYTEST) $(addprefix tests/,$(FAST)) -m 'not slow and not process and not long'
 
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
-	$(PYTEST) tests -m slow
+	$(PYTEST) $(shell grep -rl 'mark\.slow' tests --include='test_*.py') -m slow
 
 bench: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(BIN)/pytest benches --benchmark-only

@@ -25,8 +25,6 @@ using namespace dpftrl;
 
 namespace {
 
-constexpr std::size_t kMemories[] = {Memory::kStored, Memory::kRegenerate, 1, 2, 4};
-
 TreeConfig config_of(Variant variant, std::size_t memory, std::size_t size, std::size_t threads) {
   TreeConfig c;
   for (std::uint32_t i = 0; i < 8; ++i) c.key.words[i] = 77 * (i + 1);
@@ -150,15 +148,13 @@ void interruptions() {
   NoiseKernels cheap = kScalarKernels;
   cheap.f64.fill = fill_cheaply;
   std::vector<TreeConfig> few_coordinates, many_tiles;
-  for (const std::size_t memory : kMemories) {
-    // Honaker needs many nodes for a jump; vanilla, where one vector is kept at most, needs many tiles.
+  // Honaker needs many nodes for a jump; vanilla, where one vector is kept at most, needs many tiles.
+  for (const std::size_t memory : {Memory::kStored, Memory::kRegenerate, std::size_t{2}}) {
     few_coordinates.push_back(config_of(Variant::honaker, memory, 3, 1));
-    if (memory > 1 && memory != Memory::kStored) continue;
-    for (const std::size_t threads : {1u, 3u}) {
-      if (memory == Memory::kStored && threads > 1) continue;
-      many_tiles.push_back(config_of(Variant::vanilla, memory, 1024 * 600, threads));
-      many_tiles.back().kernels = &cheap;
-    }
+  }
+  for (const std::size_t memory : {Memory::kStored, Memory::kRegenerate}) {
+    many_tiles.push_back(config_of(Variant::vanilla, memory, 1024 * 450, memory == Memory::kStored ? 1 : 3));
+    many_tiles.back().kernels = &cheap;
   }
   interrupted_run<float>(few_coordinates, 17000, 34001, {1, 2, 1});
   interrupted_run<double>(many_tiles, (std::uint64_t{1} << 44) - 2, (std::uint64_t{1} << 45) - 2, {1});
