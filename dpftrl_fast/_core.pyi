@@ -86,6 +86,18 @@ def prefix_error(
     variance: NDArray[np.float64],
     smoothed: NDArray[np.float64],
 ) -> None: ...
+def solve_banded(
+    band: NDArray[np.float64], x: NDArray[np.float64], out: NDArray[np.float64]
+) -> None: ...
+def solve_buffers(
+    decay: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    x: NDArray[np.float64],
+    out: NDArray[np.float64],
+) -> None: ...
+def buffers_column(
+    decay: NDArray[np.float64], scale: NDArray[np.float64], out: NDArray[np.float64]
+) -> None: ...
 def min_separation_counts(
     trees: Sequence[tuple[int, int, bool]],
     most_uses: int,

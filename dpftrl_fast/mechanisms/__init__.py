@@ -11,13 +11,27 @@ Examples
 
 import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - registers the error of a tree
 from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, mechanism_from_dict
+from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
+from dpftrl_fast.mechanisms.toeplitz.values import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    Identity,
+    ToeplitzMechanism,
+)
 from dpftrl_fast.mechanisms.tree import Completion, Tree
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout, Variant
 
 __all__ = [
+    "BandedInverse",
+    "BandedToeplitz",
+    "BufferedToeplitz",
     "Completion",
+    "Identity",
     "Layout",
     "Mechanism",
+    "ToeplitzLayout",
+    "ToeplitzMechanism",
     "Tree",
     "TreeLayout",
     "Variant",

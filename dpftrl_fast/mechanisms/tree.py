@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dpftrl_fast._validate import choice, flag, optional, positive_integer, step_count
+from dpftrl_fast.mechanisms.blocks import merged_runs
 from dpftrl_fast.mechanisms.mechanism import register_kind
-from dpftrl_fast.mechanisms.tree_layout import TreeLayout, TreeRun, Variant, merged_runs
+from dpftrl_fast.mechanisms.tree_layout import TreeLayout, TreeRun, Variant
 
 #: Completion that fits any number of trees: none, before each restart, or of all trees.
 Completion: TypeAlias = bool | Literal["all"]

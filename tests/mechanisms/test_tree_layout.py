@@ -163,12 +163,12 @@ def test_places_that_there_are_not() -> None:
     for step in (0, -1, 11):
         with pytest.raises(IndexError, match=rf"step must be an integer in \[1, 10\], got {step}"):
             trees.locate(step)
-    for tree in (-1, 3):
-        with pytest.raises(IndexError, match=r"tree must be an integer in \[0, 3\), got"):
-            trees.run_of(tree)
-    for tree in (-1, 4):
-        with pytest.raises(IndexError, match=r"tree must be an integer in \[0, 3\], got"):
-            trees.steps_before(tree)
+    for block in (-1, 3):
+        with pytest.raises(IndexError, match=r"block must be an integer in \[0, 3\), got"):
+            trees.run_of(block)
+    for block in (-1, 4):
+        with pytest.raises(IndexError, match=r"block must be an integer in \[0, 3\], got"):
+            trees.steps_before(block)
     for steps in ([-1], [3, 10]):
         with pytest.raises(IndexError, match=r"steps must be integers in \[0, 10\), got"):
             trees.blocks_of(np.array(steps))
