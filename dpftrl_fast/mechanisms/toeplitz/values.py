@@ -10,154 +10,24 @@ noise's dtype, and the sensitivity to state is theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from dpftrl_fast._validate import float_dtype, integer, optional, real, step_count
-from dpftrl_fast.mechanisms.blocks import merged_runs
+from dpftrl_fast._validate import integer, real
 from dpftrl_fast.mechanisms.mechanism import register_kind
 from dpftrl_fast.mechanisms.toeplitz.columns import (
+    Column,
     banded_inverse,
     buffers_column,
     buffers_inverse,
     padded,
 )
-from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout, ToeplitzRun
+from dpftrl_fast.mechanisms.toeplitz.layout import Engine, ToeplitzMechanism
 
 #: Most taps, bands or buffers of a mechanism.
 MAX_COEFFICIENTS = 2**16
-
-Column = NDArray[np.float64]
-M = TypeVar("M", bound="ToeplitzMechanism")
-
-
-class Engine(NamedTuple):
-    """Coefficients as a source of noise takes them."""
-
-    kind: Literal["taps", "buffers", "bands"]
-    first: tuple[float, ...]
-    """Taps, decays or bands."""
-    second: tuple[float, ...] = ()
-    """Scales of the buffers."""
-
-
-class ToeplitzMechanism:
-    """Base of the Toeplitz mechanisms: frozen dataclasses with the field `restart_every`."""
-
-    kind: ClassVar[str]
-    restart_every: int | None
-
-    @property
-    def any_length(self) -> bool:
-        """True if it can lay out any number of steps."""
-        return self.bands == 1
-
-    @property
-    def bands(self) -> int:
-        """Fewest steps of a run: the number of taps or bands, 1 for buffers."""
-        return 1
-
-    @property
-    def engine(self) -> Engine:
-        """Coefficients as a source of noise takes them."""
-        raise NotImplementedError
-
-    @property
-    def vectors(self) -> int:
-        """Vectors kept between steps. Taps are made again from the key: none."""
-        raise NotImplementedError
-
-    @property
-    def normals(self) -> int:
-        """Normals that are made a step and coordinate."""
-        return 1
-
-    @property
-    def words(self) -> str:
-        """The mechanism in words."""
-        raise NotImplementedError
-
-    def strategy(self, steps: int) -> Column:
-        """Return c_0 .. c_(steps-1), the first column of C, a float64 array."""
-        raise NotImplementedError
-
-    def inverse(self, steps: int) -> Column:
-        """Return d_0 .. d_(steps-1), the first column of C^-1, a float64 array."""
-        raise NotImplementedError
-
-    def layout(self, steps: int) -> ToeplitzLayout:
-        """Lay out the steps of a run.
-
-        Parameters
-        ----------
-        steps : int
-            Steps of the run, 1 to 2^40, and at least the number of taps or bands.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If ``steps`` is not such an integer.
-        """
-        total = step_count("steps", steps)
-        if self.bands > total:
-            raise ValueError(
-                f"steps must be at least the number of taps or bands, {self.bands}, got {total}"
-            )
-        every = total if self.restart_every is None else min(self.restart_every, total)
-        count, rest = divmod(total, every)
-        runs = [ToeplitzRun(every, count), *([ToeplitzRun(rest, 1)] if rest else [])]
-        return ToeplitzLayout(merged_runs(runs), self)
-
-    def rounded(self: M, dtype: Any) -> M:
-        """Return the mechanism with its coefficients rounded to a dtype.
-
-        Parameters
-        ----------
-        dtype : {"float32", "float64"}
-            Of the noise.
-
-        Examples
-        --------
-        >>> BandedInverse([1.0, -0.1]).rounded("float32").taps
-        (1.0, -0.10000000149011612)
-        """
-        kind = np.dtype(float_dtype(dtype)).type
-        changed = {
-            name: tuple(float(kind(x)) for x in value)
-            for name, value in vars(self).items()
-            if isinstance(value, tuple)
-        }
-        return replace(self, **changed)  # type: ignore[type-var]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-able data, for ``mechanism_from_dict``."""
-        values = {name: vars(self)[name] for name in self._names()}
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-        return {"kind": self.kind, **plain}
-
-    @classmethod
-    def from_dict(cls: type[M], d: Mapping[str, Any]) -> M:
-        """Read back the dictionary of `to_dict`; missing or other keys are a ValueError."""
-        if not isinstance(d, Mapping):
-            raise TypeError(f"a {cls.kind} must be a mapping, got {type(d).__name__}")
-        keys = ["kind", *cls._names()]
-        if set(d) != set(keys) or d["kind"] != cls.kind:
-            raise ValueError(
-                f"a {cls.kind} must have exactly the keys {keys}, got {sorted(map(str, d))}"
-            )
-        return cls(**{name: d[name] for name in keys[1:]})
-
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [field.name for field in fields(cls)]  # type: ignore[arg-type]
-
-    def _set(self, **values: Any) -> None:
-        every = optional(integer, "restart_every", self.restart_every, 1)
-        for name, value in {**values, "restart_every": every}.items():
-            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
