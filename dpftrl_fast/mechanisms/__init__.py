@@ -11,13 +11,12 @@ Examples
 
 import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - registers the error of a tree
 from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, mechanism_from_dict
-from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
+from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout, ToeplitzMechanism
 from dpftrl_fast.mechanisms.toeplitz.values import (
     BandedInverse,
     BandedToeplitz,
     BufferedToeplitz,
     Identity,
-    ToeplitzMechanism,
 )
 from dpftrl_fast.mechanisms.tree import Completion, Tree
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout, Variant
