@@ -128,11 +128,11 @@ class ToeplitzMechanism:
     def from_dict(cls: type[M], d: Mapping[str, Any]) -> M:
         """Read back the dictionary of `to_dict`; missing or other keys are a ValueError."""
         if not isinstance(d, Mapping):
-            raise TypeError(f"a {cls.kind} must be a mapping, got {type(d).__name__}")
+            raise TypeError(f"mechanism {cls.kind} must be a mapping, got {type(d).__name__}")
         keys = ["kind", *cls._names()]
         if set(d) != set(keys) or d["kind"] != cls.kind:
             raise ValueError(
-                f"a {cls.kind} must have exactly the keys {keys}, got {sorted(map(str, d))}"
+                f"mechanism {cls.kind} must have exactly the keys {keys}, got {sorted(map(str, d))}"
             )
         return cls(**{name: d[name] for name in keys[1:]})
 
