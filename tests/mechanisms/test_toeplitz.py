@@ -86,6 +86,8 @@ def test_dictionary_hash_and_rounding(mechanism: ToeplitzMechanism) -> None:
     plan = PrivacyPlan(1.0, 2.0, acc.SinglePass(40), mechanism)
     assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     with pytest.raises(ValueError, match=f"mechanism {mechanism.kind} must have exactly the keys"):
+        type(mechanism).from_dict({**mechanism.to_dict(), "more": 2})
+    with pytest.raises(ValueError, match=f"mechanism {mechanism.kind} must be of version 1, got 2"):
         type(mechanism).from_dict({**mechanism.to_dict(), "version": 2})
 
 
