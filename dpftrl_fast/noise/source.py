@@ -336,11 +336,16 @@ class NoiseSource:
             "stream_version": STREAM_VERSION,
             "size": self._size,
             "std": self._std,
+            **self._own_identity(),
             "dtype": self._dtype,
             "rounds": self._rounds,
             "purpose": self._purpose,
             "offset": self._offset,
         }
+
+    def _own_identity(self) -> dict[str, Any]:
+        """Return the part of the identity that belongs to the class."""
+        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -198,9 +198,8 @@ class ToeplitzNoise(NoiseSource):
         """The mechanism, with its coefficients as rounded to the dtype."""
         return self._mechanism
 
-    def _identity(self) -> dict[str, Any]:
-        mechanism = {**self._mechanism.to_dict(), "restart_every": None}
-        return {**super()._identity(), "mechanism": mechanism}
+    def _own_identity(self) -> dict[str, Any]:
+        return {"mechanism": {**self._mechanism.to_dict(), "restart_every": None}}
 
     def __repr__(self) -> str:
         return (

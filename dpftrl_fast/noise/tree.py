@@ -250,8 +250,8 @@ class TreeNoise(NoiseSource):
         found: NDArray[Any] = again.step()
         return found
 
-    def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "variant": self._variant}
+    def _own_identity(self) -> dict[str, Any]:
+        return {"variant": self._variant}
 
     def __repr__(self) -> str:
         return (
