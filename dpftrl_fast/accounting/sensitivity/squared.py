@@ -149,3 +149,19 @@ def squared_by_id_of(
 ) -> tuple[NDArray[np.int64], Values]:
     """Return :func:`sensitivity_squared_by_id` of a layout; registered for each type of layout."""
     raise TypeError(f"no sensitivity is registered for layouts of type {type(layout).__name__}")
+
+
+@singledispatch
+def rule_of(layout: Layout, participation: Participation, bound: Bound) -> str:
+    """Return the rule by which `squared_of` counts, in words that end "exact" or "upper bound".
+
+    Exact is up to a rounding of less than 1e-7 of the value, which is to the safe side.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.accounting import FixedEpochs
+    >>> from dpftrl_fast.mechanisms import BandedInverse
+    >>> rule_of(BandedInverse.square_root(4).layout(100), FixedEpochs(10, 10), "exact")
+    'first place of the epoch, exact'
+    """
+    raise TypeError(f"no sensitivity is registered for layouts of type {type(layout).__name__}")

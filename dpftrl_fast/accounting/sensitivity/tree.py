@@ -36,10 +36,12 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     Participation,
 )
+from dpftrl_fast.accounting.sensitivity.splits import starts_alike
 from dpftrl_fast.accounting.sensitivity.squared import (
     Bound,
     PlanBound,
     Values,
+    rule_of,
     squared_by_id_of,
     squared_of,
 )
@@ -86,6 +88,16 @@ def _(layout: TreeLayout, order: FixedOrder, bound: PlanBound) -> tuple[NDArray[
         return _by_id(order, layout, *_counting(layout, bound))
     except OverflowError as error:
         raise ValueError(str(error)) from None
+
+
+@rule_of.register
+def _(layout: TreeLayout, participation: Participation, bound: Bound) -> str:
+    if bound == "level":
+        return "level by level, upper bound"
+    separated = isinstance(participation, MinSeparation) and participation.most_uses() > 1
+    if bound == "released" and separated:
+        return "prefixes of the tree, exact or an upper bound of it"
+    return "nodes of the tree, exact" if bound == "exact" else "prefixes of the tree, exact"
 
 
 def _counting(layout: TreeLayout, bound: Bound) -> tuple[_Counted, bool]:
@@ -153,7 +165,7 @@ def _fixed_epochs(
     epochs: FixedEpochs, trees: TreeLayout, counted: _Counted, weighted: bool
 ) -> int | float:
     period = epochs.steps_per_epoch
-    if counted == "all_nodes" and (epochs.reshuffle or _all_start_alike(trees, period)):
+    if counted == "all_nodes" and (epochs.reshuffle or starts_alike(trees.runs, period)):
         # The batch at a tree's first step participates most often in the first m steps, for every
         # m, and so most often under the nodes of each level.
         return sum(run.count * _first_place(run, period) for run in trees.runs)
@@ -163,13 +175,6 @@ def _fixed_epochs(
             for tree, count in trees.blocks()
         )
     return _maximum(_places(trees, period, counted, weighted))
-
-
-def _all_start_alike(trees: TreeLayout, period: int) -> bool:
-    last = trees.runs[-1]
-    return all(run.steps % period == 0 for run in trees.runs[:-1]) and (
-        last.count == 1 or last.steps % period == 0
-    )
 
 
 def _first_place(run: TreeRun, period: int) -> int:

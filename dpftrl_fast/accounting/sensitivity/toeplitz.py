@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Squared sensitivity (zeta) of Toeplitz mechanisms under each pattern of participation.
+
+C is square and invertible, so that what is released determines all noise: "exact" and "released"
+are one number, a float that is rounded up. The rules, with proofs, are in docs/accounting.md:
+
+- the first place of an epoch is the worst, whatever the signs of the coefficients c;
+- uses at 0, b, 2 b, .. are the worst under a minimum separation b if c >= 0 and c_j falls from
+  j = b on. For other c the same sum of a majorant is an upper bound: of |c| with, from b on, its
+  reverse running maximum;
+- c < 0 somewhere: contributions with signs can add up to more than those without, so that the
+  coefficients enter with their absolute values, or the inner products of the columns do.
+
+Nothing here reads a coefficient but through :func:`strategy_column`, whose `upper` is a bound of
+its absolute value: a formula that holds for c >= 0 alone is never given anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.accounting.participation import (
+    FixedEpochs,
+    FixedOrder,
+    MinSeparation,
+    Participation,
+)
+from dpftrl_fast.accounting.sensitivity.splits import best_split, starts_alike
+from dpftrl_fast.accounting.sensitivity.squared import (
+    Bound,
+    PlanBound,
+    Values,
+    rule_of,
+    squared_by_id_of,
+    squared_of,
+)
+from dpftrl_fast.accounting.sensitivity.strided import (
+    UNIT,
+    first_place,
+    place_products,
+    rounded_up,
+)
+from dpftrl_fast.accounting.sensitivity.toeplitz_column import (
+    StrategyColumn,
+    strategy_column,
+    support,
+)
+from dpftrl_fast.accounting.sensitivity.toeplitz_order import order_values
+from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
+
+# Inner products of the columns of a place are computed up to so many of them, and multiplications.
+_MOST_COLUMNS = 2**11
+_MOST_PRODUCTS = 2**33
+# A bound this close to what a pattern attains is called exact: the rest is rounding.
+_EXACT = 1.0 + 1e-7
+
+
+class _Found(NamedTuple):
+    """An upper bound of zeta, what some contributions attain (less rounding), and the rule."""
+
+    upper: float
+    attained: float
+    rule: str
+
+    @property
+    def words(self) -> str:
+        exact = self.upper <= _EXACT * self.attained
+        return f"{self.rule}, {'exact' if exact else 'upper bound'}"
+
+
+@squared_of.register
+def _(layout: ToeplitzLayout, participation: Participation, bound: Bound) -> float:
+    return _found(layout, participation, bound).upper
+
+
+@squared_by_id_of.register
+def _(
+    layout: ToeplitzLayout, order: FixedOrder, bound: PlanBound
+) -> tuple[NDArray[np.int64], Values]:
+    _check(layout, order, bound)
+    return order_values(layout, order)
+
+
+@rule_of.register
+def _(layout: ToeplitzLayout, participation: Participation, bound: Bound) -> str:
+    return _found(layout, participation, bound).words
+
+
+def _check(layout: ToeplitzLayout, pattern: Participation, bound: Bound) -> None:
+    if bound == "level":
+        raise ValueError(
+            'bound must be "exact" or "released" for Toeplitz mechanisms, which have no levels, '
+            'got "level"'
+        )
+    # Blocks that were abandoned or cut hold whole epochs and the start of one.
+    missing = pattern.steps - layout.steps
+    most = pattern.steps_per_epoch - 1 if isinstance(pattern, FixedEpochs) else 0
+    if not 0 <= missing <= most:
+        raise ValueError(
+            f"layout must have the {pattern.steps} steps of the participation, got {layout.steps}"
+        )
+
+
+def _found(layout: ToeplitzLayout, pattern: Participation, bound: Bound) -> _Found:
+    _check(layout, pattern, bound)
+    if isinstance(pattern, FixedOrder):
+        return _order(layout, pattern)
+    if isinstance(pattern, FixedEpochs):
+        return _epochs(layout, pattern)
+    if isinstance(pattern, MinSeparation) and pattern.most_participations > 1:
+        return _separated(layout, pattern)
+    return _single(layout)
+
+
+def _single(layout: ToeplitzLayout) -> _Found:
+    column = strategy_column(layout.mechanism, layout.longest)
+    upper, attained = (first_place(x, 1, x.size) for x in (column.upper, column.computed))
+    return _Found(upper, attained, "first step of the longest block")
+
+
+# ---- Uses at 0, b, 2 b, .. of a block ----
+
+
+def _majorant(column: StrategyColumn, separation: int) -> NDArray[np.float64]:
+    """Return a bound of |c| that falls from `separation` on: the least one."""
+    found = column.upper.copy()
+    if separation < found.size:
+        tail = found[separation:]
+        tail[:] = np.maximum.accumulate(tail[::-1])[::-1]
+    return found
+
+
+def _uses_at(x: NDArray[np.float64], steps: int, uses: int, stride: int) -> float:
+    """Return `first_place` of a column that may end, for good, before its block does."""
+    uses = min(uses, -(-steps // stride))
+    if x.size <= stride:  # the columns are orthogonal
+        last = x[: steps - (uses - 1) * stride]
+        whole = first_place(x, 1, x.size)
+        return rounded_up((uses - 1) * whole + first_place(last, 1, last.size), 2)
+    length = min(steps, (uses - 1) * stride + x.size)
+    if length > x.size:
+        x = np.concatenate([x, np.zeros(length - x.size)])
+    return first_place(x[:length], uses, stride)
+
+
+# ---- Epochs of fixed batches ----
+
+
+def _epochs(layout: ToeplitzLayout, epochs: FixedEpochs) -> _Found:
+    period, every = epochs.steps_per_epoch, strategy_column(layout.mechanism, layout.longest)
+    total, attained, rule = 0.0, 0.0, ""
+    for run in layout.runs:
+        found = _first_of_block(every.first(run.steps), run.steps, period)
+        total, attained = total + run.count * found.upper, attained + run.count * found.attained
+        rule = found.rule
+    total = rounded_up(total, 2 * len(layout.runs))
+    if layout.count == 1:
+        return _Found(total, attained, rule)
+    if epochs.reshuffle or starts_alike(layout.runs, period):
+        return _Found(total, attained, f"{rule}, summed over the blocks")
+    return _Found(total, 0.0, f"{rule}, summed over the blocks at each one's worst")
+
+
+def _first_of_block(column: StrategyColumn, steps: int, period: int) -> _Found:
+    uses = -(-steps // period)
+    upper = _uses_at(column.upper, steps, uses, period)
+    attained = _uses_at(column.computed, steps, uses, period)
+    rule = "first place of the epoch"
+    size = column.upper.size
+    if upper <= _EXACT * attained or uses > _MOST_COLUMNS or uses * size > _MOST_PRODUCTS:
+        return _Found(upper, attained, rule)
+    products = _products_bound(column, steps, period)
+    if products < upper:
+        return _Found(products, attained, f"{rule}, absolute inner products")
+    return _Found(upper, attained, f"{rule}, absolute coefficients")
+
+
+def _products_bound(column: StrategyColumn, steps: int, period: int) -> float:
+    """Bound the sum of the absolute inner products of the columns of the first place."""
+    longer = [np.zeros(steps) for _ in range(3)]
+    for x, given in zip(
+        longer, (column.computed, np.abs(column.computed), column.upper), strict=True
+    ):
+        x[: given.size] = given
+    signed, absolute, upper = (place_products(x, period) for x in longer)
+    roundings = steps + upper.shape[0] + 8
+    products = np.abs(signed) + (upper - absolute) + 4.0 * roundings * UNIT * upper
+    # Upper triangular: the others of the symmetric matrix count twice.
+    total = 2.0 * float(products.sum()) - float(np.trace(products))
+    return rounded_up(total, 4 * products.size)
+
+
+# ---- A minimum separation ----
+
+
+def _separated(layout: ToeplitzLayout, pattern: MinSeparation) -> _Found:
+    separation, uses = pattern.min_separation, pattern.most_participations
+    column = strategy_column(layout.mechanism, layout.longest)
+    falling = _majorant(column, separation)
+    exact = True
+
+    def of(x: NDArray[np.float64], steps: int) -> Callable[[int], float]:
+        return lambda k: _uses_at(x[:steps], steps, k, separation) if k else 0.0
+
+    if layout.count == 1:
+        upper, attained = (of(x, layout.steps)(uses) for x in (falling, column.computed))
+        rule = "minimum separation"
+    else:
+        kinds = [
+            (run.count, -(-run.steps // separation), of(falling, run.steps)) for run in layout.runs
+        ]
+        upper, exact = best_split(kinds, uses)
+        kinds = [
+            (run.count, -(-run.steps // separation), of(column.computed, run.steps))
+            for run in layout.runs
+        ]
+        attained = (
+            best_split(kinds, uses)[0] if exact and starts_alike(layout.runs, separation) else 0.0
+        )
+        rule = "minimum separation, best split over the blocks"
+    if support(layout.mechanism, layout.longest) <= separation:
+        return _Found(upper, attained, f"{rule}, bands apart")
+    if bool(np.all(falling <= column.upper * _EXACT)):
+        return _Found(upper, attained, rule)
+    return _Found(upper, attained, f"{rule}, with the decreasing majorant")
+
+
+# ---- A known order ----
+
+
+def _order(layout: ToeplitzLayout, order: FixedOrder) -> _Found:
+    values = order_values(layout, order)[1]
+    return _Found(float(values.max()), 0.0, "each id of the order")

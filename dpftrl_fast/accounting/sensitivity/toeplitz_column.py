@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first column of a Toeplitz strategy with a proven bound of its rounding errors.
+
+Derived in docs/accounting.md, section "Sensitivity of Toeplitz mechanisms".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpftrl_fast.accounting.sensitivity.strided import UNIT, Column
+from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzMechanism
+from dpftrl_fast.mechanisms.toeplitz.values import BandedInverse, BandedToeplitz, BufferedToeplitz
+
+#: The most steps of a block whose coefficients are computed.
+MAX_COLUMN = 2**26
+_LEAST, _MOST = 1e-100, 1e100
+# More than one operation can lose to a result below the range of normal doubles.
+_TINY = 2.0**-1021
+
+
+@dataclass(frozen=True, eq=False)
+class StrategyColumn:
+    """c_0, c_1, .. of a strategy: as computed, and upper bounds of the absolute values.
+
+    Parameters
+    ----------
+    computed : ndarray of float64, shape (n,)
+        The coefficients with their rounding errors.
+    upper : ndarray of float64, shape (n,)
+        Upper bounds of the absolute values of the computed and of the exact ones.
+    """
+
+    computed: Column
+    upper: Column
+
+    def first(self, steps: int) -> StrategyColumn:
+        """Return the column of a block of so many steps; zeros beyond the last one are left out."""
+        return StrategyColumn(self.computed[:steps], self.upper[:steps])
+
+
+def support(mechanism: ToeplitzMechanism, steps: int) -> int:
+    """Return the number of coefficients before a column is zero for good, at most `steps`."""
+    if isinstance(mechanism, (BandedInverse, BufferedToeplitz)):
+        return steps
+    return min(mechanism.bands, steps)
+
+
+def strategy_column(mechanism: ToeplitzMechanism, steps: int) -> StrategyColumn:
+    """Return the column of a block of `steps` steps; ValueError if its errors have no bound."""
+    size = support(mechanism, steps)
+    if size > MAX_COLUMN:
+        raise ValueError(
+            f"a block of Toeplitz noise must have at most 2^26 = {MAX_COLUMN} steps, got {steps}: "
+            "give the mechanism a smaller restart_every"
+        )
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        computed = mechanism.strategy(size)
+        upper = np.abs(computed)
+        if isinstance(mechanism, BufferedToeplitz):
+            upper = _buffers_upper(upper, len(mechanism.decay))
+        elif isinstance(mechanism, BandedInverse):
+            upper = _taps_upper(upper, np.array(mechanism.taps))
+        largest = float(upper.max())
+    if not (np.all(np.isfinite(upper)) and _LEAST <= largest <= _MOST):
+        raise ValueError(
+            "the largest strategy coefficient of the mechanism must be in "
+            f"[{_LEAST:g}, {_MOST:g}] over {steps} steps, with its rounding errors, got {largest:g}"
+        )
+    return StrategyColumn(computed, upper)
+
+
+def _buffers_upper(size: Column, buffers: int) -> Column:
+    """c_t is a sum of k products of t factors >= 0: t + k roundings."""
+    roundings = np.arange(size.size, dtype=np.float64) + (buffers + 3)
+    return np.asarray(size * (1.0 + roundings * UNIT) + (size.size + 1) * buffers * _TINY)
+
+
+def _taps_upper(size: Column, taps: Column) -> Column:
+    length, steps = taps.size, np.arange(1.0, size.size + 1)
+    weight = float(np.abs(taps).sum()) * 1.0001
+    lost = 2.0 * length * weight * _TINY
+    total = np.cumsum(size) * 1.0001
+    if bool(np.all(taps[1:] <= 0.0)):
+        # At most p - 1 roundings a step of a path from 0 to t, and no cancellation.
+        return np.asarray(size * (1.0 + ((length - 1) * steps + 3) * UNIT) + 2.0 * lost * total)
+    # The computed column solves the equations but for a residual below `residual`.
+    residual = np.maximum.accumulate(size) * ((length + 2) * weight * UNIT) + lost
+    left = 1.0 - steps * residual * 1.0001
+    if not left[-1] > 0.5:
+        raise ValueError(
+            "taps must have a strategy whose rounding errors can be bounded, got taps of both "
+            f"signs for which they cannot over {size.size} steps: use taps[1:] <= 0, or "
+            "restart_every"
+        )
+    return np.asarray((size + total * residual / left) * (1.0 + 3 * UNIT))
