@@ -100,23 +100,6 @@ class Workload:
                 f"{len(self.learning_rates)}"
             )
 
-    def matrix(self, steps: int) -> NDArray[np.float64]:
-        """Return the matrix A of U = A x, lower triangular, float64 of shape (steps, steps).
-
-        Examples
-        --------
-        >>> Workload(0.5).matrix(3)[2].tolist()
-        [0.875, 0.75, 0.5]
-        """
-        rates = self.relative_rates(steps)
-        noise = np.eye(steps)
-        rows, u, v = np.empty((steps, steps)), np.zeros(steps), np.zeros(steps)
-        for t in range(steps):
-            v = self.momentum * v + (1.0 - self.momentum) * noise[t] - self.decay * u
-            u = u + (1.0 if rates is None else rates[t]) * v
-            rows[t] = u
-        return rows
-
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-able data.
 

@@ -277,8 +277,8 @@ def plan_mechanism(
     -----
     Looking for the best mechanism costs no privacy: nothing here depends on data. The lower bound
     is sqrt(k) ||A||_nuclear/n times the sigma of zeta = 1, where k is the number of uses that fit
-    evenly. It is computed for running sums of any length, for other workloads up to 2,000 steps,
-    and not for a `FixedOrder`.
+    evenly. It is computed for running sums of any length, for other workloads up to 5,000 steps
+    whose learning rates are all > 0, and not for a `FixedOrder`.
 
     References
     ----------
