@@ -101,6 +101,7 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         x_norm_bound: float | None = None,
         fit_intercept: bool = True,
         intercept_scaling: float = 1.0,
+        mechanism: Any = "auto",
         restart_every: Any = "auto",
         complete: Any = "auto",
         variant: str = "honaker",

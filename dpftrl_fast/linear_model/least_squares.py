@@ -143,6 +143,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         solve_every: int | None = None,
         solver: str = "auto",
         complete: Any = "auto",
+        mechanism: Any = "auto",
         variant: str = "honaker",
         memory: Any = "stored",
         fit_intercept: bool = True,
