@@ -133,6 +133,56 @@ def solve_buffers(
 def buffers_column(
     decay: NDArray[np.float64], scale: NDArray[np.float64], out: NDArray[np.float64]
 ) -> None: ...
+def workload_error(
+    inverse: NDArray[np.float64],
+    momentum: float,
+    decay: float,
+    rates: NDArray[np.float64] | None,
+    blocks: Sequence[tuple[int, int]],
+    variance: NDArray[np.float64],
+) -> None: ...
+def workload_error_buffers(
+    decay: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    momentum: float,
+    weight_decay: float,
+    rates: NDArray[np.float64] | None,
+    blocks: Sequence[tuple[int, int]],
+    variance: NDArray[np.float64],
+) -> None: ...
+def workload_error_trees(
+    trees: Sequence[tuple[int, int, bool]],
+    variant: str,
+    momentum: float,
+    decay: float,
+    rates: NDArray[np.float64] | None,
+    variance: NDArray[np.float64],
+) -> None: ...
+def workload_objective(
+    c: NDArray[np.float64],
+    d: NDArray[np.float64],
+    uses: int,
+    separation: int,
+    momentum: float,
+    decay: float,
+    rates: NDArray[np.float64] | None,
+    last: bool,
+    starts: Sequence[tuple[int, float]],
+    by_c: NDArray[np.float64],
+    by_d: NDArray[np.float64],
+) -> tuple[float, float]: ...
+def lagged_products(
+    x: NDArray[np.float64], y: NDArray[np.float64], out: NDArray[np.float64]
+) -> None: ...
+def buffers_gradient(
+    decay: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    by_c: NDArray[np.float64],
+    mu: NDArray[np.float64],
+    d: NDArray[np.float64],
+    by_decay: NDArray[np.float64],
+    by_scale: NDArray[np.float64],
+) -> None: ...
 def min_separation_counts(
     trees: Sequence[tuple[int, int, bool]],
     most_uses: int,

@@ -13,5 +13,6 @@ void bind_stream(pybind11::module_& m);
 void bind_toeplitz(pybind11::module_& m);
 void bind_toeplitz_columns(pybind11::module_& m);
 void bind_tree(pybind11::module_& m);
+void bind_workload(pybind11::module_& m);
 
 }  // namespace dpftrl::bindings

@@ -49,7 +49,8 @@ from dpftrl_fast.accounting.statement.dp_event import (
     unamplified_dpsgd_epsilon,
 )
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
-from dpftrl_fast.mechanisms.run_error import noise_std
+from dpftrl_fast.mechanisms.run_error import MechanismError, mechanism_error, noise_std
+from dpftrl_fast.mechanisms.workload import Workload
 
 __all__ = [
     "FixedEpochs",
@@ -57,12 +58,14 @@ __all__ = [
     "Guarantee",
     "Guard",
     "Ledger",
+    "MechanismError",
     "MinSeparation",
     "Participation",
     "PrivacyStatement",
     "Schedule",
     "ScheduleTable",
     "SinglePass",
+    "Workload",
     "best_order",
     "closed_form_noise_multiplier",
     "compose",
@@ -76,6 +79,7 @@ __all__ = [
     "largest_steps",
     "largest_trees",
     "least_squares_noise_multiplier",
+    "mechanism_error",
     "noise_multiplier",
     "noise_std",
     "plan_schedule",
