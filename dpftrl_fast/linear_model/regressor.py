@@ -69,7 +69,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         best tree, or a mechanism of `dpftrl_fast.mechanisms`. Given options of a tree, the next
         three, ask for a tree.
     restart_every : "auto", None or int, default "auto"
-        Steps of a tree. "auto" is one tree for one epoch, and the planner's best for several.
+        Steps of a tree. "auto" lets the planner choose.
     complete : "auto", bool or "all", default "auto"
         Complete trees before a restart, see `dpftrl_fast.PrivacyPlan`.
     variant : {"honaker", "vanilla"}

@@ -70,10 +70,8 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan_words(plan: Any, delta: float) -> str:
     """Return the guarantee at ``delta``, and the plan, in lines."""
-    kind = (
-        f"one tree for y x, one for x x^T{', completed after the last step' * bool(plan.complete)}"
-    )
-    kind += f"; {plan.variant}"
+    completed = ", completed after the last step" if plan.complete else ""
+    kind = f"one tree for y x, one for x x^T{completed}; {plan.variant}"
     if plan.mechanism != "tree":
         kind = f"noise for y x and for x x^T: {plan.mechanism.words}"
     constant = f", constant column {plan.constant!r}" if plan.constant else ""
