@@ -25,6 +25,7 @@ from dpftrl_fast._validate import (
     probability,
     real,
 )
+from dpftrl_fast.accounting.planner.choice import MechanismChoice, check_choice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.rates import learning_rate
@@ -33,8 +34,9 @@ from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solver
 from dpftrl_fast.mechanisms import Completion, Variant
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.noise.keys import Seed, key_of_seed
-from dpftrl_fast.plan.from_budget import participation_of, plan_of, tree_of
+from dpftrl_fast.plan.from_budget import mechanism_of, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 #: Losses of each task, the default first, with the default of their parameter.
@@ -80,6 +82,7 @@ class _Common:
     noise_multiplier: float | None = None
     batch_size: int = 256
     radius: float | None = None
+    mechanism: MechanismChoice = "auto"
     variant: Variant = "honaker"
     noise_seed: Seed = field(default=None, repr=False)
 
@@ -108,8 +111,11 @@ class FitSettings(_Common):
         Rows of a step (users, if rows are grouped by user). Sums are divided by it.
     radius : float or None
         Radius of an L2 ball about zero that holds all iterates.
+    mechanism : "auto", "tree" or Mechanism
+        "auto" lets the planner choose the mechanism of least error, "tree" the best tree; given
+        `restart_every`, `complete` or `variant` ask for a tree too.
     variant : {"honaker", "vanilla"}
-        Estimator of the prefix noise.
+        Estimator of the prefix noise, of a tree.
     noise_seed : int, bytes or None
         For tests: the noise follows from it, and the result is marked "reproducible, not private".
     epochs : int
@@ -184,8 +190,9 @@ class FitSettings(_Common):
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
             clip_norm=self.clip_norm,
-            momentum=self.momentum,
-            mechanism=tree_of(vars(self)),
+            workload=Workload(momentum=self.momentum),
+            mechanism=mechanism_of(vars(self)),
+            dtype="float64",
             bound=self.bound,
         )
 
@@ -227,6 +234,8 @@ class LeastSquaresSettings(_Common):
     ----------
     epsilon, delta, noise_multiplier, batch_size, radius, variant, noise_seed
         As for `FitSettings`. In a ball each model is the exact minimiser.
+    mechanism
+        As for `LeastSquaresPlan`.
     split : float
         Share of mu^2 for the tree over y x.
     ridge_factor : float
@@ -260,6 +269,7 @@ class LeastSquaresSettings(_Common):
             "y_bound": y_bound,
             "participation": participation_of(units, self.batch_size, 1, False),
             "split": self.split,
+            "mechanism": self.mechanism,
             "complete": self.complete,
             "variant": self.variant,
             "constant": constant,
@@ -355,6 +365,7 @@ _RULES: dict[str, Rule] = {
     "shuffle": flag,
     "threads": _or_none(positive_integer),
     "noise_seed": _noise_seed,
+    "mechanism": lambda name, value: check_choice(value),
     "variant": _one_of("honaker", "vanilla"),
     "bound": _one_of("released", "exact"),
     "restart_every": _or_none(_or_word(positive_integer, "auto")),

@@ -74,6 +74,9 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     threads : int, optional
         Maximum number of threads for the noise, which does not depend on it. BLAS has its own
         settings.
+    mechanism : "auto", "tree" or Mechanism, default "auto"
+        Of both noises. "auto" is the tree: completed, it leaves the least noise in the last model.
+        A Toeplitz mechanism has less noise in the models of all steps.
     variant, shuffle, random_state, horizon, noise_seed, verbose
         As for :class:`DPFTRLRegressor`.
 
@@ -143,6 +146,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         solve_every: int | None = None,
         solver: str = "auto",
         complete: Any = "auto",
+        mechanism: Any = "auto",
         variant: str = "honaker",
         memory: Any = "stored",
         fit_intercept: bool = True,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,9 @@ def optimise(
     problem = Problem(participation, workload, rank_by)
     if kind == "anticorrelated":
         if size is not None:
-            raise ValueError(f"size must be None for 'anticorrelated', which has 2 taps, got {size}")
+            raise ValueError(
+                f"size must be None for 'anticorrelated', which has 2 taps, got {size}"
+            )
         return problem.anticorrelated().mechanism
     if kind == "buffers":
         most = MAX_BUFFERS
@@ -222,7 +224,9 @@ class Problem:
 
         roots = np.log(-np.array(BandedInverse.square_root(size).taps[1:]))
         starts = [np.concatenate([[logit], roots]) for logit in (4.0,)]
-        total, weights = taps_of(self._descend(value, starts, [(-4.0, _LOGIT)] + [(-40.0, 20.0)] * (size - 1)))
+        total, weights = taps_of(
+            self._descend(value, starts, [(-4.0, _LOGIT)] + [(-40.0, 20.0)] * (size - 1))
+        )
         return self._found(BandedInverse([1.0, *(-total * weights).tolist()]))
 
     def bands(self, size: int) -> Found:
@@ -252,7 +256,9 @@ class Problem:
             bounds = [(-6.0, _LOGIT)] * count + [(-20.0, 3.0)] * count
             found = self._descend(self._buffers_value, starts, bounds)
             decays, scales = found[:count], found[count:]
-            here = self._found(BufferedToeplitz(_sigmoids(decays).tolist(), np.exp(scales).tolist()))
+            here = self._found(
+                BufferedToeplitz(_sigmoids(decays).tolist(), np.exp(scales).tolist())
+            )
             if best is None or here.value < best.value:
                 best = here
             yield here

@@ -138,7 +138,9 @@ def check_workload(workload: Any, steps: int) -> Workload:
 
 def _rates(values: Any) -> tuple[float, ...]:
     if isinstance(values, (str, bytes, Mapping)):
-        raise TypeError(f"learning_rates must be a sequence of numbers, got {type(values).__name__}")
+        raise TypeError(
+            f"learning_rates must be a sequence of numbers, got {type(values).__name__}"
+        )
     try:
         rates = tuple(non_negative("each of learning_rates", value) for value in values)
     except TypeError as error:

@@ -14,12 +14,18 @@ from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
 from dpftrl_fast.accounting.participation import Participation, check_participation
+from dpftrl_fast.accounting.planner.choice import (
+    MAX_VECTORS,
+    MechanismChoice,
+    chosen_mechanism,
+)
 from dpftrl_fast.accounting.planner.schedules import Schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
-from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound, rule_of
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
-from dpftrl_fast.mechanisms import Layout, Mechanism, Tree
+from dpftrl_fast.mechanisms import Layout, Mechanism, ToeplitzLayout, Tree
 from dpftrl_fast.mechanisms.mechanism import check_mechanism
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
@@ -60,9 +66,8 @@ class PrivacyPlan(PrivacyStatement):
     only. delta includes the floor of the noise stream, see :attr:`delta_floor`. Attacks on
     low-order bits of floating-point numbers are not covered.
 
-    To choose the mechanism, plan first: :func:`dpftrl_fast.accounting.plan_schedule` ranks the
-    schedules that keep a budget, and :meth:`from_schedule` takes the best one.
-    :meth:`calibrate` spends the same budget on a mechanism that is given.
+    :meth:`calibrate` chooses the mechanism for a budget, or spends it on one that is given.
+    :func:`dpftrl_fast.accounting.plan_mechanism` ranks all mechanisms in a table.
 
     Examples
     --------
@@ -100,13 +105,12 @@ class PrivacyPlan(PrivacyStatement):
         delta: float,
         clip_norm: float,
         participation: Participation,
-        mechanism: Mechanism = Tree(),
+        mechanism: MechanismChoice = "auto",
         bound: PlanBound = "exact",
+        workload: Workload = Workload(),
+        max_vectors: int | None = MAX_VECTORS,
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
-
-        Use it for a mechanism that is fixed already; to choose the mechanism too, plan first with
-        :func:`dpftrl_fast.accounting.plan_schedule` and use :meth:`from_schedule`.
 
         Parameters
         ----------
@@ -114,24 +118,42 @@ class PrivacyPlan(PrivacyStatement):
             Budget, finite and >= 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
-        clip_norm, participation, mechanism, bound
+        clip_norm, participation, bound
             The other fields of the plan.
+        mechanism : Mechanism, "auto" or "tree"
+            "auto" chooses the mechanism of least error for the workload, of those that keep at most
+            ``max_vectors`` vectors; "tree" chooses the best tree. For a table of all of them see
+            :func:`dpftrl_fast.accounting.plan_mechanism`.
+        workload : Workload
+            What the run computes from the noisy sums: momentum, weight decay, learning rates.
+        max_vectors : int or None
+            Vectors that a mechanism chosen by "auto" keeps between steps.
 
         Examples
         --------
         >>> from dpftrl_fast import accounting
         >>> plan = PrivacyPlan.calibrate(
-        ...     epsilon=1.0, delta=1e-6, clip_norm=0.3, participation=accounting.SinglePass(1600)
+        ...     epsilon=1.0, delta=1e-6, clip_norm=0.3, participation=accounting.SinglePass(1600),
+        ...     mechanism=Tree(),
         ... )
         >>> round(plan.noise_multiplier, 3), plan.epsilon(1e-6) <= 1.0
         (14.012, True)
         """
         budget, total = non_negative("epsilon", epsilon), probability("delta", delta)
+        chosen = chosen_mechanism(
+            mechanism,
+            check_participation(participation),
+            budget,
+            total,
+            workload=workload,
+            max_vectors=max_vectors,
+            bound=check_plan_bound(bound),
+        )
         draft = cls(
             clip_norm=clip_norm,
             noise_multiplier=1.0,
             participation=participation,
-            mechanism=mechanism,
+            mechanism=chosen,
             bound=bound,
         )
         zeta, nodes = draft.sensitivity_squared, draft.guarantee.touched
@@ -338,7 +360,10 @@ class PrivacyPlan(PrivacyStatement):
         clip norm 1.0, noise multiplier 2.33, zeta 11, mu 1.424
         """
         zeta = f"zeta {self.sensitivity_squared}"
-        if self.bound == "released":
+        if isinstance(self.layout, ToeplitzLayout):  # of which "exact" and "released" are one
+            rule = rule_of(self.layout, self.participation, self.bound)
+            zeta = f"zeta {text_up(self.sensitivity_squared)} ({rule})"
+        elif self.bound == "released":
             zeta = f"zeta {text_up(self.sensitivity_squared)} of the released prefixes"
         pattern, layout = participation_words(self.participation), self.layout.describe()
         return (

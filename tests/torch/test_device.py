@@ -25,7 +25,7 @@ from triton.runtime import interpreter  # noqa: E402
 from dpftrl_fast import reference  # noqa: E402
 from dpftrl_fast.mechanisms import Tree  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
-from dpftrl_fast.plan.planned_noise import PlannedNoise  # noqa: E402
+from dpftrl_fast.plan.planned_noise import PlannedTree  # noqa: E402
 from dpftrl_fast.reference.stream import POLYNOMIALS  # noqa: E402
 from dpftrl_fast.torch.device import triton_stream  # noqa: E402
 from dpftrl_fast.torch.device.noise import DeviceNoise  # noqa: E402
@@ -118,14 +118,14 @@ def test_rare_radii_take_their_low_bits_from_the_second_block() -> None:
     assert np.array_equal(out.numpy(), z * np.float32(1.5))
 
 
-def pair(**options: Any) -> tuple[PlannedNoise, DeviceNoise]:
+def pair(**options: Any) -> tuple[PlannedTree, DeviceNoise]:
     settings = {
         "layout": Tree(options.pop("variant", "honaker"), 3, complete=True).layout(8),
         "seed": 5,
         "offset": 77,
         **options,
     }
-    return PlannedNoise(40, 1.25, **settings), DeviceNoise(40, 1.25, device=CPU, **settings)
+    return PlannedTree(40, 1.25, **settings), DeviceNoise(40, 1.25, device=CPU, **settings)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
 from dpftrl_fast.convex.least_squares.completion import best_completion
 from dpftrl_fast.convex.least_squares.plan_text import fields_from_dict, fields_to_dict, plan_words
-from dpftrl_fast.mechanisms import Tree, Variant
+from dpftrl_fast.mechanisms import ToeplitzMechanism, Tree, TreeLayout, Variant
 from dpftrl_fast.mechanisms.tree_error import prefix_variance
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
@@ -58,6 +58,10 @@ class LeastSquaresPlan(PrivacyStatement):
         the same rows again, or to restart, adds noise and no information to these sums.
     split : float
         Share of mu^2 for the bias tree, strictly between 0 and 1.
+    mechanism : "auto", "tree" or Mechanism
+        Of both noises. "auto" is the tree, whose completion leaves the last model the noise of one
+        node. A Toeplitz mechanism, in one block, is rounded to float32; `complete` and `variant`
+        are not read then.
     complete : bool, "all" or "auto"
         Whether the tree is advanced to the next power of two after the last step, for a last model
         from a single node: "all" does, False does not, "auto" chooses what has less noise in the
@@ -90,6 +94,7 @@ class LeastSquaresPlan(PrivacyStatement):
     variant: Variant = "honaker"
     bound: PlanBound = "released"
     constant: float = 0.0
+    mechanism: Literal["tree", "auto"] | ToeplitzMechanism = "tree"
     # The bias tree of the plan that this one was calibrated from: its sensitivity is this one's.
     _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -105,6 +110,9 @@ class LeastSquaresPlan(PrivacyStatement):
             complete = bool(complete)
         if not (complete is False or (isinstance(complete, str) and complete in ("all", "auto"))):
             raise ValueError(f'complete must be False, "all" or "auto", got {complete!r}')
+        set_field(self, "mechanism", _mechanism(self.mechanism))
+        if isinstance(self.mechanism, ToeplitzMechanism):
+            complete = False
         if complete == "auto":
             complete = best_completion(self.participation, self.variant, self.bound)
         set_field(self, "complete", complete)
@@ -124,6 +132,7 @@ class LeastSquaresPlan(PrivacyStatement):
         variant: Variant = "honaker",
         bound: PlanBound = "released",
         constant: float = 0.0,
+        mechanism: Literal["tree", "auto"] | ToeplitzMechanism = "tree",
     ) -> LeastSquaresPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
 
@@ -133,7 +142,7 @@ class LeastSquaresPlan(PrivacyStatement):
             Budget, finite and >= 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
-        x_norm_bound, y_bound, participation, split, complete, variant, bound, constant
+        x_norm_bound, y_bound, participation, split, complete, variant, bound, constant, mechanism
             The other fields of the plan.
 
         Raises
@@ -162,6 +171,7 @@ class LeastSquaresPlan(PrivacyStatement):
             variant=variant,
             bound=bound,
             constant=constant,
+            mechanism=mechanism,
         )
         zeta, nodes = draft.sensitivity_squared, draft.bias.guarantee.touched
 
@@ -193,12 +203,14 @@ class LeastSquaresPlan(PrivacyStatement):
             clip_norm=clip_norm,
             noise_multiplier=sigma,
             participation=self.participation,
-            mechanism=self._tree,
+            mechanism=self._noise_mechanism,
             bound=self.bound,
         )
 
     @property
-    def _tree(self) -> Tree:
+    def _noise_mechanism(self) -> Tree | ToeplitzMechanism:
+        if isinstance(self.mechanism, ToeplitzMechanism):
+            return self.mechanism
         return Tree(self.variant, complete=self.complete != "auto" and self.complete)
 
     @cached_property
@@ -238,7 +250,8 @@ class LeastSquaresPlan(PrivacyStatement):
     @cached_property
     def last_leaf(self) -> int:
         """The step whose prefix the last model is made of: past the last one if completed."""
-        return self._tree.layout(self.steps).tallest
+        layout = self._noise_mechanism.layout(self.steps)
+        return layout.tallest if isinstance(layout, TreeLayout) else self.steps
 
     @cached_property
     def variance_factors(self) -> NDArray[np.float64]:
@@ -253,8 +266,12 @@ class LeastSquaresPlan(PrivacyStatement):
         >>> plan.variance_factors.round(4).tolist()
         [1.0, 0.6667, 0.5714]
         """
-        factors = noise_std(self.steps, Tree(self.variant)).prefix ** 2
-        factors[-1] = prefix_variance(self.last_leaf, self.variant)
+        mechanism = self._noise_mechanism
+        if isinstance(mechanism, Tree):
+            factors = noise_std(self.steps, Tree(self.variant)).prefix ** 2
+            factors[-1] = prefix_variance(self.last_leaf, self.variant)
+        else:
+            factors = noise_std(self.steps, mechanism).prefix ** 2
         factors.flags.writeable = False
         return factors
 
@@ -350,3 +367,20 @@ class LeastSquaresPlan(PrivacyStatement):
         Numbers printed as privacy losses are rounded up.
         """
         return plan_words(self, delta)
+
+
+def _mechanism(mechanism: Any) -> Literal["tree"] | ToeplitzMechanism:
+    """Return "tree", or a Toeplitz mechanism that fits the noise of either dtype."""
+    if isinstance(mechanism, str) and mechanism in ("auto", "tree"):
+        return "tree"
+    if not isinstance(mechanism, ToeplitzMechanism):
+        raise TypeError(
+            "mechanism must be 'auto', 'tree' or a Toeplitz mechanism (a tree is given by complete "
+            f"and variant), got {mechanism!r}"
+        )
+    if mechanism.restart_every is not None:
+        raise ValueError(
+            "mechanism must be in one block for least squares, got "
+            f"restart_every={mechanism.restart_every}"
+        )
+    return mechanism.rounded("float32")

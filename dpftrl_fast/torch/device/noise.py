@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from dpftrl_fast.plan.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import PlannedTree
 from dpftrl_fast.torch.device.tree import DeviceTree
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class DeviceNoise(PlannedNoise):
-    """A `PlannedNoise` that writes tensors of one CUDA device, with nothing copied from the host.
+class DeviceNoise(PlannedTree):
+    """A `PlannedTree` that writes tensors of one CUDA device, with nothing copied from the host.
 
     Same key, same numbers, whatever the device; states go from one to the other.
 
     Parameters
     ----------
     size, std, layout, **options
-        As for `PlannedNoise`. `threads` does not matter.
+        As for `PlannedTree`. `threads` does not matter.
     device : torch.device
         A CUDA device; the CPU under Triton's interpreter (``TRITON_INTERPRET=1``).
     """
