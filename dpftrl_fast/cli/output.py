@@ -117,6 +117,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     """Return the guarantee of a plan in words; neighbours differ in one ``unit``."""
     from dpftrl_fast.accounting.curve.rounding import short_up, text_up
     from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+    from dpftrl_fast.mechanisms import Tree
     from dpftrl_fast.plan.plan_text import participation_words
 
     zeta = plan.sensitivity_squared
@@ -146,7 +147,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "zeta": f"{zeta_words} {covers})",
         "clip norm": f"{plan.clip_norm:g}",
         "steps": participation_words(plan.participation),
-        "tree": plan.layout.describe(),
+        "tree" if isinstance(plan.mechanism, Tree) else "noise": plan.layout.describe(),
     }
 
 
