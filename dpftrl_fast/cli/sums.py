@@ -11,7 +11,17 @@ import typer
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.cli.options import Budget, Data, Delimiter, Delta, Force, Json, NoiseSeed
+from dpftrl_fast.cli.options import (
+    Budget,
+    Data,
+    Delimiter,
+    Delta,
+    Force,
+    Json,
+    MechanismName,
+    MechanismOption,
+    NoiseSeed,
+)
 from dpftrl_fast.cli.output import (
     facts_table,
     friendly,
@@ -42,6 +52,7 @@ def command(
     every: Annotated[int, typer.Option(help="Rows of a step: a sum is written after each.")] = 1,
     epsilon: Budget = 1.0,
     delta: Delta = 1e-6,
+    mechanism: MechanismOption = MechanismName.auto,
     delimiter: Delimiter = None,
     noise_seed: NoiseSeed = None,
     force: Force = False,
@@ -68,10 +79,16 @@ def command(
     largest = max(abs(low), abs(high))
     steps = -(-rows // every)
     plan = PrivacyPlan.calibrate(
-        epsilon=epsilon, delta=delta, clip_norm=largest, participation=SinglePass(steps)
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=largest,
+        participation=SinglePass(steps),
+        mechanism=mechanism.value,
     )
     warn_of_large_delta(delta, rows)
-    running = PrefixSum(1, steps, largest, plan.noise_multiplier, seed=noise_seed)
+    running = PrefixSum(
+        1, steps, largest, plan.noise_multiplier, mechanism=plan.mechanism, seed=noise_seed
+    )
     text = io.StringIO()
     text.write("row,private_sum\n")
     with progress_bar("steps", quiet=json_) as progress:

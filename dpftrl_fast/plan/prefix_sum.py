@@ -13,20 +13,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
-from dpftrl_fast.mechanisms import Mechanism, Tree
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import clip_limit, two_sum
 
+# At one delta mechanisms have the same order for all budgets, but for the floor of delta.
+_DELTA = 1e-6
+
 
 class PrefixSum(PrivacyStatement):
     """Private running sum of a stream of vectors, each record in one step (single pass).
 
     Each row that is passed to `add` is one record. It is clipped to L2 norm `clip_norm` and added;
-    `add` returns the sum so far plus the tree's noise for this step. This is InitializeTree,
+    `add` returns the sum so far plus the noise of this step. With a tree this is InitializeTree,
     AddToTree and GetSum of Kairouz et al. 2021 (arXiv 2103.00039, appendix B).
 
     Parameters
@@ -41,8 +44,10 @@ class PrefixSum(PrivacyStatement):
         vectors stay within the range of float64.
     noise_multiplier : float
         Standard deviation of a node's noise over `clip_norm` (sigma).
-    mechanism
-        As for `PrivacyPlan`.
+    mechanism : "auto", "tree" or Mechanism
+        The correlated noise: by default the one that leaves the least error in the sums at any
+        epsilon, of those that keep at most 3 vectors; a tree; or a mechanism, whose coefficients
+        are rounded to `dtype`.
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
@@ -81,18 +86,19 @@ class PrefixSum(PrivacyStatement):
         clip_norm: float,
         noise_multiplier: float,
         *,
-        mechanism: Mechanism = Tree(),
+        mechanism: MechanismChoice = "auto",
         seed: Seed = None,
         memory: Memory = "stored",
         dtype: Literal["float32", "float64"] = "float64",
         rounds: int = 12,
         threads: int | None = None,
     ) -> None:
+        passes = SinglePass(steps)
         self._plan = PrivacyPlan(
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
-            participation=SinglePass(steps),
-            mechanism=mechanism,
+            participation=passes,
+            mechanism=chosen_mechanism(mechanism, passes, 1.0, _DELTA, dtype=dtype),
         )
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
