@@ -12,7 +12,7 @@ import numpy as np
 
 from dpftrl_fast.accounting.sensitivity.strided import UNIT, Column
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzMechanism
-from dpftrl_fast.mechanisms.toeplitz.values import BandedInverse, BandedToeplitz, BufferedToeplitz
+from dpftrl_fast.mechanisms.toeplitz.values import BandedInverse, BufferedToeplitz
 
 #: The most steps of a block whose coefficients are computed.
 MAX_COLUMN = 2**26
