@@ -203,7 +203,7 @@ def _products_bound(column: StrategyColumn, steps: int, period: int) -> float:
 
 
 def _separated(layout: ToeplitzLayout, pattern: MinSeparation) -> _Found:
-    separation, uses = pattern.min_separation, pattern.most_participations
+    separation = pattern.min_separation
     column = strategy_column(layout.mechanism, layout.longest)
     upper, whole = _split(layout, lambda n: _majorant(column.first(n), separation), pattern)
     attained = 0.0

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Doubles in the tables of buffers, and additions.
-_MOST_POWERS = 2**26
+_MOST_POWERS = 2**25
 _MOST_WORK = 2**37
 
 
