@@ -8,10 +8,10 @@ attain, and the sum of the absolute inner products, which no vectors of norm 1 e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,9 @@ def exact_column(mechanism: Any, steps: int) -> list[Fraction]:
     column: list[Fraction] = []
     taps = [Fraction(x) for x in engine.first]
     for t in range(steps):
-        before = sum((taps[j] * column[t - j] for j in range(1, min(len(taps), t + 1))), Fraction(0))
+        before = sum(
+            (taps[j] * column[t - j] for j in range(1, min(len(taps), t + 1))), Fraction(0)
+        )
         column.append((1 if t == 0 else 0) - before)
     return column
 
@@ -75,26 +77,15 @@ def block_lengths(steps: int, every: int | None) -> list[int]:
     return [min(every, steps - start) for start in range(0, steps, every)]
 
 
-def use_sets(pattern: Any, lengths: list[int]) -> Iterator[tuple[int, ...]]:
+def use_sets(pattern: Any) -> Iterator[tuple[int, ...]]:
     """All sets of uses of one id that a pattern allows."""
     if isinstance(pattern, acc.SinglePass):
         yield from ((step,) for step in range(pattern.steps))
     elif isinstance(pattern, acc.MinSeparation):
         yield from all_patterns(pattern.steps, pattern.max_participations, pattern.min_separation)
-    elif not pattern.reshuffle:
+    else:
         for place in range(pattern.steps_per_epoch):
             yield tuple(range(place, pattern.steps, pattern.steps_per_epoch))
-    else:
-        starts = np.cumsum([0, *lengths]).tolist()
-        in_blocks = [range(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
-        period = pattern.steps_per_epoch
-        for places in product(range(period), repeat=len(lengths)):
-            yield tuple(
-                step
-                for block, place in zip(in_blocks, places, strict=True)
-                for step in block
-                if step % period == place
-            )
 
 
 @cache
@@ -107,7 +98,7 @@ def worth(gram: Matrix, uses: tuple[int, ...]) -> tuple[float, float]:
     """The bounds of what a set of uses is worth."""
     part = gram[np.ix_(uses, uses)]
     signs = _signs(len(uses))
-    attained = float(np.einsum("si,ij,sj->s", signs, part, signs).max())
+    attained = float(((signs @ part) * signs).sum(axis=1).max())
     return attained, float(np.abs(part).sum())
 
 
@@ -116,5 +107,23 @@ def largest(mechanism: Any, pattern: Any, every: int | None) -> tuple[float, flo
     lengths = block_lengths(pattern.steps, every)
     c = strategy(mechanism, lengths)
     gram = c.T @ c
-    found = [worth(gram, uses) for uses in use_sets(pattern, lengths) if uses]
+    if isinstance(pattern, acc.FixedEpochs) and pattern.reshuffle:
+        # A new order in each block: any place in each, and the blocks share no noise.
+        starts = np.cumsum([0, *lengths]).tolist()
+        best = [
+            _best(
+                gram,
+                [
+                    tuple(range(place, stop, pattern.steps_per_epoch))
+                    for place in range(start, min(stop, start + pattern.steps_per_epoch))
+                ],
+            )
+            for start, stop in pairwise(starts)
+        ]
+        return sum(a for a, _ in best), sum(b for _, b in best)
+    return _best(gram, use_sets(pattern))
+
+
+def _best(gram: Matrix, sets: Iterable[tuple[int, ...]]) -> tuple[float, float]:
+    found = [worth(gram, uses) for uses in sets if uses]
     return max(a for a, _ in found), max(b for _, b in found)
