@@ -32,6 +32,11 @@ from dpftrl_fast.accounting.planner.budget import (
     largest_steps,
     largest_trees,
 )
+from dpftrl_fast.accounting.planner.mechanisms import (
+    MechanismRow,
+    MechanismTable,
+    plan_mechanism,
+)
 from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
 from dpftrl_fast.accounting.sensitivity.squared import (
     sensitivity_squared,
@@ -59,6 +64,8 @@ __all__ = [
     "Guard",
     "Ledger",
     "MechanismError",
+    "MechanismRow",
+    "MechanismTable",
     "MinSeparation",
     "Participation",
     "PrivacyStatement",
@@ -82,6 +89,7 @@ __all__ = [
     "mechanism_error",
     "noise_multiplier",
     "noise_std",
+    "plan_mechanism",
     "plan_schedule",
     "rdp",
     "restarts_noise_multiplier",

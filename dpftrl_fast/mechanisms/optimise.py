@@ -52,6 +52,10 @@ Vector = NDArray[np.float64]
 MAX_BUFFERS = 8
 # With a schedule of rates the error is summed over so many starts of the noise.
 _STARTS = 48
+# Descents from one start.
+_ROUNDS = 5
+# A slope, and a gain of a descent, after which no other one follows.
+_FLAT, _GAIN = 2e-3, 1e-7
 # Logits of numbers in (0, 1): 1 - 7e-14 at most.
 _LOGIT = 30.0
 
@@ -145,13 +149,21 @@ def optimise(
 class Problem:
     """The objective of a run, and the optimised mechanism of each kind."""
 
-    def __init__(self, participation: _Pattern, workload: Workload, rank_by: RankBy) -> None:
+    def __init__(
+        self,
+        participation: _Pattern,
+        workload: Workload,
+        rank_by: RankBy = "rms",
+        *,
+        coarse: bool = False,
+    ) -> None:
         if not hasattr(participation, "least_separation"):
             raise TypeError(
                 "participation must be a pattern such as SinglePass(1000), got "
                 f"{type(participation).__name__}"
             )
         choice("rank_by", rank_by, get_args(RankBy))
+        self._tolerance, self._slope = (1e-6, 1e-3) if coarse else (1e-10, 1e-6)
         self.steps = n = check_error_steps(participation.steps)
         self._workload = check_workload(workload, n)
         self._last = rank_by != "rms"
@@ -294,16 +306,20 @@ class Problem:
 
         best, least = starts[0], math.inf
         for start in starts:
-            found = minimize(
-                finite, start, jac=True, method="L-BFGS-B", bounds=bounds,
-                options={"maxiter": 300, "ftol": self._tolerance, "gtol": 1e-6, "maxcor": 20},
-            )  # fmt: skip
-            if found.fun < least:
-                best, least = found.x, float(found.fun)
-            self.count = getattr(self, "count", 0) + found.nfev
+            before, at = math.inf, start
+            # A line search can end at a step that gains nothing by chance: start afresh there.
+            for _ in range(_ROUNDS):
+                found = minimize(
+                    finite, at, jac=True, method="L-BFGS-B", bounds=bounds,
+                    options={"maxiter": 500, "ftol": self._tolerance, "gtol": self._slope, "maxcor": 20},
+                )  # fmt: skip
+                at, value_here = found.x, float(found.fun)
+                if value_here < least:
+                    best, least = at, value_here
+                if np.abs(found.jac).max() < _FLAT or before - value_here < _GAIN:
+                    break
+                before = value_here
         return best
-
-    _tolerance = 1e-8
 
     def _found(self, mechanism: ToeplitzMechanism) -> Found:
         rounded = mechanism.rounded("float32")
