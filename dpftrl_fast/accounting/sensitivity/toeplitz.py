@@ -141,7 +141,7 @@ def _uses_at(x: Column, steps: int, uses: int, stride: int) -> float:
     length = min(steps, (uses - 1) * stride + x.size)
     if length > MAX_COLUMN:
         raise ValueError(
-            f"uses of bands that overlap must lie within 2^26 = {MAX_COLUMN} steps of a block, got "
+            f"uses of bands that overlap must lie within 2^24 = {MAX_COLUMN} steps of a block, got "
             f"{length}: give the mechanism a smaller restart_every"
         )
     if length > x.size:

@@ -15,7 +15,7 @@ from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzMechanism
 from dpftrl_fast.mechanisms.toeplitz.values import BandedInverse, BufferedToeplitz
 
 #: The most steps of a block whose coefficients are computed.
-MAX_COLUMN = 2**26
+MAX_COLUMN = 2**24
 _LEAST, _MOST = 1e-100, 1e100
 # More than one operation can lose to a result below the range of normal doubles.
 _TINY = 2.0**-1021
@@ -46,7 +46,7 @@ def strategy_column(mechanism: ToeplitzMechanism, steps: int) -> StrategyColumn:
     size = support(mechanism, steps)
     if size > MAX_COLUMN:
         raise ValueError(
-            f"a block of Toeplitz noise must have at most 2^26 = {MAX_COLUMN} steps, got {steps}: "
+            f"a block of Toeplitz noise must have at most 2^24 = {MAX_COLUMN} steps, got {steps}: "
             "give the mechanism a smaller restart_every"
         )
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
