@@ -32,15 +32,16 @@ MethodT = TypeVar("MethodT", bound="Method")
 class Method:
     """A method, without its rates.
 
-    The kinds are DP-FTRL, and the baseline over fixed batches (cohorts) or over Poisson samples.
-    `restart` is the number of passes after which FTRL starts a new tree, None for one tree.
+    The kinds are DP-FTRL on trees, DP-FTRL with the mechanism of the planner, and the baseline over
+    fixed batches (cohorts) or over Poisson samples. `restart` is the number of passes after which
+    FTRL starts a new tree, None for one tree.
     """
 
     #: Name of the baseline, and of its kind that is not amplified.
     baseline: ClassVar[str]
     unamplified: ClassVar[str]
 
-    kind: Literal["ftrl", "fixed", "amplified"]
+    kind: Literal["ftrl", "planned", "fixed", "amplified"]
     momentum: float = 0.0
     restart: int | None = None
 
@@ -53,6 +54,8 @@ class Method:
     def name(self) -> str:
         """Name in tables."""
         letter = "M" if self.momentum else ""
+        if self.kind == "planned":
+            return f"DP-FTRL{letter}, mechanism of the planner"
         if self.kind != "ftrl":
             words = "amplified" if self.kind == "amplified" else self.unamplified
             return f"{self.baseline}{letter}, {words}"

@@ -34,7 +34,7 @@ def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
 
 
 class _Claim(NamedTuple):
-    """A claim of the paper: `other` maps a method of FTRL to the one that it is compared with.
+    """A claim: `other` maps a method of FTRL to the one that it is compared with.
 
     The claim is "not below" with `at_least`, and about the large batches and the largest epsilon
     only with `most`.
@@ -57,12 +57,21 @@ def _sgd(kind: Literal["fixed", "amplified"]) -> Callable[[Method, Group], Metho
     return other
 
 
+def _leading_tree(method: Method, group: Group) -> Method | None:
+    tree = Method("ftrl", method.momentum, group.restart, True)
+    return tree if method.kind == "planned" else None
+
+
 def _uncompleted(method: Method, group: Group) -> Method | None:
-    completed = method.complete and method.restart == 1
+    completed = method.kind == "ftrl" and method.complete and method.restart == 1
     return replace(method, complete=False) if completed else None
 
 
 _CLAIMS = (
+    _Claim(
+        "the planner's mechanism at least the tree, at every epsilon", _leading_tree, at_least=True
+    ),
+    _Claim("the planner's mechanism above the tree", _leading_tree),
     _Claim("DP-FTRL above DP-SGD over fixed batches, at every epsilon", _sgd("fixed")),
     _Claim(
         "at four times the batch DP-FTRL above amplified DP-SGD, at the largest epsilon",
@@ -90,7 +99,8 @@ def _pairs(claim: _Claim, group: Group, fitted: Sequence[Fitted]) -> list[_Pair]
     found = {one.cell: one for one in fitted}
     pairs = []
     for (method, budget), one in found.items():
-        against = claim.other(method, group) if method.kind == "ftrl" else None
+        private = method.kind in ("ftrl", "planned")
+        against = claim.other(method, group) if private else None
         other = None if against is None else found.get(Cell(against, budget))
         if other is not None:
             pairs.append(_Pair(one, other))
@@ -98,7 +108,7 @@ def _pairs(claim: _Claim, group: Group, fitted: Sequence[Fitted]) -> list[_Pair]
 
 
 def claims_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
-    """Return the claims of the paper, one a row, and whether they hold here.
+    """Return the claims, of the paper and about mechanisms, one a row, and whether they hold here.
 
     Two mean accuracies are alike within two standard errors of their difference. A claim "holds"
     where every pair of its cells is above (or, for "at least", none is below), "does not hold"
