@@ -9,7 +9,9 @@ the accountant, `dpftrl_fast.reference` the whole mechanism in plain NumPy.
 from dpftrl_fast._chacha import ChaCha
 from dpftrl_fast._core import build_info
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.noise.tree import STREAM_VERSION, TreeNoise
+from dpftrl_fast.noise.source import STREAM_VERSION
+from dpftrl_fast.noise.toeplitz import ToeplitzNoise
+from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -19,6 +21,7 @@ __all__ = [
     "PrefixSum",
     "PrivacyPlan",
     "SinglePass",
+    "ToeplitzNoise",
     "TreeNoise",
     "__version__",
     "build_info",

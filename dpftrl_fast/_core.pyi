@@ -38,7 +38,18 @@ def keystream16(
 def normal_pair_f32(radius: int, angle: int) -> tuple[float, float]: ...
 def normal_pair_f64(radius: int, angle: int) -> tuple[float, float]: ...
 
-class _Tree:
+class _Source:
+    def step(self, out: NDArray[Any] | None) -> NDArray[Any]: ...
+    def residual(self, out: NDArray[Any] | None) -> NDArray[Any]: ...
+    def prefix(self, t: int, out: NDArray[Any] | None) -> NDArray[Any]: ...
+    def advance_to(self, t: int) -> None: ...
+    @property
+    def t(self) -> int: ...
+    @property
+    def allocated_vectors(self) -> int: ...
+    def position(self) -> tuple[int, list[int], int, int]: ...
+
+class _Tree(_Source):
     def __init__(
         self,
         *,
@@ -53,19 +64,10 @@ class _Tree:
         threads: int,
         target: str | None,
     ) -> None: ...
-    def step(self, out: NDArray[Any] | None) -> NDArray[Any]: ...
-    def residual(self, out: NDArray[Any] | None) -> NDArray[Any]: ...
-    def prefix(self, t: int, out: NDArray[Any] | None) -> NDArray[Any]: ...
     def node(self, level: int, index: int, out: NDArray[Any] | None) -> NDArray[Any]: ...
-    def advance_to(self, t: int) -> None: ...
     def restart(self, complete: bool) -> None: ...
     @property
-    def t(self) -> int: ...
-    @property
     def tree(self) -> int: ...
-    @property
-    def allocated_vectors(self) -> int: ...
-    def position(self) -> tuple[int, list[int], int, int]: ...
     def kept_vectors(self) -> list[tuple[str, int, int, NDArray[Any]]]: ...
     def set_position(
         self,
@@ -76,8 +78,41 @@ class _Tree:
         vectors: list[tuple[str, int, int, NDArray[Any]]],
     ) -> None: ...
 
+class _Toeplitz(_Source):
+    def __init__(
+        self,
+        *,
+        size: int,
+        std: float,
+        key: bytes,
+        rounds: int,
+        purpose: int,
+        offset: int,
+        kind: str,
+        first: Sequence[float],
+        second: Sequence[float],
+        memory: int,
+        threads: int,
+        target: str | None,
+    ) -> None: ...
+    def current(self, out: NDArray[Any] | None) -> NDArray[Any]: ...
+    def restart(self) -> None: ...
+    @property
+    def block(self) -> int: ...
+    def kept_vectors(self) -> list[tuple[str, int, NDArray[Any]]]: ...
+    def set_position(
+        self,
+        t: int,
+        ends: list[int],
+        last_block: int,
+        last_t: int,
+        vectors: list[tuple[str, int, NDArray[Any]]],
+    ) -> None: ...
+
 class TreeFloat32(_Tree): ...
 class TreeFloat64(_Tree): ...
+class ToeplitzFloat32(_Toeplitz): ...
+class ToeplitzFloat64(_Toeplitz): ...
 
 def prefix_error(
     trees: Sequence[tuple[int, int, bool]],
@@ -97,6 +132,56 @@ def solve_buffers(
 ) -> None: ...
 def buffers_column(
     decay: NDArray[np.float64], scale: NDArray[np.float64], out: NDArray[np.float64]
+) -> None: ...
+def workload_error(
+    inverse: NDArray[np.float64],
+    momentum: float,
+    decay: float,
+    rates: NDArray[np.float64] | None,
+    blocks: Sequence[tuple[int, int]],
+    variance: NDArray[np.float64],
+) -> None: ...
+def workload_error_buffers(
+    decay: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    momentum: float,
+    weight_decay: float,
+    rates: NDArray[np.float64] | None,
+    blocks: Sequence[tuple[int, int]],
+    variance: NDArray[np.float64],
+) -> None: ...
+def workload_error_trees(
+    trees: Sequence[tuple[int, int, bool]],
+    variant: str,
+    momentum: float,
+    decay: float,
+    rates: NDArray[np.float64] | None,
+    variance: NDArray[np.float64],
+) -> None: ...
+def workload_objective(
+    c: NDArray[np.float64],
+    d: NDArray[np.float64],
+    uses: int,
+    separation: int,
+    momentum: float,
+    decay: float,
+    rates: NDArray[np.float64] | None,
+    last: bool,
+    starts: Sequence[tuple[int, float]],
+    by_c: NDArray[np.float64],
+    by_d: NDArray[np.float64],
+) -> tuple[float, float]: ...
+def lagged_products(
+    x: NDArray[np.float64], y: NDArray[np.float64], out: NDArray[np.float64]
+) -> None: ...
+def buffers_gradient(
+    decay: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    by_c: NDArray[np.float64],
+    mu: NDArray[np.float64],
+    d: NDArray[np.float64],
+    by_decay: NDArray[np.float64],
+    by_scale: NDArray[np.float64],
 ) -> None: ...
 def column_sums(
     column: NDArray[np.float64],

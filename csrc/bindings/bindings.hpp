@@ -10,7 +10,9 @@ void bind_info(pybind11::module_& m);
 void bind_prefix_error(pybind11::module_& m);
 void bind_sensitivity(pybind11::module_& m);
 void bind_stream(pybind11::module_& m);
+void bind_toeplitz(pybind11::module_& m);
 void bind_toeplitz_columns(pybind11::module_& m);
 void bind_tree(pybind11::module_& m);
+void bind_workload(pybind11::module_& m);
 
 }  // namespace dpftrl::bindings

@@ -9,6 +9,8 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   dpftrl::bindings::bind_prefix_error(m);
   dpftrl::bindings::bind_sensitivity(m);
   dpftrl::bindings::bind_stream(m);
+  dpftrl::bindings::bind_toeplitz(m);
   dpftrl::bindings::bind_toeplitz_columns(m);
   dpftrl::bindings::bind_tree(m);
+  dpftrl::bindings::bind_workload(m);
 }

@@ -32,6 +32,11 @@ from dpftrl_fast.accounting.planner.budget import (
     largest_steps,
     largest_trees,
 )
+from dpftrl_fast.accounting.planner.mechanisms import (
+    MechanismRow,
+    MechanismTable,
+    plan_mechanism,
+)
 from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
 from dpftrl_fast.accounting.sensitivity.squared import (
     sensitivity_squared,
@@ -49,7 +54,8 @@ from dpftrl_fast.accounting.statement.dp_event import (
     unamplified_dpsgd_epsilon,
 )
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
-from dpftrl_fast.mechanisms.run_error import noise_std
+from dpftrl_fast.mechanisms.run_error import MechanismError, mechanism_error, noise_std
+from dpftrl_fast.mechanisms.workload import Workload
 
 __all__ = [
     "FixedEpochs",
@@ -57,12 +63,16 @@ __all__ = [
     "Guarantee",
     "Guard",
     "Ledger",
+    "MechanismError",
+    "MechanismRow",
+    "MechanismTable",
     "MinSeparation",
     "Participation",
     "PrivacyStatement",
     "Schedule",
     "ScheduleTable",
     "SinglePass",
+    "Workload",
     "best_order",
     "closed_form_noise_multiplier",
     "compose",
@@ -76,8 +86,10 @@ __all__ = [
     "largest_steps",
     "largest_trees",
     "least_squares_noise_multiplier",
+    "mechanism_error",
     "noise_multiplier",
     "noise_std",
+    "plan_mechanism",
     "plan_schedule",
     "rdp",
     "restarts_noise_multiplier",

@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from dpftrl_fast.cli.fit_run import Files, run, show_validation
-from dpftrl_fast.cli.options import Data, Delimiter, Delta, Force, Json, NoiseSeed
+from dpftrl_fast.cli.options import (
+    Data,
+    Delimiter,
+    Delta,
+    Force,
+    Json,
+    MechanismName,
+    MechanismOption,
+    NoiseSeed,
+)
 from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings
@@ -96,6 +105,7 @@ def command(
     ridge_factor: Annotated[
         float | None, typer.Option(help="Least squares: ridge in units of the noise; default 2.")
     ] = None,
+    mechanism: MechanismOption = MechanismName.auto,
     variant: VariantOption = Variant.honaker,
     bound: Annotated[
         Bound | None,

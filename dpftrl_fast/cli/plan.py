@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast plan``: restart schedules for a budget, ranked by the error of the run."""
+"""``dpftrl-fast plan``: mechanisms for a budget, ranked by the error of the run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dpftrl_fast._validate import integer
 from dpftrl_fast.accounting.curve.rounding import short_up
+from dpftrl_fast.accounting.planner.mechanisms import MechanismTable, plan_mechanism
 from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
 from dpftrl_fast.cli.options import Budget, Delta, Force, Json
 from dpftrl_fast.cli.output import (
@@ -43,11 +44,27 @@ from dpftrl_fast.cli.patterns import (
     Variant,
     completion,
 )
+from dpftrl_fast.cli.plan_mechanisms import (
+    best_place,
+    mechanism_facts,
+    mechanism_figure,
+    mechanism_lines,
+    mechanism_table,
+    plan_of_row,
+)
 from dpftrl_fast.files import check_folder, write_files
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Curve, error_curves_png
 
 _CURVES = 4
+
+
+class Mechanisms(str, enum.Enum):
+    """What is ranked."""
+
+    all = "all"
+    tree = "tree"
 
 
 class RankBy(str, enum.Enum):
@@ -72,6 +89,26 @@ def command(
     max_participations: MaxParticipations = None,
     min_separation: MinSeparationOption = None,
     order: Order = None,
+    mechanism: Annotated[
+        Mechanisms | None,
+        typer.Option(
+            help="Rank all mechanisms, or trees by their schedules. Default: all, or tree if an "
+            "option of trees is given."
+        ),
+    ] = None,
+    max_vectors: Annotated[
+        int | None, typer.Option(help="Most vectors that the noise keeps between steps.")
+    ] = None,
+    max_normals: Annotated[
+        int | None, typer.Option(help="Most normals that it makes a step and coordinate.")
+    ] = None,
+    sampling: Annotated[
+        bool,
+        typer.Option(
+            "--sampling",
+            help="Compare with DP-SGD amplified by Poisson sampling, with --rows.",
+        ),
+    ] = False,
     restart_every: Annotated[
         list[int] | None,
         typer.Option(help="Restart period to try, in steps; repeatable. Never is tried too."),
@@ -87,21 +124,23 @@ def command(
         list[Variant] | None,
         typer.Option(help="Estimator of the noise to try; repeatable. Default: honaker."),
     ] = None,
-    momentum: Annotated[float, typer.Option(help="Momentum of the smoothed error.")] = 0.0,
+    momentum: Annotated[float, typer.Option(help="Momentum of the training.")] = 0.0,
     bound: BoundOption = Bound.released,
     rank_by: Annotated[RankBy, typer.Option(help="Error to rank by.")] = RankBy.rms,
     plot: Annotated[
         Path | None, typer.Option(help="PNG for the error over the steps of the best few.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the plan of a row.")] = None,
-    row: Annotated[int, typer.Option(help="Row whose plan --out writes, 1 for the best.")] = 1,
+    row: Annotated[
+        int | None, typer.Option(help="Row whose plan --out writes. Default: the best.")
+    ] = None,
     clip_norm: Annotated[float, typer.Option(help="Clip norm of the plan.")] = 1.0,
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Rank restart schedules for a budget by the error of the run.
+    """Rank mechanisms for a budget by the error of the run.
 
-    Each schedule gets the smallest noise multiplier that keeps the budget. No data are read.
+    Each gets the smallest noise multiplier that keeps the budget. No data are read.
     """
     for path in (plot, out):
         if path is not None:
@@ -109,39 +148,91 @@ def command(
             check_folder(path.parent)
     pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
                       max_participations, min_separation, order)  # fmt: skip
-    with progress_bar("schedules", quiet=json_) as progress:
-        table = plan_schedule(
-            epsilon,
-            delta,
-            participation=pattern.participation(),
-            restart_every=_periods(pattern, restart_every, restart_epochs),
-            complete=[completion(x) for x in complete or (Complete.none, Complete.restarts)],
-            variants=[x.value for x in variant or (Variant.honaker,)],
-            momentum=momentum,
-            bound=bound.value,
-            rank_by=rank_by.value,
-            progress=progress,
-        )
-    plan = PrivacyPlan.from_schedule(
-        table[integer("--row", row, 1, len(table)) - 1], clip_norm=clip_norm
-    )
+    of_trees = {
+        "--restart-every": restart_every,
+        "--restart-epochs": restart_epochs,
+        "--complete": complete,
+        "--variant": variant,
+        "--bound exact": bound is Bound.exact,
+        "--rank-by smoothed": rank_by is RankBy.smoothed,
+    }
+    of_all = {
+        "--max-vectors": max_vectors is not None,
+        "--max-normals": max_normals is not None,
+        "--sampling": sampling,
+    }
+    table: ScheduleTable | MechanismTable
+    if _trees_only(mechanism, of_trees, of_all):
+        with progress_bar("schedules", quiet=json_) as progress:
+            table = plan_schedule(
+                epsilon,
+                delta,
+                participation=pattern.participation(),
+                restart_every=_periods(pattern, restart_every, restart_epochs),
+                complete=[completion(x) for x in complete or (Complete.none, Complete.restarts)],
+                variants=[x.value for x in variant or (Variant.honaker,)],
+                momentum=momentum,
+                bound=bound.value,
+                rank_by=rank_by.value,
+                progress=progress,
+            )
+        place = 1 if row is None else integer("--row", row, 1, len(table))
+        plan = PrivacyPlan.from_schedule(table[place - 1], clip_norm=clip_norm)
+        figure, facts, lines = _figure, _facts, []
+        heading = [
+            f"schedules by {table.rank_by} error: the standard deviation of the noise in a",
+            "coordinate of the running sum, in clip norms; restart periods in steps",
+        ]
+        shown = _rich_table(table)
+    else:
+        if sampling and rows is None:
+            raise ValueError("--sampling needs --rows and --batch-size")
+        with progress_bar("mechanisms", quiet=json_) as progress:
+            table = plan_mechanism(
+                epsilon,
+                delta,
+                pattern.participation(),
+                workload=Workload(momentum),
+                max_vectors=max_vectors,
+                max_normals=max_normals,
+                rank_by=rank_by.value,  # type: ignore[arg-type]
+                batch_size=batch_size if sampling else None,
+                population=rows if sampling else None,
+                progress=progress,
+            )
+        place = best_place(table) if row is None else integer("--row", row, 1, len(table))
+        plan = plan_of_row(table, place, clip_norm)
+        figure, facts, lines = mechanism_figure, mechanism_facts, mechanism_lines(table)
+        heading = [
+            f"mechanisms by {table.rank_by} error: the standard deviation of the noise in a",
+            f"coordinate of the {'smoothed ' if momentum else ''}running sum, in clip norms",
+        ]
+        shown = mechanism_table(table)
     if plot is not None:
-        write_files(plot.parent, {plot.name: _figure(table, plan)})
+        write_files(plot.parent, {plot.name: figure(table, plan)})
     if out is not None:
         plan.save(out)
     if json_:
-        print_json(_facts(table, plan, row, plot, out))
+        print_json(facts(table, plan, place, plot, out))
         return
-    show(
-        facts_table(guarantee_facts(plan, delta, UNIT)),
-        "",
-        f"schedules by {table.rank_by} error: the standard deviation of the noise in a coordinate",
-        "of the running sum, in clip norms; restart periods in steps",
-        _rich_table(table),
-    )
+    show(facts_table(guarantee_facts(plan, delta, UNIT)), "", *heading, shown, *lines)
     for path in (plot, out):
         if path is not None:
             show(f"wrote {path}")
+
+
+def _trees_only(
+    mechanism: Mechanisms | None, of_trees: dict[str, Any], of_all: dict[str, Any]
+) -> bool:
+    """Return whether schedules of trees are ranked; refuse options of the other table."""
+    trees = [name for name, given in of_trees.items() if given]
+    every = [name for name, given in of_all.items() if given]
+    if mechanism is Mechanisms.all and trees:
+        raise ValueError(f"{trees[0]} needs --mechanism tree, got --mechanism all")
+    if (mechanism is Mechanisms.tree or trees) and every:
+        got = "--mechanism tree" if mechanism is Mechanisms.tree else trees[0]
+        raise ValueError(f"{every[0]} needs --mechanism all, got {got}")
+    return mechanism is Mechanisms.tree or bool(trees)
 
 
 def _periods(

@@ -25,16 +25,19 @@ from dpftrl_fast._validate import (
     probability,
     real,
 )
+from dpftrl_fast.accounting.planner.choice import MechanismChoice, check_choice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.choice import chosen_noise
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solver
 from dpftrl_fast.mechanisms import Completion, Variant
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.noise.keys import Seed, key_of_seed
-from dpftrl_fast.plan.from_budget import participation_of, plan_of, tree_of
+from dpftrl_fast.plan.from_budget import mechanism_of, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 #: Losses of each task, the default first, with the default of their parameter.
@@ -80,6 +83,7 @@ class _Common:
     noise_multiplier: float | None = None
     batch_size: int = 256
     radius: float | None = None
+    mechanism: MechanismChoice = "auto"
     variant: Variant = "honaker"
     noise_seed: Seed = field(default=None, repr=False)
 
@@ -108,8 +112,11 @@ class FitSettings(_Common):
         Rows of a step (users, if rows are grouped by user). Sums are divided by it.
     radius : float or None
         Radius of an L2 ball about zero that holds all iterates.
+    mechanism : "auto", "tree" or Mechanism
+        "auto" lets the planner choose the mechanism of least error, "tree" the best tree; given
+        `restart_every`, `complete` or `variant` ask for a tree too.
     variant : {"honaker", "vanilla"}
-        Estimator of the prefix noise.
+        Estimator of the prefix noise, of a tree.
     noise_seed : int, bytes or None
         For tests: the noise follows from it, and the result is marked "reproducible, not private".
     epochs : int
@@ -184,8 +191,9 @@ class FitSettings(_Common):
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
             clip_norm=self.clip_norm,
-            momentum=self.momentum,
-            mechanism=tree_of(vars(self)),
+            workload=Workload(momentum=self.momentum),
+            mechanism=mechanism_of(vars(self)),
+            dtype="float64",
             bound=self.bound,
         )
 
@@ -227,8 +235,11 @@ class LeastSquaresSettings(_Common):
     ----------
     epsilon, delta, noise_multiplier, batch_size, radius, variant, noise_seed
         As for `FitSettings`. In a ball each model is the exact minimiser.
+    mechanism
+        "auto" or as for `LeastSquaresPlan`: "auto" is the mechanism of least noise in the last
+        model, or with `solve_every` in the models of all steps.
     split : float
-        Share of mu^2 for the tree over y x.
+        Share of mu^2 for the sum of y x.
     ridge_factor : float
         lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see `docs/least_squares.md`.
     complete
@@ -252,14 +263,35 @@ class LeastSquaresSettings(_Common):
     method: ClassVar[Literal["least-squares"]] = "least-squares"
 
     def plan(
-        self, units: int, *, x_norm_bound: float, y_bound: float, constant: float = 0.0
+        self,
+        units: int,
+        *,
+        x_norm_bound: float,
+        y_bound: float,
+        constant: float = 0.0,
+        regret: bool = False,
     ) -> LeastSquaresPlan:
-        """Return the plan of a run over this many rows within these bounds."""
+        """Return the plan of a run over this many rows within these bounds.
+
+        `regret` is that of `start`: models are then made at every step.
+        """
+        participation = participation_of(units, self.batch_size, 1, False)
+        every = 1 if self.solve_every is None and regret else self.solve_every
+        mechanism = chosen_noise(
+            self.mechanism,
+            participation,
+            epsilon=1.0 if self.epsilon is None else self.epsilon,
+            delta=self.delta,
+            models="last" if every is None or every >= participation.steps else "all",
+            complete=self.complete,
+            variant=self.variant,
+        )
         fields: dict[str, Any] = {
             "x_norm_bound": x_norm_bound,
             "y_bound": y_bound,
-            "participation": participation_of(units, self.batch_size, 1, False),
+            "participation": participation,
             "split": self.split,
+            "mechanism": mechanism,
             "complete": self.complete,
             "variant": self.variant,
             "constant": constant,
@@ -355,6 +387,7 @@ _RULES: dict[str, Rule] = {
     "shuffle": flag,
     "threads": _or_none(positive_integer),
     "noise_seed": _noise_seed,
+    "mechanism": lambda name, value: check_choice(value),
     "variant": _one_of("honaker", "vanilla"),
     "bound": _one_of("released", "exact"),
     "restart_every": _or_none(_or_word(positive_integer, "auto")),

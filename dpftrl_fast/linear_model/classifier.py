@@ -42,8 +42,8 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         then treated as public; `partial_fit` needs them declared. In a stream a row with another
         label counts as zero.
     epsilon, delta, noise_multiplier, batch_size, epochs, learning_rate, clip_norm, momentum, l1,
-    radius, x_norm_bound, fit_intercept, intercept_scaling, restart_every, complete, variant,
-    shuffle, random_state, horizon, average, compute_regret, threads, noise_seed, verbose
+    radius, x_norm_bound, fit_intercept, intercept_scaling, mechanism, restart_every, complete,
+    variant, shuffle, random_state, horizon, average, compute_regret, threads, noise_seed, verbose
         As for :class:`DPFTRLRegressor`.
 
     Attributes
@@ -101,6 +101,7 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         x_norm_bound: float | None = None,
         fit_intercept: bool = True,
         intercept_scaling: float = 1.0,
+        mechanism: Any = "auto",
         restart_every: Any = "auto",
         complete: Any = "auto",
         variant: str = "honaker",

@@ -64,8 +64,12 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         that is clipped.
     intercept_scaling : float, default 1.0
         The constant entry; with a larger one the intercept learns faster.
+    mechanism : "auto", "tree" or Mechanism, default "auto"
+        The correlated noise: that of least error for the epsilon and the momentum ("auto"), the
+        best tree, or a mechanism of `dpftrl_fast.mechanisms`. Given options of a tree, the next
+        three, ask for a tree.
     restart_every : "auto", None or int, default "auto"
-        Steps of a tree. "auto" is one tree for one epoch, and the planner's best for several.
+        Steps of a tree. "auto" lets the planner choose.
     complete : "auto", bool or "all", default "auto"
         Complete trees before a restart, see `dpftrl_fast.PrivacyPlan`.
     variant : {"honaker", "vanilla"}
@@ -168,6 +172,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         y_bound: float | None = None,
         fit_intercept: bool = True,
         intercept_scaling: float = 1.0,
+        mechanism: Any = "auto",
         restart_every: Any = "auto",
         complete: Any = "auto",
         variant: str = "honaker",

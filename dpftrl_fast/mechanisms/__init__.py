@@ -9,8 +9,10 @@ Examples
 8
 """
 
+import dpftrl_fast.mechanisms.toeplitz.error  # noqa: F401 - registers the error of its layouts
 import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - registers the error of a tree
 from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, mechanism_from_dict
+from dpftrl_fast.mechanisms.optimise import optimise
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout, ToeplitzMechanism
 from dpftrl_fast.mechanisms.toeplitz.values import (
     BandedInverse,
@@ -35,4 +37,5 @@ __all__ = [
     "TreeLayout",
     "Variant",
     "mechanism_from_dict",
+    "optimise",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of a run: the standard deviation of the noise in its running sums, step by step.
+"""The error of a run: the standard deviation of the noise in the sums that training reads.
 
 With n_t the noise in the running sum at step t (for trees carry + b_t, where the carry collects the
 noise at the end of every earlier tree), a model that is trained with momentum gamma sees
@@ -12,6 +12,8 @@ simulation.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from dpftrl_fast._validate import real, step_count
 from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, check_mechanism
 from dpftrl_fast.mechanisms.tree import Tree
+from dpftrl_fast.mechanisms.workload import Workload, check_workload
 
 #: The most steps for which errors are computed: two arrays of this length are 1 GiB.
 MAX_ERROR_STEPS = 2**26
@@ -55,15 +58,15 @@ def noise_std(
     ----------
     steps : int or participation
         Steps T of the run, at most 2^26, or the pattern that declares them.
-    mechanism : Tree
-        The mechanism. The noise at the end of a tree stays in all later running sums.
+    mechanism : mechanism
+        The noise of earlier trees and blocks stays in all later running sums.
     momentum : float
         gamma, 0 <= gamma < 1.
 
     Returns
     -------
     NoiseStd
-        ``prefix`` and ``smoothed``, each of shape (T,), for a clip norm of 1 and a noise multiplier
+        :func:`mechanism_error` for running sums and for ``Workload(momentum)``: ``prefix`` and ``smoothed``, each of shape (T,), for a clip norm of 1 and a noise multiplier
         of 1. Multiply by ``clip_norm * noise_multiplier`` for the noise of a run. Without momentum
         the two are equal.
 
@@ -92,7 +95,84 @@ def noise_std(
     1.02
     """
     total = step_count("steps", getattr(steps, "steps", steps))
-    return std_of(check_mechanism(mechanism).layout(total), check_momentum(momentum))
+    gamma = check_momentum(momentum)
+    return std_of(check_mechanism(mechanism).layout(total), gamma)
+
+
+@dataclass(frozen=True, eq=False)
+class MechanismError:
+    """Standard deviations of the noise of a run, for a clip norm and a noise multiplier of 1.
+
+    Multiply by ``clip_norm * noise_multiplier`` for the noise of a run.
+
+    Attributes
+    ----------
+    per_step : ndarray of float64, shape (steps,)
+        Of the noise in one coordinate of the workload's sums at step t = 1, .., T.
+    """
+
+    per_step: NDArray[np.float64]
+
+    @property
+    def rms(self) -> float:
+        """Root mean square over the steps."""
+        return math.sqrt(float(np.dot(self.per_step, self.per_step)) / self.per_step.size)
+
+    @property
+    def last(self) -> float:
+        """That of the last step."""
+        return float(self.per_step[-1])
+
+    @property
+    def worst(self) -> float:
+        """The largest."""
+        return float(self.per_step.max())
+
+
+def mechanism_error(
+    mechanism: Mechanism, steps: int | _HasSteps, workload: Workload = Workload()
+) -> MechanismError:
+    """Return the error of a mechanism for a workload, from exact covariances.
+
+    Parameters
+    ----------
+    mechanism : mechanism
+        Any mechanism. The noise of earlier blocks and trees stays in all later sums.
+    steps : int or participation
+        Steps T of the run, at most 2^26, or the pattern that declares them.
+    workload : Workload
+        What training reads: running sums by default.
+
+    Returns
+    -------
+    MechanismError
+        ``rms``, ``last``, ``worst`` and ``per_step``, in units of the clip norm times the noise
+        multiplier.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as above, the mechanism does not fit the steps, the workload has rates
+        for another number of steps, or these rates ask for more than 2^36 operations.
+
+    Notes
+    -----
+    With one rate O(T) for Toeplitz mechanisms; with a schedule of rates O(T k^2) for k buffers and
+    O(T p) for p taps. Bands have an inverse of T coefficients in general: O(T^2) there, unless it
+    ends in zeros.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.mechanisms import BandedInverse, Tree
+    >>> error = mechanism_error(BandedInverse.square_root(4), 1000)
+    >>> round(error.rms, 6), round(error.last, 4)
+    (7.069255, 9.9375)
+    >>> mechanism_error(Tree(), 32, Workload(momentum=0.9)).per_step.shape
+    (32,)
+    """
+    total = check_error_steps(step_count("steps", getattr(steps, "steps", steps)))
+    layout = check_mechanism(mechanism).layout(total)
+    return MechanismError(per_step_std(layout, check_workload(workload, total)))
 
 
 def check_momentum(momentum: Any) -> float:
@@ -109,7 +189,13 @@ def check_error_steps(steps: int) -> int:
     return steps
 
 
-@singledispatch
 def std_of(layout: Layout, momentum: float) -> NoiseStd:
-    """Return :func:`noise_std` of a layout; registered for the type of each layout."""
+    """Return :func:`noise_std` of a layout."""
+    prefix = per_step_std(layout, Workload())
+    return NoiseStd(prefix, per_step_std(layout, Workload(momentum)) if momentum else prefix.copy())
+
+
+@singledispatch
+def per_step_std(layout: Layout, workload: Workload) -> NDArray[np.float64]:
+    """Return the standard deviation of a layout's noise at each step; registered for each type."""
     raise TypeError(f"no error is registered for layouts of type {type(layout).__name__}")

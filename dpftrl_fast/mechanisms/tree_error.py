@@ -6,18 +6,25 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 import dpftrl_fast._core as _core
-from dpftrl_fast.mechanisms.run_error import NoiseStd, check_error_steps, std_of
+from dpftrl_fast.mechanisms.run_error import check_error_steps, per_step_std
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout, Variant
+from dpftrl_fast.mechanisms.workload import Workload
 
 
-@std_of.register
-def _(layout: TreeLayout, momentum: float) -> NoiseStd:
+@per_step_std.register
+def _(layout: TreeLayout, workload: Workload) -> NDArray[np.float64]:
     steps = check_error_steps(layout.steps)
-    prefix, smoothed = np.empty(steps), np.empty(steps)
-    _core.prefix_error(layout.triples, layout.variant, momentum, prefix, smoothed)
-    return NoiseStd(np.sqrt(prefix, out=prefix), np.sqrt(smoothed, out=smoothed))
+    momentum, decay, rates = workload.momentum, workload.decay, workload.relative_rates(steps)
+    found = np.empty(steps)
+    if rates is None and not decay:
+        # Here no term is negative: nothing cancels.
+        _core.prefix_error(layout.triples, layout.variant, momentum, np.empty(steps), found)
+    else:
+        _core.workload_error_trees(layout.triples, layout.variant, momentum, decay, rates, found)
+    return np.sqrt(np.maximum(found, 0.0, out=found), out=found)
 
 
 def prefix_variance(t: int, variant: Variant) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of a `TreeNoise`: its identity, its position, and optionally its key and vectors."""
+"""State of a source of noise: its identity, its position, and optionally its key and vectors."""
 
 from __future__ import annotations
 
@@ -11,77 +11,113 @@ from typing import Any
 from dpftrl_fast._validate import integer
 from dpftrl_fast.noise.arguments import MAX_STEPS
 
-_HEADER = {"format": "dpftrl_fast.TreeNoise", "version": 1}
-_REST = ("t", "earlier_trees", "last_returned", "reproducible", "node_used", "key", "vectors")
+_VERSION = 1
 _MAX_TREES = 2**24
 
 
 @dataclass(frozen=True)
+class StateFormat:
+    """Names in the states of one class of sources.
+
+    Parameters
+    ----------
+    name : str
+        Value of the key "format".
+    block : {"tree", "block"}
+        Word for a stretch of steps with noise of its own.
+    has_nodes : bool
+        Whether the state says that single nodes were read.
+    """
+
+    name: str
+    block: str
+    has_nodes: bool = False
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """Format and version of a state."""
+        return {"format": self.name, "version": _VERSION}
+
+    @property
+    def earlier(self) -> str:
+        """Key of the blocks before the present one."""
+        return f"earlier_{self.block}s"
+
+    @property
+    def rest(self) -> list[str]:
+        """Keys beside the header and the identity."""
+        nodes = ["node_used"] * self.has_nodes
+        return ["t", self.earlier, "last_returned", "reproducible", *nodes, "key", "vectors"]
+
+
+@dataclass(frozen=True)
 class Position:
-    """Position of a tree noise: all of its state but the key and the vectors."""
+    """Position of a source: all of its state but the key and the vectors."""
 
     t: int
     ends: list[int]
-    """Step at which each earlier tree was carried."""
+    """Step at which each earlier block was left."""
     last_tree: int
-    """Tree of the noise last returned; -1 before the first step."""
+    """Block of the noise last returned; -1 before the first step."""
     last_t: int
     reproducible: bool
-    node_used: bool
+    node_used: bool = False
 
 
-def state_of(identity: Mapping[str, Any], position: Position, key: bytes | None) -> dict[str, Any]:
+def state_of(
+    form: StateFormat, identity: Mapping[str, Any], position: Position, key: bytes | None
+) -> dict[str, Any]:
     """Return the state as numbers, strings and lists that JSON can hold, without vectors."""
     returned = position.last_tree >= 0
     return {
-        **_HEADER,
+        **form.header,
         **identity,
         "t": position.t,
-        "earlier_trees": [[end, len(list(run))] for end, run in groupby(position.ends)],
+        form.earlier: [[end, len(list(run))] for end, run in groupby(position.ends)],
         "last_returned": [position.last_tree, position.last_t] if returned else None,
         "reproducible": position.reproducible,
-        "node_used": position.node_used,
+        **({"node_used": position.node_used} if form.has_nodes else {}),
         "key": None if key is None else key.hex(),
         "vectors": [],
     }
 
 
 def position_from_state(
-    state: Mapping[str, Any], identity: Mapping[str, Any]
+    form: StateFormat, state: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> tuple[Position, bytes | None]:
     """Read a state of `state_of`, for an object of this identity.
 
     Raises
     ------
     TypeError, ValueError
-        If the state is of another version or another tree, or broken.
+        If the state is of another version or another source, or broken.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a mapping, got {type(state).__name__}")
-    if missing := [name for name in (*_HEADER, *identity, *_REST) if name not in state]:
+    if missing := [name for name in (*form.header, *identity, *form.rest) if name not in state]:
         raise ValueError(f"state lacks {', '.join(missing)}")
-    for name, expected in (*_HEADER.items(), *identity.items()):
+    for name, expected in (*form.header.items(), *identity.items()):
         if state[name] != expected:
             raise ValueError(f"state has {name} {state[name]!r}, but this object has {expected!r}")
     ends: list[int] = []
-    for pair in _list("earlier_trees", state["earlier_trees"]):
-        end, count = _pair("earlier_trees", pair)
-        integer("the steps of an earlier tree", end, 1, MAX_STEPS)
-        ends += [end] * integer("a count of trees", count, 1, _MAX_TREES - len(ends))
+    for pair in _list(form.earlier, state[form.earlier]):
+        end, count = _pair(form.earlier, pair)
+        integer(f"the steps of an earlier {form.block}", end, 1, MAX_STEPS)
+        ends += [end] * integer(f"a count of {form.block}s", count, 1, _MAX_TREES - len(ends))
     if _list("vectors", state["vectors"]) and state["key"] is None:
         raise ValueError("state must have no vectors when it has no key")
     last = state["last_returned"]
     last_tree, last_t = (-1, 0) if last is None else _pair("last_returned", last)
-    for name in ("reproducible", "node_used"):
+    for name in ("reproducible", *["node_used"] * form.has_nodes):
         if not isinstance(state[name], bool):
             raise TypeError(f"state's {name} must be a bool, got {state[name]!r}")
     position = Position(
         t=integer("t", state["t"], 0, MAX_STEPS),
         ends=ends,
-        last_tree=integer("the tree of last_returned", last_tree, -1, _MAX_TREES),
+        last_tree=integer(f"the {form.block} of last_returned", last_tree, -1, _MAX_TREES),
         last_t=integer("the step of last_returned", last_t, 0, MAX_STEPS),
         reproducible=state["reproducible"],
-        node_used=state["node_used"],
+        node_used=form.has_nodes and state["node_used"],
     )
     return position, None if state["key"] is None else _key_from_hex(state["key"])
 

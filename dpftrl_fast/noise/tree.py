@@ -3,53 +3,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dpftrl_fast._core as _core
-from dpftrl_fast._validate import choice, flag, float_dtype, integer
+from dpftrl_fast._validate import choice, flag, integer
 from dpftrl_fast.mechanisms import Variant
-from dpftrl_fast.noise.arguments import (
-    MAX_COORDINATES,
-    MAX_STEPS,
-    MAX_THREADS,
-    Memory,
-    memory_setting,
-    std_in,
-    usable_cores,
-)
-from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
-from dpftrl_fast.noise.outputs import writable_view
-from dpftrl_fast.noise.state import Position, position_from_state, state_of
-
-STREAM_VERSION: int = _core.STREAM_VERSION
-
-_PURPOSES = {"tree": 0, "covariance": 1, "clip-norm": 2}
-_Core: TypeAlias = _core.TreeFloat32 | _core.TreeFloat64
-_CORES: dict[str, type[_Core]] = {
-    "float32": _core.TreeFloat32,
-    "float64": _core.TreeFloat64,
-}
-_Out = TypeVar("_Out")
-
-# How many forks lie between the first process and this one.
-_forks = 0
+from dpftrl_fast.noise.arguments import Memory
+from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.noise.source import NoiseSource
+from dpftrl_fast.noise.state import StateFormat
 
 
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
-
-
-class TreeNoise:
+class TreeNoise(NoiseSource):
     """Gaussian noise for prefix sums by binary-tree aggregation.
 
     A source of noise without a privacy statement. At step t the prefix noise b_t is a sum over at
@@ -133,6 +102,13 @@ class TreeNoise:
     (True, 2)
     """
 
+    _cores: ClassVar[Mapping[str, Any]] = {
+        "float32": _core.TreeFloat32,
+        "float64": _core.TreeFloat64,
+    }
+    _purposes: ClassVar[Mapping[str, int]] = {"tree": 0, "covariance": 1, "clip-norm": 2}
+    _format = StateFormat("dpftrl_fast.TreeNoise", "tree", has_nodes=True)
+
     def __init__(
         self,
         size: int,
@@ -148,122 +124,22 @@ class TreeNoise:
         purpose: Literal["tree", "covariance", "clip-norm"] = "tree",
         key: bytes | None = None,
     ) -> None:
-        self._size = integer("size", size, 1, MAX_COORDINATES)
-        self._dtype = float_dtype(dtype)
-        self._std = std_in(std, self._dtype)
         self._variant = choice("variant", variant, ("vanilla", "honaker"))
-        self._memory = memory_setting(memory)
-        self._rounds = integer("rounds", rounds, 0)
-        if self._rounds not in (8, 12, 20):
-            raise ValueError(f"rounds must be 8, 12 or 20, got {self._rounds}")
-        self._threads = min(usable_cores(), MAX_THREADS)
-        if threads is not None:
-            self._threads = integer("threads", threads, 1, MAX_THREADS)
-        self._offset = integer("offset", offset, 0, MAX_COORDINATES)
-        self._purpose = choice("purpose", purpose, tuple(_PURPOSES))
-        if key is not None and seed is not None:
-            raise ValueError("expected a seed or a key, got both")
-        self._reproducible = seed is not None
-        self._node_used = False
-        self._forks = _forks
-        self._key = key_of_seed(seed) if key is None else checked_key(key)
-        self._core = self._make_core(self._key)
-
-    def _make_core(self, key: bytes) -> _Core:
-        return _CORES[self._dtype](
-            key=key, threads=self._threads, target=None, **self._core_settings()
+        super().__init__(
+            size,
+            std,
+            seed=seed,
+            memory=memory,
+            dtype=dtype,
+            rounds=rounds,
+            threads=threads,
+            offset=offset,
+            purpose=purpose,
+            key=key,
         )
 
     def _core_settings(self) -> dict[str, Any]:
-        vectors = {"stored": -1, "regenerate": 0}
-        return {
-            "size": self._size,
-            "std": self._std,
-            "rounds": self._rounds,
-            "purpose": _PURPOSES[self._purpose],
-            "offset": self._offset,
-            "variant": self._variant,
-            "memory": vectors[self._memory] if isinstance(self._memory, str) else self._memory,
-        }
-
-    def _view(self, out: Any) -> Any:
-        """Return the buffer that the core writes to, which shares the memory of `out`."""
-        return writable_view(out)
-
-    @overload
-    def step(self, out: None = None) -> NDArray[Any]: ...
-    @overload
-    def step(self, out: _Out) -> _Out: ...
-    def step(self, out: Any = None) -> Any:
-        """Advance one step and return its noise: carry + b_t.
-
-        Parameters
-        ----------
-        out : array_like, optional
-            Where to write: a writable C-contiguous ndarray of the dtype with `size` elements (any
-            shape), a CPU tensor with ``__dlpack__``, or a buffer. Never copied.
-
-        Returns
-        -------
-        ndarray of shape (size,), or `out`
-            The noise to add to the sum of everything up to this step.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `out` cannot take the noise. The step is then not taken.
-        """
-        self._refuse_after_fork()
-        if out is None or type(out) is np.ndarray:
-            return self._core.step(out)
-        self._core.step(self._view(out))
-        return out
-
-    @overload
-    def residual(self, out: None = None) -> NDArray[Any]: ...
-    @overload
-    def residual(self, out: _Out) -> _Out: ...
-    def residual(self, out: Any = None) -> Any:
-        """Advance one step and return its noise minus the noise last returned.
-
-        Adding residuals to the gradients of SGD with rate 1/lambda is FTRL with the noise of `step`
-        (Kairouz et al. 2021, theorem 5.1 and its proof), across restarts too. Parameters, return
-        value and errors as for `step`.
-        """
-        self._refuse_after_fork()
-        if out is None or type(out) is np.ndarray:
-            return self._core.residual(out)
-        self._core.residual(self._view(out))
-        return out
-
-    def _refuse_after_fork(self) -> None:
-        if self._forks != _forks and not self._reproducible:
-            raise RuntimeError(
-                "this process was forked from one that holds the same key: both would add the "
-                "same noise to different sums. Make the TreeNoise after the fork, or load a state "
-                "here if the other process has stopped"
-            )
-
-    def prefix(self, t: int, out: Any = None) -> Any:
-        """Return b_t of the present tree, without the carry of earlier ones. Changes nothing.
-
-        Parameters
-        ----------
-        t : int
-            Any step in [1, 2**46], before or after the present one.
-        out : array_like, optional
-            As for `step`.
-
-        Returns
-        -------
-        ndarray of shape (size,), or `out`
-
-        Raises
-        ------
-        ValueError
-            If t is out of range.
-        """
-        return self._into(self._core.prefix, out, integer("t", t, 1, MAX_STEPS))
+        return {**super()._core_settings(), "variant": self._variant}
 
     def node(self, level: int, index: int, out: Any = None) -> Any:
         """Return one node's noise, N(0, std^2).
@@ -296,29 +172,8 @@ class TreeNoise:
                 f"index must be an integer in [0, 2**{46 - level}) at level {level}, got {index}"
             )
         result = self._into(self._core.node, out, level, index)
-        self._node_used = True
+        self._node_was_used = True
         return result
-
-    def _into(self, call: Any, out: Any, *args: int) -> Any:
-        if out is None or type(out) is np.ndarray:
-            return call(*args, out)
-        call(*args, self._view(out))
-        return out
-
-    def advance_to(self, t: int) -> None:
-        """Move to step t of the present tree without making its noise.
-
-        Parameters
-        ----------
-        t : int
-            In [self.t, 2**46].
-
-        Raises
-        ------
-        ValueError
-            If t is before the present step: a step is never taken twice.
-        """
-        self._core.advance_to(integer("t", t, self.t, MAX_STEPS))
 
     def restart(self, complete: bool = False) -> None:
         """Begin a new tree with fresh nodes; the noise of the present one stays in all later steps.
@@ -338,24 +193,13 @@ class TreeNoise:
         self._core.restart(flag("complete", complete))
 
     @property
-    def t(self) -> int:
-        """Steps of the present tree."""
-        return self._core.t
-
-    @property
     def tree(self) -> int:
         """Restarts so far, the number of the present tree."""
-        return self._core.tree
+        return int(self._core.tree)
 
     @property
-    def size(self) -> int:
-        """Number of coordinates."""
-        return self._size
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of one node, as rounded to the dtype."""
-        return self._std
+    def _block(self) -> int:
+        return self.tree
 
     @property
     def variant(self) -> str:
@@ -363,105 +207,9 @@ class TreeNoise:
         return self._variant
 
     @property
-    def memory(self) -> Memory:
-        """The memory setting."""
-        return self._memory
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the noise."""
-        return np.dtype(self._dtype)
-
-    @property
-    def rounds(self) -> int:
-        """ChaCha rounds."""
-        return self._rounds
-
-    @property
-    def threads(self) -> int:
-        """Most threads that a call uses."""
-        return self._threads
-
-    @property
-    def offset(self) -> int:
-        """Global coordinate of element 0."""
-        return self._offset
-
-    @property
-    def reproducible(self) -> bool:
-        """True when a seed was given: whoever guesses it can take the noise away."""
-        return self._reproducible
-
-    @property
     def node_used(self) -> bool:
         """True once `node` was called: more than prefixes may have been released."""
-        return self._node_used
-
-    @property
-    def allocated_vectors(self) -> int:
-        """Vectors of `size` that are allocated now."""
-        return self._core.allocated_vectors
-
-    def state_dict(self, *, key: bool = True) -> dict[str, Any]:
-        """Return the state: **a secret**, since with the key the noise can be taken away.
-
-        Parameters
-        ----------
-        key : bool, optional
-            False leaves out the key and every vector. The rest is a position, for objects that have
-            the key already.
-
-        Returns
-        -------
-        dict
-            Numbers, strings and lists that JSON can hold, and under "vectors" copies of the arrays
-            that are expensive to recompute; none in regenerate mode, whose state is a few hundred
-            bytes.
-        """
-        with_key = flag("key", key)
-        position = Position(*self._core.position(), self._reproducible, self._node_used)
-        state = state_of(self._identity(), position, self._key if with_key else None)
-        if with_key and self._memory != "regenerate":
-            state["vectors"] = self._core.kept_vectors()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
-        """Resume from a state of `state_dict`, with the `memory` and `threads` of this object.
-
-        Two objects that resume from one state make the same noise: added to two different sums that
-        are both released, it protects neither.
-
-        Parameters
-        ----------
-        state : mapping
-            Of the same size, std, variant, dtype, rounds, purpose and offset.
-        allow_fork : bool, optional
-            True allows going back to an earlier step of the same noise. Sums with the noise of the
-            steps in between must not have been released: otherwise the guarantee is void.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If the state is of another version, another stream or another tree, or broken, or (but
-            for a seeded object) lies behind this object's own position; nothing is changed.
-        """
-        fork = flag("allow_fork", allow_fork)
-        position, key = position_from_state(state, self._identity())
-        self._check_position(position)
-        goes_back = (len(position.ends), position.t) < (self.tree, self.t)
-        if goes_back and key in (None, self._key) and not (fork or self._reproducible):
-            raise ValueError(
-                f"state is at step {position.t} of tree {len(position.ends)}, behind this object "
-                f"at step {self.t} of tree {self.tree}: its noise would be used twice. "
-                "allow_fork=True takes it all the same and voids the guarantee"
-            )
-        core = self._make_core(self._key if key is None else key)
-        core.set_position(
-            position.t, position.ends, position.last_tree, position.last_t, list(state["vectors"])
-        )
-        if key is not None:
-            self._key, self._reproducible = key, position.reproducible
-        self._core, self._node_used, self._forks = core, position.node_used, _forks
+        return self._node_was_used
 
     def current(self) -> NDArray[Any]:
         """Recompute the noise currently included in the running sum, carry + b_t.
@@ -502,21 +250,8 @@ class TreeNoise:
         found: NDArray[Any] = again.step()
         return found
 
-    def _check_position(self, position: Position) -> None:
-        """Refuse positions that a subclass does not allow; this class takes any."""
-
-    def _identity(self) -> dict[str, Any]:
-        # Two trees must share these for one to resume where the other stopped.
-        return {
-            "stream_version": STREAM_VERSION,
-            "size": self._size,
-            "std": self._std,
-            "variant": self._variant,
-            "dtype": self._dtype,
-            "rounds": self._rounds,
-            "purpose": self._purpose,
-            "offset": self._offset,
-        }
+    def _own_identity(self) -> dict[str, Any]:
+        return {"variant": self._variant}
 
     def __repr__(self) -> str:
         return (
@@ -524,6 +259,3 @@ class TreeNoise:
             f"dtype={self._dtype!r}, memory={self._memory!r}, tree={self.tree}, t={self.t}"
             f"{', reproducible, not private' if self._reproducible else ''})"
         )
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a TreeNoise holds a secret key and is not pickled: see state_dict")

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a run from a budget: with the planner's best schedule, or a given one."""
+"""The plan of a run from a budget: with the planner's best mechanism, or a given one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dpftrl_fast._validate import flag
-from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass, plan_schedule
+from dpftrl_fast.accounting import FixedEpochs, Participation, SinglePass
+from dpftrl_fast.accounting.planner.choice import (
+    MAX_VECTORS,
+    MechanismChoice,
+    TreeSearch,
+    check_choice,
+    chosen_mechanism,
+)
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
-from dpftrl_fast.mechanisms import Completion, Mechanism, Tree, Variant
+from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
@@ -29,64 +36,52 @@ def participation_of(units: int, batch_size: int, epochs: int, shuffle: bool) ->
     return FixedEpochs(steps, epochs, reshuffle=reshuffle)
 
 
-@dataclass(frozen=True)
-class TreeSearch:
-    """A tree whose restarts the planner chooses: the best row of `plan_schedule`.
-
-    Parameters
-    ----------
-    variant : {"honaker", "vanilla"}
-        As for `Tree`.
-    complete : bool, "all" or "auto"
-        As for `Tree`; with "auto" the ranking chooses between False and True.
-    """
-
-    variant: Variant = "honaker"
-    complete: Completion | Literal["auto"] = "auto"
-
-    def best(
-        self,
-        participation: Participation,
-        epsilon: float,
-        delta: float,
-        *,
-        momentum: float = 0.0,
-        bound: PlanBound = "released",
-    ) -> Tree:
-        """Return the best tree for a budget; for a single pass, one tree."""
-        if isinstance(participation, SinglePass):
-            return Tree(self.variant, complete=self.complete != "auto" and self.complete)
-        return plan_schedule(
-            epsilon,
-            delta,
-            participation=participation,
-            complete=(False, True) if self.complete == "auto" else self.complete,
-            variants=self.variant,
-            momentum=momentum,
-            bound=bound,
-            rank_by="smoothed" if momentum > 0.0 else "rms",
-        ).best.mechanism
-
-
-def tree_of(options: Mapping[str, Any]) -> Tree | TreeSearch:
-    """Return the mechanism that a front end's options ask for.
+def mechanism_of(options: Mapping[str, Any]) -> MechanismChoice:
+    """Return the choice of a mechanism that a front end's options ask for.
 
     Parameters
     ----------
     options : mapping
-        With the keys "restart_every", "complete" and "variant", as for `Tree`; the first two may be
-        "auto". Other keys are not read.
+        With the keys "mechanism" (by default "auto"), "restart_every", "complete" and "variant".
+        The last three are those of `Tree`, or "auto" for the first two of them; given otherwise,
+        they ask for a tree. Other keys are not read.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the mechanism is none, or comes together with options of a tree.
 
     Examples
     --------
-    >>> tree_of({"restart_every": 500, "complete": "auto", "variant": "honaker"})
+    >>> mechanism_of({"restart_every": 500, "complete": "auto", "variant": "honaker"})
     Tree(variant='honaker', restart_every=500, tree_lengths=None, complete=False)
+    >>> mechanism_of({"restart_every": "auto", "complete": "auto", "variant": "honaker"})
+    'auto'
     """
-    variant, complete = options["variant"], options["complete"]
-    if options["restart_every"] == "auto":
+    mechanism = check_choice(options.get("mechanism", "auto"))
+    every, complete = options.get("restart_every", "auto"), options["complete"]
+    variant = options["variant"]
+    given = [
+        f"{name}={value!r}"
+        for name, value, default in (
+            ("restart_every", every, "auto"),
+            ("complete", complete, "auto"),
+            ("variant", variant, "honaker"),
+        )
+        if type(value) is not type(default) or value != default
+    ]
+    if not isinstance(mechanism, str):
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} must come with mechanism='tree', got {mechanism!r}: put the "
+                "options into a Tree"
+            )
+        return mechanism
+    if mechanism == "auto" and not given:
+        return "auto"
+    if every == "auto":
         return TreeSearch(variant, complete)
-    completed = False if complete == "auto" else complete
-    return Tree(variant, options["restart_every"], complete=completed)
+    return Tree(variant, every, complete=False if complete == "auto" else complete)
 
 
 def plan_of(
@@ -96,8 +91,10 @@ def plan_of(
     noise_multiplier: float | None,
     delta: float,
     clip_norm: float,
-    momentum: float = 0.0,
-    mechanism: Mechanism | TreeSearch | Literal["auto"] = "auto",
+    workload: Workload = Workload(),
+    mechanism: MechanismChoice = "auto",
+    max_vectors: int | None = MAX_VECTORS,
+    dtype: Any = None,
     bound: PlanBound = "released",
 ) -> PrivacyPlan:
     """Return the plan of a run: calibrated to epsilon, or with the noise multiplier given.
@@ -112,18 +109,19 @@ def plan_of(
         Of the budget.
     clip_norm : float
         L.
-    momentum : float
-        Of the optimiser; schedules are ranked by the noise that it smooths.
-    mechanism : Tree, TreeSearch or "auto"
-        "auto" is ``TreeSearch()``: one tree for a single pass and the best row of `plan_schedule`
-        for several. With a noise multiplier the rows are ranked for epsilon 1.
+    workload : Workload
+        Of the run: mechanisms are ranked by its error.
+    mechanism, max_vectors, dtype
+        As for :func:`~dpftrl_fast.accounting.planner.choice.chosen_mechanism`. With a noise
+        multiplier mechanisms are ranked for epsilon 1.
     bound
         As for `PrivacyPlan`. A run releases running sums only, so that "released" holds.
 
     Examples
     --------
     >>> plan = plan_of(
-    ...     FixedEpochs(100, 10), epsilon=8.0, noise_multiplier=None, delta=1e-5, clip_norm=1.0
+    ...     FixedEpochs(100, 10), epsilon=8.0, noise_multiplier=None, delta=1e-5, clip_norm=1.0,
+    ...     mechanism="tree",
     ... )
     >>> plan.mechanism.restart_every, plan.mechanism.complete, plan.epsilon(1e-5) <= 8.0
     (100, True, True)
@@ -133,10 +131,16 @@ def plan_of(
             "expected either epsilon or noise_multiplier, got "
             f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}"
         )
-    chosen = TreeSearch() if mechanism == "auto" else mechanism
-    if isinstance(chosen, TreeSearch):
-        budget = 1.0 if epsilon is None else epsilon
-        chosen = chosen.best(participation, budget, delta, momentum=momentum, bound=bound)
+    chosen = chosen_mechanism(
+        mechanism,
+        participation,
+        1.0 if epsilon is None else epsilon,
+        delta,
+        workload=workload,
+        max_vectors=max_vectors,
+        bound=bound,
+        dtype=dtype,
+    )
     fields: dict[str, Any] = {
         "clip_norm": clip_norm,
         "participation": participation,

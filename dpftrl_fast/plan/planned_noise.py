@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PlannedNoise`: a tree that follows the horizon and the restarts of its plan."""
+"""`PlannedNoise`: a source of noise that follows the horizon and the blocks of its plan."""
 
 from __future__ import annotations
 
@@ -7,38 +7,32 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import singledispatch
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, ClassVar
 
-from dpftrl_fast._validate import integer
-from dpftrl_fast.mechanisms import Layout, TreeLayout
+from dpftrl_fast._validate import float_dtype, integer
+from dpftrl_fast.mechanisms import Layout, ToeplitzLayout, TreeLayout
+from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzRun
+from dpftrl_fast.mechanisms.tree_layout import TreeRun
+from dpftrl_fast.noise.source import NoiseSource
 from dpftrl_fast.noise.state import Position
+from dpftrl_fast.noise.toeplitz import ToeplitzNoise
 from dpftrl_fast.noise.tree import TreeNoise
 
 
-class PlannedNoise(TreeNoise):
-    """The noise of a plan: a `TreeNoise` whose epsilon can be stated.
+class PlannedNoise(NoiseSource):
+    """The noise of a plan: a source whose epsilon can be stated.
 
-    It restarts where the plan says, completes the tree if the plan does, and refuses everything
-    that the stated epsilon does not cover: a step past the declared ones, another restart, a call
-    of `node`.
-
-    Parameters
-    ----------
-    size, std, **options
-        As for `TreeNoise`.
-    layout : TreeLayout
-        The trees of the declared steps, which of these are completed, and the variant.
+    It restarts where the plan says (and completes the tree if the plan does), and refuses
+    everything that the stated epsilon does not cover: a step past the declared ones, another
+    restart, a single node. Made by `NoiseSpec.source`; a subclass joins it with the source of one
+    type of layout.
     """
 
-    def __init__(
-        self,
-        size: int,
-        std: float,
-        *,
-        layout: TreeLayout,
-        **options: Any,
-    ) -> None:
-        super().__init__(size, std, variant=layout.variant, **options)
+    #: Word for the source in messages.
+    _word: ClassVar[str]
+    _layout: TreeLayout | ToeplitzLayout
+
+    def _follow(self, layout: TreeLayout | ToeplitzLayout) -> None:
         self._layout = layout
         self._turn = threading.RLock()
 
@@ -49,8 +43,8 @@ class PlannedNoise(TreeNoise):
 
     @property
     def steps_taken(self) -> int:
-        """Steps taken, over all trees."""
-        return self._layout.steps_before(self.tree) + self.t
+        """Steps taken, over all blocks."""
+        return self._layout.steps_before(self._block) + self.t
 
     def step(self, out: Any = None) -> Any:
         """Take the next step of the plan and return its noise, as `TreeNoise.step` does.
@@ -68,57 +62,72 @@ class PlannedNoise(TreeNoise):
             return super().residual(out)
 
     def _restart_if_due(self) -> None:
-        run = self._layout.run_of(self.tree)
+        run = self._layout.run_of(self._block)
         if self.t < run.steps:
             return
-        if self.tree == self._layout.count - 1:
+        if self._block == self._layout.count - 1:
             raise ValueError(
                 f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
             )
-        super().restart(run.completed)
+        self._begin_block(run)
+
+    def _begin_block(self, run: Any) -> None:
+        """Restart after a block of the plan."""
+        raise NotImplementedError
+
+    def _ends(self, run: Any) -> int:
+        """Return the step, completion included, at which a block of the plan is left."""
+        raise NotImplementedError
 
     def advance_to(self, t: int) -> None:
-        """Advance within the present tree, at most to its end in the plan."""
+        """Advance within the present block, at most to its end in the plan."""
         with self._turn:
-            end = self._layout.run_of(self.tree).steps
+            end = self._layout.run_of(self._block).steps
             if integer("t", t) > end:
-                raise ValueError(f"t must be at most {end}, where the plan ends this tree, got {t}")
+                raise ValueError(
+                    f"t must be at most {end}, where the plan ends this {self._word}, got {t}"
+                )
             super().advance_to(t)
 
     def prefix(self, t: int, out: Any = None) -> Any:
-        """Return b_t of the present tree, as `TreeNoise.prefix` does.
+        """Return the noise of the present block at step t, as `TreeNoise.prefix` does.
 
-        t is at most the last step of this tree, or its completed end: the stated epsilon covers no
-        further nodes.
+        t is at most the last step of this block, or the completed end of a tree: the stated epsilon
+        covers no further ones.
         """
         with self._turn:
-            run = self._layout.run_of(self.tree)
-            if integer("t", t) > run.steps and t != run.end:
-                ends = f"at most {run.steps}" + (f", or {run.end}" if run.completed else "")
-                raise ValueError(f"t must be {ends}, where the plan ends this tree, got {t}")
+            run = self._layout.run_of(self._block)
+            end = self._ends(run)
+            if integer("t", t) > run.steps and t != end:
+                ends = f"at most {run.steps}" + (f", or {end}" if end != run.steps else "")
+                raise ValueError(
+                    f"t must be {ends}, where the plan ends this {self._word}, got {t}"
+                )
             return super().prefix(t, out)
 
     def carried(self) -> Any:
-        """Return the prefix noise at the planned end of the present tree, completion included.
+        """Return the noise of the present block at its planned end, completion included.
 
         It stays in all later running sums.
         """
-        return self.prefix(self._layout.run_of(self.tree).end)
+        return self.prefix(self._ends(self._layout.run_of(self._block)))
+
+    def current(self) -> Any:
+        """Return the noise in the running sum, as `TreeNoise.current` does."""
+        raise NotImplementedError
 
     def restart(self, complete: bool = False) -> None:
-        """Refuse: the plan decides when the tree restarts."""
+        """Refuse: the plan decides when a block begins."""
         count = self._layout.count
         when = "never" if count == 1 else f"by itself, {count - 1} times"
-        raise ValueError(f"this tree restarts {when}, as its plan says: got a call of restart")
-
-    def node(self, level: int, index: int, out: Any = None) -> Any:
-        """Refuse: a planned run releases prefixes, not single nodes."""
-        raise ValueError("the noise of a plan releases prefixes only: got a call of node")
+        raise ValueError(
+            f"this {self._word} restarts {when}, as its plan says: got a call of restart"
+        )
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Resume from a state of this plan, as `TreeNoise.load_state_dict` does.
 
-        A state of other trees, or after a call of `node`, is a ValueError.
+        A state of other blocks, or after a call of `node`, is a ValueError.
         """
         with self._turn:
             super().load_state_dict(state, allow_fork=allow_fork)
@@ -127,7 +136,8 @@ class PlannedNoise(TreeNoise):
         if position.node_used:
             raise ValueError("state must be of a run without a call of node, got one with it")
         taken, planned = len(position.ends), self._layout
-        carried = chain.from_iterable(repeat(run.end, run.count) for run in planned.runs)
+        runs: Any = planned.runs
+        carried = chain.from_iterable(repeat(self._ends(run), run.count) for run in runs)
         if (
             taken >= planned.count
             or position.t > planned.run_of(taken).steps
@@ -135,8 +145,98 @@ class PlannedNoise(TreeNoise):
         ):
             raise ValueError(
                 f"state must be of a run of {planned.steps} steps in the plan's {planned.count} "
-                f"trees, got one at step {position.t} of tree {taken}"
+                f"{self._word}s, got one at step {position.t} of {self._word} {taken}"
             )
+
+
+class PlannedTree(PlannedNoise, TreeNoise):
+    """A `TreeNoise` that follows a plan.
+
+    Parameters
+    ----------
+    size, std, **options
+        As for `TreeNoise`.
+    layout : TreeLayout
+        The trees of the declared steps, which of these are completed, and the variant.
+    """
+
+    _word = "tree"
+    current = TreeNoise.current
+
+    def __init__(self, size: int, std: float, *, layout: TreeLayout, **options: Any) -> None:
+        TreeNoise.__init__(self, size, std, variant=layout.variant, **options)
+        self._follow(layout)
+
+    def _begin_block(self, run: TreeRun) -> None:
+        TreeNoise.restart(self, run.completed)
+
+    def _ends(self, run: TreeRun) -> int:
+        return run.end
+
+    def node(self, level: int, index: int, out: Any = None) -> Any:
+        """Refuse: a planned run releases prefixes, not single nodes."""
+        raise ValueError("the noise of a plan releases prefixes only: got a call of node")
+
+
+class PlannedToeplitz(PlannedNoise, ToeplitzNoise):
+    """A `ToeplitzNoise` that follows a plan.
+
+    Parameters
+    ----------
+    size, std, **options
+        As for `ToeplitzNoise`, without the mechanism; the purpose "tree" is its "sum".
+    layout : ToeplitzLayout
+        The blocks of the declared steps and their mechanism.
+
+    Raises
+    ------
+    ValueError
+        If the coefficients are no numbers of the noise's dtype: the epsilon is not that of rounded
+        ones.
+    """
+
+    _word = "block"
+    current = ToeplitzNoise.current
+
+    def __init__(
+        self,
+        size: int,
+        std: float,
+        *,
+        layout: ToeplitzLayout,
+        purpose: str = "tree",
+        dtype: Any = "float32",
+        **options: Any,
+    ) -> None:
+        kind = float_dtype(dtype)
+        if layout.mechanism.rounded(kind) != layout.mechanism:
+            raise ValueError(
+                f"the coefficients of the plan's mechanism must be {kind} numbers for {kind} "
+                f"noise: make the plan with mechanism.rounded({kind!r})"
+            )
+        ToeplitzNoise.__init__(
+            self,
+            size,
+            std,
+            layout.mechanism,
+            purpose="sum" if purpose == "tree" else purpose,  # type: ignore[arg-type]
+            dtype=dtype,
+            **options,
+        )
+        self._follow(layout)
+
+    def _begin_block(self, run: ToeplitzRun) -> None:
+        ToeplitzNoise.restart(self)
+
+    def _ends(self, run: ToeplitzRun) -> int:
+        return run.steps
+
+    def carried(self) -> Any:
+        """Return the noise of the present block at its planned end; it stays in later sums."""
+        with self._turn:
+            if self.block == 0 and self.t == self._layout.run_of(0).steps:
+                return self.current()  # kept, where a prefix takes all steps to make again
+            return super().carried()
 
 
 @singledispatch
@@ -147,4 +247,9 @@ def source_of(layout: Layout) -> Callable[..., PlannedNoise]:
 
 @source_of.register
 def _(layout: TreeLayout) -> Callable[..., PlannedNoise]:
-    return PlannedNoise
+    return PlannedTree
+
+
+@source_of.register
+def _(layout: ToeplitzLayout) -> Callable[..., PlannedNoise]:
+    return PlannedToeplitz

@@ -14,12 +14,19 @@ from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
 from dpftrl_fast.accounting.participation import Participation, check_participation
+from dpftrl_fast.accounting.planner.choice import (
+    MAX_VECTORS,
+    MechanismChoice,
+    chosen_mechanism,
+)
+from dpftrl_fast.accounting.planner.mechanisms import MechanismRow
 from dpftrl_fast.accounting.planner.schedules import Schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
-from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound, rule_of
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
-from dpftrl_fast.mechanisms import Layout, Mechanism, Tree
+from dpftrl_fast.mechanisms import Layout, Mechanism, ToeplitzLayout, Tree
 from dpftrl_fast.mechanisms.mechanism import check_mechanism
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.plan_file import fields_from_dict, fields_to_dict, read_json, write_json
@@ -39,11 +46,12 @@ class PrivacyPlan(PrivacyStatement):
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
         Who takes part when, and the declared number of steps.
-    mechanism : Tree
-        The mechanism of the noise: by default one tree without restarts.
+    mechanism : Mechanism
+        The correlation of the noise: by default one tree without restarts. Coefficients of the
+        other kinds must be numbers of the noise's dtype, see ``mechanism.rounded``.
     bound : {"exact", "released"}
-        Whether the epsilon is stated for every node of the tree, or only for the prefixes, which
-        are all that the noise of a plan releases.
+        Whether the epsilon is stated for every node of a tree, or only for the prefixes, which
+        are all that the noise of a plan releases. For other mechanisms the two are one.
 
     Raises
     ------
@@ -60,9 +68,8 @@ class PrivacyPlan(PrivacyStatement):
     only. delta includes the floor of the noise stream, see :attr:`delta_floor`. Attacks on
     low-order bits of floating-point numbers are not covered.
 
-    To choose the mechanism, plan first: :func:`dpftrl_fast.accounting.plan_schedule` ranks the
-    schedules that keep a budget, and :meth:`from_schedule` takes the best one.
-    :meth:`calibrate` spends the same budget on a mechanism that is given.
+    :meth:`calibrate` chooses the mechanism for a budget, or spends it on one that is given.
+    :func:`dpftrl_fast.accounting.plan_mechanism` ranks all mechanisms in a table.
 
     Examples
     --------
@@ -100,13 +107,12 @@ class PrivacyPlan(PrivacyStatement):
         delta: float,
         clip_norm: float,
         participation: Participation,
-        mechanism: Mechanism = Tree(),
+        mechanism: MechanismChoice = "auto",
         bound: PlanBound = "exact",
+        workload: Workload = Workload(),
+        max_vectors: int | None = MAX_VECTORS,
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
-
-        Use it for a mechanism that is fixed already; to choose the mechanism too, plan first with
-        :func:`dpftrl_fast.accounting.plan_schedule` and use :meth:`from_schedule`.
 
         Parameters
         ----------
@@ -114,42 +120,66 @@ class PrivacyPlan(PrivacyStatement):
             Budget, finite and >= 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
-        clip_norm, participation, mechanism, bound
+        clip_norm, participation, bound
             The other fields of the plan.
+        mechanism : Mechanism, "auto" or "tree"
+            "auto" chooses the mechanism of least error for the workload, of those that keep at most
+            ``max_vectors`` vectors; "tree" chooses the best tree. For a table of all of them see
+            :func:`dpftrl_fast.accounting.plan_mechanism`.
+        workload : Workload
+            What the run computes from the noisy sums: momentum, weight decay, learning rates.
+        max_vectors : int or None
+            Vectors that a mechanism chosen by "auto" keeps between steps.
 
         Examples
         --------
         >>> from dpftrl_fast import accounting
         >>> plan = PrivacyPlan.calibrate(
-        ...     epsilon=1.0, delta=1e-6, clip_norm=0.3, participation=accounting.SinglePass(1600)
+        ...     epsilon=1.0, delta=1e-6, clip_norm=0.3, participation=accounting.SinglePass(1600),
+        ...     mechanism=Tree(),
         ... )
         >>> round(plan.noise_multiplier, 3), plan.epsilon(1e-6) <= 1.0
         (14.012, True)
         """
         budget, total = non_negative("epsilon", epsilon), probability("delta", delta)
+        chosen = chosen_mechanism(
+            mechanism,
+            check_participation(participation),
+            budget,
+            total,
+            workload=workload,
+            max_vectors=max_vectors,
+            bound=check_plan_bound(bound),
+        )
         draft = cls(
             clip_norm=clip_norm,
             noise_multiplier=1.0,
             participation=participation,
-            mechanism=mechanism,
+            mechanism=chosen,
             bound=bound,
         )
         zeta, nodes = draft.sensitivity_squared, draft.guarantee.touched
         return draft.with_noise(calibrated_noise_multiplier(budget, total, zeta, nodes))
 
     @classmethod
-    def from_schedule(cls, schedule: Schedule, *, clip_norm: float) -> PrivacyPlan:
-        """Return the plan of a row of :func:`dpftrl_fast.accounting.plan_schedule`.
-
-        Use it to plan first: the row's restarts and completion have the least error for the budget,
-        where :meth:`calibrate` keeps the mechanism that it is given.
+    def from_schedule(cls, schedule: Schedule | MechanismRow, *, clip_norm: float) -> PrivacyPlan:
+        """Return the plan of a row of a planner's table.
 
         Parameters
         ----------
-        schedule : Schedule
-            The row: participation, mechanism, bound and noise multiplier.
+        schedule : Schedule or MechanismRow
+            A row of :func:`dpftrl_fast.accounting.plan_schedule` or of
+            :func:`dpftrl_fast.accounting.plan_mechanism`: participation, mechanism and noise
+            multiplier, which keep the budget of the table.
         clip_norm : float
             L2 norm to which each contribution is clipped (L).
+
+        Raises
+        ------
+        TypeError
+            If it is not such a row.
+        ValueError
+            If it is DP-SGD with sampling, which is in a table for comparison only.
 
         Examples
         --------
@@ -159,19 +189,30 @@ class PrivacyPlan(PrivacyStatement):
         >>> plan.mechanism.restart_every, plan.mechanism.complete, plan.epsilon(1e-5) <= 8
         (500, True, True)
         """
-        if not isinstance(schedule, Schedule):
-            raise TypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
+        if not isinstance(schedule, (Schedule, MechanismRow)):
+            raise TypeError(
+                "schedule must be a row of plan_schedule or plan_mechanism, got "
+                f"{type(schedule).__name__}"
+            )
+        bound: PlanBound = "released"
+        if isinstance(schedule, Schedule):
+            bound = schedule.bound
+        elif schedule.needs_sampling:
+            raise ValueError(
+                "schedule must be a mechanism without sampling, got DP-SGD with Poisson sampling: "
+                "its noise multiplier does not keep the budget for a declared order of the data"
+            )
         return cls(
             clip_norm=clip_norm,
             noise_multiplier=schedule.noise_multiplier,
             participation=schedule.participation,
             mechanism=schedule.mechanism,
-            bound=schedule.bound,
+            bound=bound,
         )
 
     @property
     def steps(self) -> int:
-        """Declared number of steps, over all trees."""
+        """Declared number of steps, over all blocks."""
         return self.participation.steps
 
     @cached_property
@@ -230,16 +271,22 @@ class PrivacyPlan(PrivacyStatement):
     ) -> PlannedNoise:
         """Return the noise of this plan: standard deviation ``clip_norm * noise_multiplier``.
 
-        The standard deviation is rounded up to the dtype. The tree restarts where the plan says and
-        refuses steps past the declared ones.
+        The standard deviation is rounded up to the dtype. The noise restarts where the plan says
+        and refuses steps past the declared ones.
 
         Parameters
         ----------
         size : int
             Number of coordinates; ``offset + size`` at most 2^36.
         seed, memory, dtype, rounds, threads, offset, key
-            As for :class:`dpftrl_fast.TreeNoise`. A ``seed`` is for tests: the noise can be removed
-            by anyone who knows it.
+            As for :class:`dpftrl_fast.TreeNoise` or :class:`dpftrl_fast.ToeplitzNoise`, as the
+            mechanism is. A ``seed`` is for tests: the noise can be removed by anyone who knows it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an option is not as described there, or the coefficients of the mechanism are no
+            numbers of the dtype: the epsilon is not that of rounded ones.
 
         Examples
         --------
@@ -338,7 +385,10 @@ class PrivacyPlan(PrivacyStatement):
         clip norm 1.0, noise multiplier 2.33, zeta 11, mu 1.424
         """
         zeta = f"zeta {self.sensitivity_squared}"
-        if self.bound == "released":
+        if isinstance(self.layout, ToeplitzLayout):  # of which "exact" and "released" are one
+            rule = rule_of(self.layout, self.participation, self.bound)
+            zeta = f"zeta {text_up(self.sensitivity_squared)} ({rule})"
+        elif self.bound == "released":
             zeta = f"zeta {text_up(self.sensitivity_squared)} of the released prefixes"
         pattern, layout = participation_words(self.participation), self.layout.describe()
         return (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader
 
 from dpftrl_fast._validate import flag, positive_integer
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
+from dpftrl_fast.accounting.planner.choice import MAX_VECTORS, MechanismChoice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
-from dpftrl_fast.mechanisms import Mechanism
+from dpftrl_fast.mechanisms.workload import Workload
+from dpftrl_fast.noise.arguments import memory_setting
 from dpftrl_fast.plan.epoch_order import steps_per_epoch
-from dpftrl_fast.plan.from_budget import TreeSearch, participation_of, plan_of
+from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -74,7 +76,9 @@ def make_private(
     clipping: str = "flat",
     gamma: float | None = None,
     plan: PrivacyPlan | None = None,
-    mechanism: Mechanism | TreeSearch | Literal["auto"] = "auto",
+    mechanism: MechanismChoice = "auto",
+    max_vectors: int | None = MAX_VECTORS,
+    learning_rates: Sequence[float] | None = None,
     bound: PlanBound = "released",
     shuffle: bool = True,
     order_seed: int | None = None,
@@ -120,13 +124,23 @@ def make_private(
     gamma : float, optional
         Of automatic clipping.
     plan : PrivacyPlan, optional
-        Used instead of a computed plan; then `epsilon`, `noise_multiplier` and the two arguments
-        below are not given. For the same epochs, with a clip norm of at least L.
-    mechanism, bound
-        As for `plan.from_budget.plan_of`. A noise multiplier is kept for any schedule.
+        Used instead of a computed plan; then `epsilon`, `noise_multiplier` and the arguments below
+        up to `bound` are not given. For the same epochs, with a clip norm of at least L.
+    mechanism : Mechanism, "auto" or "tree"
+        The correlated noise: that of least error for the optimiser's momentum, weight decay and
+        `learning_rates` ("auto"), the best tree ("tree"), or a mechanism, whose coefficients are
+        rounded to the noise's dtype. A noise multiplier is kept whatever is chosen.
+    max_vectors : int or None
+        Vectors of the model's size that a mechanism chosen by "auto" keeps between steps: at most
+        as many as the option ``memory`` keeps, none with "regenerate".
+    learning_rates : sequence of float, optional
+        The rate of each step, if a scheduler changes those of an optimiser that is kept: used to
+        choose the mechanism only.
+    bound
+        As for `PrivacyPlan`.
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is drawn at random, again at each restart of the
-        tree that begins an epoch.
+        noise that begins an epoch. Noise without restarts has one order for all epochs.
     grad_sample_mode : {"hooks", "functorch", "vmap"}
         Opacus's formulas and hooks; Opacus's hooks with ``torch.func`` for all layers; or
         ``torch.func`` over the whole model, for models that Opacus refuses. With "vmap" the loop
@@ -228,18 +242,23 @@ def make_private(
             "epsilon": epsilon,
             "noise_multiplier": noise_multiplier,
             "mechanism": mechanism,
+            "max_vectors": max_vectors,
             "bound": bound,
         }
         if plan is None:
+            _check_rates(learning_rates, to_ftrl)
+            kept = _kept_vectors(max_vectors, noise.get("memory", "stored"))
             plan = plan_of(
                 participation,
                 delta=delta,
                 clip_norm=clip.clip_norm,
-                momentum=_sgd_options(optimizer)["momentum"] if to_ftrl else 0.0,
-                **schedule,
+                workload=_workload(optimizer, learning_rates),
+                dtype=noise.get("dtype", "float32"),
+                **{**schedule, "max_vectors": kept},
             )
         else:
-            _check_plan(plan, participation, clip, schedule)
+            given = None if learning_rates is None else "given"
+            _check_plan(plan, participation, clip, {**schedule, "learning_rates": given})
         loader = FixedOrderLoader.from_loader(
             data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
         )
@@ -298,6 +317,26 @@ def _noisy_means(parameters: list[torch.Tensor], residual: ResidualNoise, batch_
             p.grad = mean.to(p.dtype)
 
 
+def _workload(optimizer: Optimizer, learning_rates: Sequence[float] | None) -> Workload:
+    """Return the workload of an SGD; that of any other optimiser is prefix sums."""
+    found: dict[str, Any] = {"learning_rates": learning_rates}
+    if type(optimizer) is torch.optim.SGD:
+        group = optimizer.param_groups[0]
+        found["momentum"] = float(group["momentum"])
+        rate = 1.0 if learning_rates is not None else float(group["lr"])
+        found["weight_decay"] = rate * float(group["weight_decay"])
+    return Workload(**found)
+
+
+def _kept_vectors(max_vectors: int | None, memory: Any) -> int | None:
+    """Return the vectors that a chosen mechanism may keep: buffers made again cost all steps."""
+    setting = memory_setting(memory)
+    if setting == "stored":
+        return max_vectors
+    most = 0 if isinstance(setting, str) else setting
+    return most if max_vectors is None else min(most, max_vectors)
+
+
 def _participation(
     loader: DataLoader[Any], batch_size: int, epochs: int, shuffle: bool
 ) -> Participation:
@@ -318,12 +357,23 @@ def _ranks(group: Any) -> tuple[Ranks, tuple[int, int]]:
 
 # ---- Checks ----
 
+
+def _check_rates(learning_rates: Any, to_ftrl: bool) -> None:
+    if learning_rates is not None and to_ftrl:
+        raise ValueError(
+            "learning_rates must come with an optimiser that is kept, got an SGD that becomes "
+            "DPFTRL, whose rate scales the whole way from the start: give keep_optimizer=True"
+        )
+
+
 #: Arguments that a given plan decides, with their defaults.
 _OF_PLAN = {
     "epsilon": None,
     "noise_multiplier": None,
     "mechanism": "auto",
+    "max_vectors": MAX_VECTORS,
     "bound": "released",
+    "learning_rates": None,
 }
 
 

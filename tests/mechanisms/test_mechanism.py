@@ -25,7 +25,7 @@ from dpftrl_fast.accounting.sensitivity.squared import squared_of
 from dpftrl_fast.mechanisms import Mechanism, Tree, TreeLayout, mechanism_from_dict
 from dpftrl_fast.mechanisms.mechanism import register_kind
 from dpftrl_fast.mechanisms.run_error import NoiseStd, std_of
-from dpftrl_fast.plan.planned_noise import PlannedNoise, source_of
+from dpftrl_fast.plan.planned_noise import PlannedTree, source_of
 from dpftrl_fast.run import RunAccount
 
 
@@ -214,7 +214,7 @@ def test_numbers_become_plain_ones_and_the_value_is_frozen() -> None:
 
 
 def test_planned_noise_is_that_of_the_tree() -> None:
-    assert source_of(Tree().layout(3)) is PlannedNoise
+    assert source_of(Tree().layout(3)) is PlannedTree
     with pytest.raises(TypeError, match="no noise is registered for layouts of type int"):
         source_of(3)
     for unregistered in (squared_of, touched):

@@ -72,7 +72,7 @@ def test_arguments_are_checked_in_one_module() -> None:
 
 
 def test_only_the_noise_spec_makes_planned_noise() -> None:
-    makers = {"PlannedNoise", "DeviceNoise"}
+    makers = {"PlannedTree", "PlannedToeplitz", "DeviceNoise"}
     found = [
         f"{module}:{node.lineno}"
         for module in modules().values()

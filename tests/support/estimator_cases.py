@@ -62,14 +62,14 @@ def stream(model: Any, X: Any, y: Any, **first: Any) -> list[Array]:
 def recorded_noises() -> Iterator[list[PlannedNoise]]:
     """Give the noise objects that are made meanwhile: one a run (of least squares: two)."""
     made: list[PlannedNoise] = []
-    begin = PlannedNoise.__init__
+    follow = PlannedNoise._follow
 
-    def record(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
+    def record(self: Any, layout: Any) -> None:
+        follow(self, layout)
         made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PlannedNoise, "__init__", record)
+        patch.setattr(PlannedNoise, "_follow", record)
         yield made
 
 

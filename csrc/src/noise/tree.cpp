@@ -5,40 +5,18 @@
 #include "dpftrl/noise/tree.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
-#include "dpftrl/noise/chacha.hpp"
 
 namespace dpftrl {
-namespace {
-
-template <class T>
-TreeConfig checked(const TreeConfig& c) {
-  const std::uint64_t limit = DtypeTraits<T>::max_coordinates;
-  if (c.size == 0) throw std::invalid_argument("size must be an integer >= 1, got 0");
-  if (c.offset >= limit || c.size > limit - c.offset) {
-    throw std::invalid_argument("offset + size must be at most 2**" + std::to_string(highest_bit(limit)) + " for " +
-                                DtypeTraits<T>::name + ", got offset " + std::to_string(c.offset) + " and size " +
-                                std::to_string(c.size));
-  }
-  if (!valid_rounds(c.rounds)) {
-    throw std::invalid_argument("rounds must be 8, 12 or 20, got " + std::to_string(c.rounds));
-  }
-  if (c.threads == 0) throw std::invalid_argument("threads must be an integer >= 1, got 0");
-  if (!(c.std >= 0.0) || !std::isfinite(static_cast<T>(c.std))) {
-    throw std::invalid_argument("std must be a finite number >= 0 in the dtype, got " + std::to_string(c.std));
-  }
-  return c;
-}
-
-}  // namespace
 
 template <class T>
 Tree<T>::Tree(const TreeConfig& config)
-    : config_(checked<T>(config)), kernels_(config.kernels != nullptr ? config.kernels : &active_kernels()) {}
+    : config_(config), kernels_(config.kernels != nullptr ? config.kernels : &active_kernels()) {
+  check_source<T>(config);
+}
 
 template <class T>
 std::size_t Tree<T>::allocated() const noexcept {
@@ -352,21 +330,13 @@ void Tree<T>::restart(bool complete, const Poll& poll) {
 }
 
 template <class T>
-TreePosition Tree<T>::position() const {
+SourcePosition Tree<T>::position() const {
   return {t_, ends_, last_};
 }
 
 template <class T>
-void Tree<T>::set_position(const TreePosition& p) {
-  const auto bad = [](std::uint64_t t) { return t == 0 || t > kMaxSteps; };
-  const auto trees = static_cast<std::int64_t>(p.ends.size());
-  if (p.t > kMaxSteps || std::any_of(p.ends.begin(), p.ends.end(), bad)) {
-    throw std::invalid_argument("a saved position has steps outside [1, 2**46]");
-  }
-  if (p.last.tree > trees || (p.last.tree >= 0 && bad(p.last.t)) || (p.last.tree == trees && p.last.t > p.t) ||
-      (p.last.tree >= 0 && p.last.tree < trees && p.last.t > p.ends[static_cast<std::size_t>(p.last.tree)])) {
-    throw std::invalid_argument("a saved position has its last returned step after its present one");
-  }
+void Tree<T>::set_position(const SourcePosition& p) {
+  check_position(p);
   std::vector<std::uint64_t> ends = p.ends;
   forget_vectors();
   carry_ = Vector<T>();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Storage of the tree's vectors. Large ones ask Linux for huge pages: a step streams through several vectors at once,
+// Storage of vectors. Large ones ask Linux for huge pages: a step streams through several vectors at once,
 // and with 4 KiB pages the first touch of each page alone costs more than the noise that is written to it.
 
 #include <cstddef>
 #include <limits>
 #include <new>
 
-#include "dpftrl/noise/tree.hpp"
+#include "dpftrl/noise/vector.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>

@@ -118,6 +118,22 @@ class FixedOrder:
     def _most_uses(self) -> int:
         return int(np.unique(self.ids, return_counts=True)[1].max())
 
+    def least_separation(self) -> int:
+        """Return the fewest steps between two participations of one id; all steps if none has two.
+
+        Examples
+        --------
+        >>> FixedOrder([5, 7, 7, -1, 5]).least_separation()
+        1
+        """
+        return self._least_separation
+
+    @cached_property
+    def _least_separation(self) -> int:
+        by_id = np.argsort(self.ids, kind="stable")  # of one id the steps stay in their order
+        gaps = np.diff(self.step_of_uses()[by_id])[np.diff(self.ids[by_id]) == 0]
+        return max(1, int(gaps.min())) if gaps.size else self.steps
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
 

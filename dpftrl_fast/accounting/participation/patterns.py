@@ -60,6 +60,10 @@ class SinglePass(_Pattern):
         """Return the largest number of participations of one id: 1."""
         return 1
 
+    def least_separation(self) -> int:
+        """Return the fewest steps between two participations of one id: the whole run."""
+        return self.steps
+
 
 @dataclass(frozen=True)
 class FixedEpochs(_Pattern):
@@ -104,6 +108,10 @@ class FixedEpochs(_Pattern):
     def most_uses(self) -> int:
         """Return the largest number of participations of one id: one an epoch."""
         return self.epochs
+
+    def least_separation(self) -> int:
+        """Return the fewest steps between two participations of one id: an epoch."""
+        return self.steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,10 @@ class MinSeparation(_Pattern):
     def most_uses(self) -> int:
         """Return the largest number of participations of one id that fit."""
         return self.most_participations
+
+    def least_separation(self) -> int:
+        """Return the fewest steps between two participations of one id."""
+        return self.min_separation
 
     def __repr__(self) -> str:
         clamped = self.most_participations < self.max_participations

@@ -292,6 +292,11 @@ def plan_schedule(
     return ScheduleTable(tuple(rows), rank_by)
 
 
+def default_trees(pattern: Participation) -> list[Tree]:
+    """Return the trees that :func:`plan_schedule` tries by default."""
+    return list(_trees(pattern, None, [False, True]))
+
+
 def _root_mean_square(std: NDArray[np.float64]) -> float:
     return math.sqrt(float(np.dot(std, std)) / std.size)
 

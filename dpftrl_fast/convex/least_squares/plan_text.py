@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A least-squares plan as a dictionary of plain data, and in words.
 
-The dictionary, version 1, has the fields of the plan, all of them, besides `format` and `version`;
-`participation` is what `to_dict` of the pattern gives, and `complete` is false or "all".
+The dictionary has the fields of the plan, all of them, besides `format` and `version`;
+`participation` is what `to_dict` of the pattern gives, and `complete` is false or "all". Version 1
+is that of a tree, without the field `mechanism`; in version 2 this is what `to_dict` of it gives.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import participation_from_dict
+from dpftrl_fast.mechanisms import mechanism_from_dict
 from dpftrl_fast.plan.plan_text import participation_words
 
-_HEAD = {"format": "dpftrl_fast.LeastSquaresPlan", "version": 1}
+_FORMAT = "dpftrl_fast.LeastSquaresPlan"
 _FIELDS = (
     "x_norm_bound",
     "y_bound",
@@ -26,12 +28,18 @@ _FIELDS = (
     "bound",
     "constant",
 )
+# Version 2 is for mechanisms other than a tree.
+_NAMES = {1: _FIELDS, 2: (*_FIELDS, "mechanism")}
 
 
 def fields_to_dict(plan: Any) -> dict[str, Any]:
     """Return a plan's fields as data that JSON can hold."""
-    fields = {name: getattr(plan, name) for name in _FIELDS}
-    return {**_HEAD, **fields, "participation": plan.participation.to_dict()}
+    version = 1 if plan.mechanism == "tree" else 2
+    fields = {name: getattr(plan, name) for name in _NAMES[version]}
+    found = {"format": _FORMAT, "version": version, **fields}
+    if version == 2:
+        found["mechanism"] = plan.mechanism.to_dict()
+    return {**found, "participation": plan.participation.to_dict()}
 
 
 def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +52,18 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(d, Mapping):
         raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
-    for name, value in _HEAD.items():
-        if type(d.get(name)) is not type(value) or d[name] != value:
-            raise ValueError(f"{name} must be {value!r}, got {d.get(name)!r}")
-    if set(d) != {*_HEAD, *_FIELDS}:
-        expected = sorted([*_HEAD, *_FIELDS])
+    if d.get("format") != _FORMAT:
+        raise ValueError(f"format must be {_FORMAT!r}, got {d.get('format')!r}")
+    version = d.get("version")
+    if type(version) is not int or version not in _NAMES:
+        raise ValueError(f"version must be 1 or 2, got {version!r}")
+    names = _NAMES[version]
+    expected = sorted(["format", "version", *names])
+    if sorted(map(str, d)) != expected:
         raise ValueError(f"a plan must have the keys {expected}, got {sorted(map(str, d))}")
-    fields = {name: d[name] for name in _FIELDS}
+    fields = {name: d[name] for name in names}
+    if version == 2:
+        fields["mechanism"] = mechanism_from_dict(fields["mechanism"])
     fields["participation"] = participation_from_dict(fields["participation"])
     return fields
 
@@ -58,13 +71,15 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
 def plan_words(plan: Any, delta: float) -> str:
     """Return the guarantee at ``delta``, and the plan, in lines."""
     completed = ", completed after the last step" if plan.complete else ""
+    kind = f"one tree for y x, one for x x^T{completed}; {plan.variant}"
+    if plan.mechanism != "tree":
+        kind = f"noise for y x and for x x^T: {plan.mechanism.words}"
     constant = f", constant column {plan.constant!r}" if plan.constant else ""
     sigmas = (plan.bias.noise_multiplier, plan.covariance.noise_multiplier)
     return "\n".join(
         [
             plan.promise(delta, replaced="x and y"),
-            f"{participation_words(plan.participation)}; one tree for y x, one for x x^T"
-            f"{completed}; {plan.variant}",
+            f"{participation_words(plan.participation)}; {kind}",
             f"norm of x at most {plan.x_norm_bound!r}{constant}, |y| at most {plan.y_bound!r},"
             f" noise multipliers {sigmas[0]:.6g} and {sigmas[1]:.6g}, zeta"
             f" {text_up(plan.sensitivity_squared)} of each, mu {text_up(plan.mu)}",

@@ -18,6 +18,9 @@ from dpftrl_fast.mechanisms.toeplitz.columns import Column
 
 M = TypeVar("M", bound="ToeplitzMechanism")
 
+# Of the dictionaries of `to_dict`.
+_VERSION = 1
+
 
 class Engine(NamedTuple):
     """Coefficients as a source of noise takes them."""
@@ -122,19 +125,23 @@ class ToeplitzMechanism:
         """Return the fields as JSON-able data, for ``mechanism_from_dict``."""
         values = {name: vars(self)[name] for name in self._names()}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-        return {"kind": self.kind, **plain}
+        return {"kind": self.kind, "version": _VERSION, **plain}
 
     @classmethod
     def from_dict(cls: type[M], d: Mapping[str, Any]) -> M:
         """Read back the dictionary of `to_dict`; missing or other keys are a ValueError."""
         if not isinstance(d, Mapping):
-            raise TypeError(f"a {cls.kind} must be a mapping, got {type(d).__name__}")
-        keys = ["kind", *cls._names()]
+            raise TypeError(f"mechanism {cls.kind} must be a mapping, got {type(d).__name__}")
+        keys = ["kind", "version", *cls._names()]
         if set(d) != set(keys) or d["kind"] != cls.kind:
             raise ValueError(
-                f"a {cls.kind} must have exactly the keys {keys}, got {sorted(map(str, d))}"
+                f"mechanism {cls.kind} must have exactly the keys {keys}, got {sorted(map(str, d))}"
             )
-        return cls(**{name: d[name] for name in keys[1:]})
+        if d["version"] != _VERSION:
+            raise ValueError(
+                f"mechanism {cls.kind} must be of version {_VERSION}, got {d['version']!r}"
+            )
+        return cls(**{name: d[name] for name in cls._names()})
 
     @classmethod
     def _names(cls) -> list[str]:

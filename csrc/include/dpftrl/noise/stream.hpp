@@ -40,6 +40,9 @@ enum class Purpose : std::uint8_t {
   tree = 0,
   covariance_tree = 1,
   clip_norm_estimate = 2,
+  toeplitz = 3,
+  toeplitz_covariance = 4,
+  toeplitz_clip_norm = 5,
   bit_generator = 255,
 };
 

@@ -11,72 +11,23 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "dpftrl/infra/poll.hpp"
 #include "dpftrl/noise/node.hpp"
 #include "dpftrl/noise/noise_kernel.hpp"
-#include "dpftrl/noise/stream.hpp"
+#include "dpftrl/noise/source.hpp"
+#include "dpftrl/noise/vector.hpp"
 
 namespace dpftrl {
 
+template <class T>
+struct TileSpan;  // one tile of a call (tile_runner.hpp)
+
 enum class Variant : std::uint8_t { vanilla, honaker };
 
-// At most `vectors` of the tree are kept (the carry of earlier trees and residual's last value come on top).
-struct Memory {
-  static constexpr std::size_t kStored = static_cast<std::size_t>(-1);
-  static constexpr std::size_t kRegenerate = 0;  // one head
-  std::size_t vectors = kStored;
-};
-
-struct TreeConfig {
-  Key key{};
-  int rounds = 12;
-  Purpose purpose = Purpose::tree;
-  std::uint64_t offset = 0;  // global coordinate of element 0
-  std::size_t size = 0;
-  double std = 1.0;
+struct TreeConfig : SourceConfig {
   Variant variant = Variant::honaker;
-  Memory memory{};
-  std::size_t threads = 1;
-  const NoiseKernels* kernels = nullptr;  // null: the active ones
-};
-
-// Where a value was taken: step t of a tree. tree < 0 means nowhere yet.
-struct Position {
-  std::int64_t tree = -1;
-  std::uint64_t t = 0;
-};
-
-// What a tree is saved as. `ends` are the steps at which each earlier tree was carried.
-struct TreePosition {
-  std::uint64_t t = 0;
-  std::vector<std::uint64_t> ends;
-  Position last;
-};
-
-// Uninitialised storage (vector.cpp).
-template <class T>
-class Vector {
- public:
-  Vector() = default;
-  explicit Vector(std::size_t size);
-  ~Vector();
-  Vector(Vector&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Vector& operator=(Vector&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  T* data() noexcept { return data_; }
-  const T* data() const noexcept { return data_; }
-  explicit operator bool() const noexcept { return data_ != nullptr; }
-
- private:
-  T* data_ = nullptr;
-  std::size_t bytes_ = 0;
 };
 
 template <class T>
@@ -102,10 +53,10 @@ class Tree {
   // Begins the next tree; `complete` carries the noise at the next power of two. Throws std::invalid_argument at t = 0.
   void restart(bool complete, const Poll& poll);
 
-  TreePosition position() const;
+  SourcePosition position() const;
   // Drops every vector; they are made again when needed. Throws std::invalid_argument and changes nothing when there is
   // no such position.
-  void set_position(const TreePosition& position);
+  void set_position(const SourcePosition& position);
 
   // What cannot be made again cheaply, to save it beside the position, and to put it back after set_position. A
   // vector that this position or this memory setting has no use for is passed over.
@@ -145,7 +96,6 @@ class Tree {
     T* last = nullptr;        // residual: takes the sum
     bool difference = false;  // residual: out = sum - what `last` held
   };
-  struct Work;  // what the workers of one call share (tree_tiles.cpp)
 
   // Planning (tree.cpp).
   void advance(T* out, bool as_residual, const Poll& poll);
@@ -160,15 +110,13 @@ class Tree {
   void forget_vectors() noexcept;
 
   // Execution (tree_tiles.cpp).
-  struct Tile;
+  using Tile = TileSpan<T>;
   void run(const Sum& sum, const Poll& poll);
   void run_tile(const Sum& sum, Tile& tile) const;
   const T* average_tile(std::uint64_t tree, const Node& node, Tile& tile, T* to, T* scratch) const;
-  void fill(std::uint64_t tree, const Node& node, Tile& tile, T* to) const;
 
   TreeConfig config_;
   const NoiseKernels* kernels_;
-  std::size_t scratch_room_ = 0;  // elements a worker
   std::size_t node_tiles_since_poll_ = 0;
   std::uint64_t t_ = 0;
   std::vector<std::uint64_t> ends_;
@@ -179,12 +127,10 @@ class Tree {
   std::vector<Head> heads_;        // earliest first
   std::vector<Average> averages_;  // highest level first
   std::vector<Vector<T>> spare_;
-  std::vector<Vector<T>> scratch_;  // one a worker
+  Scratch<T> scratch_;  // of the workers
 };
 
 extern template class Tree<float>;
 extern template class Tree<double>;
-extern template class Vector<float>;
-extern template class Vector<double>;
 
 }  // namespace dpftrl

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the bindings of all sources of noise share: convert, check, release the GIL, call. A source may be used from
+// several threads: its calls take turns.
+
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "arrays.hpp"
+#include "dpftrl/noise/source.hpp"
+#include "signals.hpp"
+
+namespace dpftrl::bindings {
+
+// The calls of a source take turns. A signal handler that runs in a call's poll may come back on the same thread: it is
+// refused, since it could only wait for itself.
+class Turns {
+ public:
+  class Turn {
+   public:
+    explicit Turn(Turns& turns) : turns_(turns) {
+      if (turns_.owner_.load() == std::this_thread::get_id()) {
+        throw std::runtime_error("this object is in the middle of a call on this thread: try again when it has ended");
+      }
+      turns_.mutex_.lock();
+      turns_.owner_.store(std::this_thread::get_id());
+    }
+    ~Turn() {
+      turns_.owner_.store(std::thread::id());
+      turns_.mutex_.unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Turns& turns_;
+  };
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_{};
+};
+
+inline void configure(SourceConfig& c, std::size_t size, double std, const py::bytes& key, int rounds, int purpose,
+                      std::uint64_t offset, std::int64_t memory, std::size_t threads,
+                      const std::optional<std::string>& target) {
+  c.key = key_from_bytes(key);
+  c.rounds = rounds;
+  c.purpose = static_cast<Purpose>(purpose);
+  c.offset = offset;
+  c.size = size;
+  c.std = std;
+  c.memory.vectors = memory < 0 ? Memory::kStored : static_cast<std::size_t>(memory);
+  c.threads = threads;
+  c.kernels = target ? target_by_name(*target) : nullptr;
+}
+
+// A saved array, of a list whose entries hold it last. It is secret: no message shows it.
+template <class T>
+const T* saved_array(const py::object& array, std::size_t size) {
+  if (!py::isinstance<py::array_t<T>>(array) ||
+      (py::reinterpret_borrow<py::array>(array).flags() & py::array::c_style) == 0 ||
+      static_cast<std::size_t>(py::reinterpret_borrow<py::array>(array).size()) != size) {
+    throw py::value_error("a saved vector must be a C-contiguous " + std::string(DtypeTraits<T>::name) + " array of " +
+                          std::to_string(size) + " elements");
+  }
+  return static_cast<const T*>(py::reinterpret_borrow<py::array>(array).data());
+}
+
+template <class Source, class T>
+class PySource {
+ public:
+  template <class Config>
+  explicit PySource(const Config& config) : source_(config) {}
+
+  // Runs call(data) on the elements of out, or of a new array when out is None; returns the array.
+  template <class Call>
+  py::object into(const py::object& out, Call&& call) {
+    py::object array = out;
+    const std::size_t size = source_.config().size;
+    if (out.is_none()) {
+      array = py::array_t<T>(static_cast<py::ssize_t>(size));
+    } else if (!py::isinstance<py::array>(out)) {
+      throw py::type_error("out must be a NumPy array here, got " + std::string(py::str(py::type::of(out))));
+    }
+    T* const data = writable<T>(py::reinterpret_borrow<py::array>(array), size);
+    const py::gil_scoped_release release;
+    const Turns::Turn turn(turns_);
+    call(data);
+    return array;
+  }
+
+  py::object step(const py::object& out) {
+    return into(out, [&](T* data) { source_.step(data, check_signals); });
+  }
+  py::object residual(const py::object& out) {
+    return into(out, [&](T* data) { source_.residual(data, check_signals); });
+  }
+  py::object prefix(std::uint64_t t, const py::object& out) {
+    return into(out, [&](T* data) { source_.prefix(t, data, check_signals); });
+  }
+  template <class Call>
+  auto alone(Call&& call) {
+    const py::gil_scoped_release release;
+    const Turns::Turn turn(turns_);
+    return call();
+  }
+
+  void advance_to(std::uint64_t t) {
+    alone([&] { source_.advance_to(t); });
+  }
+  std::uint64_t t() {
+    return alone([&] { return source_.t(); });
+  }
+  std::size_t allocated() {
+    return alone([&] { return source_.allocated(); });
+  }
+
+  py::tuple position() {
+    const SourcePosition p = alone([&] { return source_.position(); });
+    return py::make_tuple(p.t, p.ends, p.last.tree, p.last.t);
+  }
+
+ protected:
+  // For calls that need the GIL while they hold the source.
+  Turns::Turn turn() {
+    const py::gil_scoped_release release;
+    return Turns::Turn(turns_);
+  }
+
+  Source source_;
+  Turns turns_;
+};
+
+// The calls of PySource, as Python sees them.
+template <class P, class Class>
+void define_source(Class& c) {
+  c.def("step", &P::step, py::arg("out"))
+      .def("residual", &P::residual, py::arg("out"))
+      .def("prefix", &P::prefix, py::arg("t"), py::arg("out"))
+      .def("advance_to", &P::advance_to, py::arg("t"))
+      .def_property_readonly("t", &P::t)
+      .def_property_readonly("allocated_vectors", &P::allocated)
+      .def("position", &P::position);
+}
+
+}  // namespace dpftrl::bindings
