@@ -147,13 +147,21 @@ def _canonical(value: Mapping[str, Any]) -> str:
 
 def _refuse_other(had: str, came: str) -> None:
     old, new = json.loads(had), json.loads(came)
-    names = sorted(k for k in {*old, *new} if old.get(k) != new.get(k) or (k in old) != (k in new))
+    names = _differing(old, new)
     first = names[0]
+    sides = [of.get(first) for of in (old, new)]
+    if all(isinstance(side, dict) for side in sides):
+        within = _differing(*sides)
+        sides = [{name: side[name] for name in within if name in side} for side in sides]
     shown = [
-        (text := json.dumps(of.get(first)))[:_SHOWN] + (".." if len(text) > _SHOWN else "")
-        for of in (old, new)
+        (text := json.dumps(side))[:_SHOWN] + (".." if len(text) > _SHOWN else "") for side in sides
     ]
     raise ValueError(
-        f"the folder is of another run: they differ in {', '.join(names)}; its {first} is "
-        f"{shown[0]}, got {shown[1]}"
+        f"the folder is of another run: they differ in {', '.join(names)}; its {first} has "
+        f"{shown[0]}, got {shown[1]}: open it with what it was begun with, or take another folder"
     )
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    names = {*old, *new}
+    return sorted(k for k in names if old.get(k) != new.get(k) or (k in old) != (k in new))
