@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpftrl_fast._validate import flag
+from dpftrl_fast.plan.plan_file import other_mechanism
 from dpftrl_fast.run.folder_lock import LOCK
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
 
@@ -147,21 +148,14 @@ def _canonical(value: Mapping[str, Any]) -> str:
 
 def _refuse_other(had: str, came: str) -> None:
     old, new = json.loads(had), json.loads(came)
-    names = _differing(old, new)
+    names = sorted(k for k in {*old, *new} if old.get(k) != new.get(k) or (k in old) != (k in new))
     first = names[0]
-    sides = [of.get(first) for of in (old, new)]
-    if all(isinstance(side, dict) for side in sides):
-        within = _differing(*sides)
-        sides = [{name: side[name] for name in within if name in side} for side in sides]
     shown = [
-        (text := json.dumps(side))[:_SHOWN] + (".." if len(text) > _SHOWN else "") for side in sides
+        (text := json.dumps(of.get(first)))[:_SHOWN] + (".." if len(text) > _SHOWN else "")
+        for of in (old, new)
     ]
+    advice = other_mechanism(old.get("plan"), new.get("plan"))
     raise ValueError(
-        f"the folder is of another run: they differ in {', '.join(names)}; its {first} has "
-        f"{shown[0]}, got {shown[1]}: open it with what it was begun with, or take another folder"
+        f"the folder is of another run: they differ in {', '.join(names)}; its {first} is "
+        f"{shown[0]}, got {shown[1]}{advice and '; '}{advice}"
     )
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    names = {*old, *new}
-    return sorted(k for k in names if old.get(k) != new.get(k) or (k in old) != (k in new))
