@@ -274,9 +274,7 @@ def test_what_one_user_changes_is_what_the_plan_says(
     if kind == "three classes":
         y[::3] = 2
     users = np.random.default_rng(5).integers(0, 12, 60)
-    model = make(
-        cls, clip_norm=0.05, batch_size=5, noise_seed=3, epochs=2, mechanism="tree"
-    )
+    model = make(cls, clip_norm=0.05, batch_size=5, noise_seed=3, epochs=2, mechanism="tree")
 
     def run(X: Array) -> Array:
         sums.clear()
