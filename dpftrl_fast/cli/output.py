@@ -117,6 +117,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     """Return the guarantee of a plan in words; neighbours differ in one ``unit``."""
     from dpftrl_fast.accounting.curve.rounding import short_up, text_up
     from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+    from dpftrl_fast.mechanisms import Tree
     from dpftrl_fast.plan.plan_text import participation_words
 
     zeta = plan.sensitivity_squared
@@ -132,13 +133,16 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     if isinstance(plan, LeastSquaresPlan):
         sigmas = f"{plan.bias.noise_multiplier:.6g} and {plan.covariance.noise_multiplier:.6g}"
         completed = ", completed after the last step" if plan.complete else ""
+        noise = {"trees": f"one for y x, one for x x^T{completed}, {plan.variant}"}
+        if plan.mechanism != "tree":
+            noise = {"noise": f"of y x and of x x^T: {plan.mechanism.words}"}
         return {
             **promise,
             "sigma": f"{sigmas}  (noise multipliers for y x and x x^T)",
             "zeta": f"{zeta_words} {covers.removesuffix(' only')} of each)",
             "bounds": f"norm of x {plan.x_norm_bound:g}, |y| {plan.y_bound:g}  (scaled)",
             "steps": participation_words(plan.participation),
-            "trees": f"one for y x, one for x x^T{completed}, {plan.variant}",
+            **noise,
         }
     return {
         **promise,
@@ -146,7 +150,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "zeta": f"{zeta_words} {covers})",
         "clip norm": f"{plan.clip_norm:g}",
         "steps": participation_words(plan.participation),
-        "tree": plan.layout.describe(),
+        "tree" if isinstance(plan.mechanism, Tree) else "noise": plan.layout.describe(),
     }
 
 

@@ -163,7 +163,9 @@ class Problem:
                 f"{type(participation).__name__}"
             )
         choice("rank_by", rank_by, get_args(RankBy))
-        self._tolerance, self._slope = (1e-6, 1e-3) if coarse else (1e-10, 1e-6)
+        self._tolerance, self._slope, self._width = (
+            (1e-6, 1e-3, 1e-2) if coarse else (1e-10, 1e-6, 1e-5)
+        )
         self.steps = n = check_error_steps(participation.steps)
         self._workload = check_workload(workload, n)
         self._last = rank_by != "rms"
@@ -198,7 +200,7 @@ class Problem:
             )
 
         found = minimize_scalar(
-            value, bounds=(-4.0, _LOGIT / 2), method="bounded", options={"xatol": 1e-5}
+            value, bounds=(-4.0, _LOGIT / 2), method="bounded", options={"xatol": self._width}
         )
         return self._found(BandedInverse.anticorrelated(_sigmoid(float(found.x))))
 

@@ -48,7 +48,7 @@ def strategy_matrix(
     matrix = np.zeros((steps, steps))
     for j in range(steps):
         matrix[j:, j] = column[: steps - j]
-    return np.linalg.inv(matrix) if kind == "taps" else matrix
+    return np.array(np.linalg.inv(matrix)) if kind == "taps" else matrix
 
 
 class ToeplitzNoise:

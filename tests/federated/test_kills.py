@@ -74,7 +74,7 @@ def test_kills_change_no_bit_of_what_leaves(kind: str, launcher: Any, tmp_path: 
 EDGES = ["write_secret:1", "create_log:2", "write_ahead:5", "write_ahead:6", "append:5", "append:6"]
 EDGES += ["write_sealed:3", "write_sealed:4", "_all_state:3", "drop_kept:5", "record:4", "step:7"]
 EDGES += ["__exit__:3"]
-OF_TREES = ["replace_noise:1", "replace_noise:4", "next_tree:3"]
+OF_TREES = ["replace_noise:1", "replace_noise:4", "next_block:3"]
 
 
 @pytest.mark.parametrize(("kind", "edges"), [("momentum", EDGES), ("clipping", OF_TREES)])

@@ -509,7 +509,10 @@ def _sampling(batch_size: int | None, population: int | None) -> float | None:
         )
     if batch_size is None or population is None:
         return None
-    size, people = positive_integer("batch_size", batch_size), positive_integer("population", population)
+    size, people = (
+        positive_integer("batch_size", batch_size),
+        positive_integer("population", population),
+    )
     if size > people:
         raise ValueError(f"batch_size must be at most the population, {people}, got {size}")
     return size / people

@@ -29,6 +29,7 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     Participation,
 )
+from dpftrl_fast.accounting.sensitivity.products import place_bound, separated_bound
 from dpftrl_fast.accounting.sensitivity.splits import Kind, best_split, starts_alike
 from dpftrl_fast.accounting.sensitivity.squared import (
     Bound,
@@ -39,10 +40,8 @@ from dpftrl_fast.accounting.sensitivity.squared import (
     squared_of,
 )
 from dpftrl_fast.accounting.sensitivity.strided import (
-    UNIT,
     Column,
     first_place,
-    place_products,
     rounded_up,
 )
 from dpftrl_fast.accounting.sensitivity.toeplitz_column import (
@@ -53,9 +52,6 @@ from dpftrl_fast.accounting.sensitivity.toeplitz_column import (
 from dpftrl_fast.accounting.sensitivity.toeplitz_order import order_values
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
 
-# Inner products of the columns of a place are computed up to so many of them, and multiplications.
-_MOST_COLUMNS = 2**11
-_MOST_PRODUCTS = 2**31
 # A bound this close to what a pattern attains is called exact: the rest is rounding.
 _EXACT = 1.0 + 1e-7
 
@@ -119,7 +115,7 @@ def _found(layout: ToeplitzLayout, pattern: Participation, bound: Bound) -> _Fou
 
 def _single(layout: ToeplitzLayout) -> _Found:
     column = strategy_column(layout.mechanism, layout.longest)
-    upper, attained = (first_place(x, 1, x.size) for x in (column.upper, column.computed))
+    upper, attained = (first_place(x, 1, x.size) for x in column)
     return _Found(upper, attained, "first step of the longest block")
 
 
@@ -145,7 +141,7 @@ def _uses_at(x: Column, steps: int, uses: int, stride: int) -> float:
     length = min(steps, (uses - 1) * stride + x.size)
     if length > MAX_COLUMN:
         raise ValueError(
-            f"uses of bands that overlap must lie within 2^26 = {MAX_COLUMN} steps of a block, got "
+            f"uses of bands that overlap must lie within 2^24 = {MAX_COLUMN} steps of a block, got "
             f"{length}: give the mechanism a smaller restart_every"
         )
     if length > x.size:
@@ -172,31 +168,14 @@ def _epochs(layout: ToeplitzLayout, epochs: FixedEpochs) -> _Found:
 
 
 def _first_of_block(column: StrategyColumn, steps: int, period: int) -> _Found:
-    uses = -(-steps // period)
-    upper = _uses_at(column.upper, steps, uses, period)
-    attained = _uses_at(column.computed, steps, uses, period)
-    rule = "first place of the epoch"
-    if upper <= _EXACT * attained or uses > _MOST_COLUMNS or uses * steps > _MOST_PRODUCTS:
+    uses, rule = -(-steps // period), "first place of the epoch"
+    upper, attained = (_uses_at(x, steps, uses, period) for x in column)
+    if upper <= _EXACT * attained:
         return _Found(upper, attained, rule)
-    products = _products_bound(column, steps, period)
+    products = place_bound(column, steps, period)
     if products < upper:
         return _Found(products, attained, f"{rule}, absolute inner products")
     return _Found(upper, attained, f"{rule}, absolute coefficients")
-
-
-def _products_bound(column: StrategyColumn, steps: int, period: int) -> float:
-    """Bound the sum of the absolute inner products of the columns of the first place."""
-    longer = [np.zeros(steps) for _ in range(3)]
-    for x, given in zip(
-        longer, (column.computed, np.abs(column.computed), column.upper), strict=True
-    ):
-        x[: given.size] = given
-    signed, absolute, upper = (place_products(x, period) for x in longer)
-    roundings = steps + upper.shape[0] + 8
-    products = np.abs(signed) + (upper - absolute) + 4.0 * roundings * UNIT * upper
-    # Upper triangular: the others of the symmetric matrix count twice.
-    total = 2.0 * float(products.sum()) - float(np.trace(products))
-    return rounded_up(total, 4 * products.size)
 
 
 # ---- A minimum separation ----
@@ -210,6 +189,10 @@ def _separated(layout: ToeplitzLayout, pattern: MinSeparation) -> _Found:
     if whole and starts_alike(layout.runs, separation):
         attained = _split(layout, lambda n: column.computed[:n], pattern)[0]
     rule = "minimum separation"
+    if layout.count == 1 and upper > _EXACT * attained:
+        products = separated_bound(column, layout.steps, pattern.most_participations, separation)
+        if products < upper:
+            return _Found(products, attained, f"{rule}, absolute inner products")
     if bool(np.any(_majorant(column, separation) > column.upper * _EXACT)):
         rule = f"{rule} with the decreasing majorant"
     if layout.count > 1:

@@ -6,7 +6,7 @@ Derived in docs/accounting.md, section "Sensitivity of Toeplitz mechanisms".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,30 +15,23 @@ from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzMechanism
 from dpftrl_fast.mechanisms.toeplitz.values import BandedInverse, BufferedToeplitz
 
 #: The most steps of a block whose coefficients are computed.
-MAX_COLUMN = 2**26
+MAX_COLUMN = 2**24
 _LEAST, _MOST = 1e-100, 1e100
 # More than one operation can lose to a result below the range of normal doubles.
 _TINY = 2.0**-1021
 
 
-@dataclass(frozen=True, eq=False)
-class StrategyColumn:
-    """c_0, c_1, .. of a strategy: as computed, and upper bounds of the absolute values.
+class StrategyColumn(NamedTuple):
+    """c_0, c_1, .. of a strategy up to the last one that is not zero for good."""
 
-    Parameters
-    ----------
-    computed : ndarray of float64, shape (n,)
-        The coefficients with their rounding errors.
-    upper : ndarray of float64, shape (n,)
-        Upper bounds of the absolute values of the computed and of the exact ones.
-    """
-
-    computed: Column
     upper: Column
+    """At least the absolute values, both of the exact coefficients and of the computed ones."""
+    computed: Column
+    """The coefficients with their rounding errors."""
 
     def first(self, steps: int) -> StrategyColumn:
-        """Return the column of a block of so many steps; zeros beyond the last one are left out."""
-        return StrategyColumn(self.computed[:steps], self.upper[:steps])
+        """Return the column of a shorter block."""
+        return StrategyColumn(self.upper[:steps], self.computed[:steps])
 
 
 def support(mechanism: ToeplitzMechanism, steps: int) -> int:
@@ -53,7 +46,7 @@ def strategy_column(mechanism: ToeplitzMechanism, steps: int) -> StrategyColumn:
     size = support(mechanism, steps)
     if size > MAX_COLUMN:
         raise ValueError(
-            f"a block of Toeplitz noise must have at most 2^26 = {MAX_COLUMN} steps, got {steps}: "
+            f"a block of Toeplitz noise must have at most 2^24 = {MAX_COLUMN} steps, got {steps}: "
             "give the mechanism a smaller restart_every"
         )
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -69,7 +62,7 @@ def strategy_column(mechanism: ToeplitzMechanism, steps: int) -> StrategyColumn:
             "the largest strategy coefficient of the mechanism must be in "
             f"[{_LEAST:g}, {_MOST:g}] over {steps} steps, with its rounding errors, got {largest:g}"
         )
-    return StrategyColumn(computed, upper)
+    return StrategyColumn(upper, computed)
 
 
 def _buffers_upper(size: Column, buffers: int) -> Column:
