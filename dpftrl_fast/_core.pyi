@@ -183,6 +183,31 @@ def buffers_gradient(
     by_decay: NDArray[np.float64],
     by_scale: NDArray[np.float64],
 ) -> None: ...
+def column_sums(
+    column: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    uses: NDArray[np.int64],
+    work_limit: int,
+    out: NDArray[np.float64],
+) -> bool: ...
+def column_products(
+    column: NDArray[np.float64],
+    slack: float,
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    uses: NDArray[np.int64],
+    work_limit: int,
+    out: NDArray[np.float64],
+) -> bool: ...
+def buffer_sums(
+    decay: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    uses: NDArray[np.int64],
+    out: NDArray[np.float64],
+) -> None: ...
 def min_separation_counts(
     trees: Sequence[tuple[int, int, bool]],
     most_uses: int,

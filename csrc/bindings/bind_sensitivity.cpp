@@ -2,7 +2,6 @@
 
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -19,20 +18,6 @@ namespace dpftrl::bindings {
 namespace {
 
 using Int64Array = py::array_t<std::int64_t, py::array::c_style>;
-
-// Looks for signals (Ctrl-C) about ten times a second, whatever the core's own rhythm.
-class Signals {
- public:
-  void operator()() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::milliseconds(100)) return;
-    last_ = now;
-    check_signals();
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 void check_at_least_one(const char* name, std::int64_t x) {
   if (x < 1) throw py::value_error(std::string(name) + " must be an integer >= 1, got " + std::to_string(x));

@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from dpftrl_fast.cli.fit_run import Files, run, show_validation
-from dpftrl_fast.cli.options import Data, Delimiter, Delta, Force, Json, NoiseSeed
+from dpftrl_fast.cli.options import (
+    Data,
+    Delimiter,
+    Delta,
+    Force,
+    Json,
+    MechanismName,
+    MechanismOption,
+    NoiseSeed,
+)
 from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings
@@ -53,7 +62,7 @@ def command(
     schema: Annotated[Path, typer.Option(help="Declared facts of the table, .yaml or .json.")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     method: Annotated[
-        Method, typer.Option(help="DP-FTRL, or least squares by two trees (regression).")
+        Method, typer.Option(help="DP-FTRL, or least squares from two sums (regression).")
     ] = Method.ftrl,
     task: Annotated[Task | None, typer.Option(help="Task; by default that of the target.")] = None,
     epsilon: Annotated[
@@ -96,6 +105,7 @@ def command(
     ridge_factor: Annotated[
         float | None, typer.Option(help="Least squares: ridge in units of the noise; default 2.")
     ] = None,
+    mechanism: MechanismOption = MechanismName.auto,
     variant: VariantOption = Variant.honaker,
     bound: Annotated[
         Bound | None,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,3 +22,16 @@ NoiseSeed = Annotated[
     int | None, typer.Option(help="Seed of the noise, for tests: the result is not private.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
+
+
+class MechanismName(str, enum.Enum):
+    """Ways to choose the mechanism of the noise."""
+
+    auto = "auto"
+    tree = "tree"
+
+
+MechanismOption = Annotated[
+    MechanismName,
+    typer.Option(help="Noise of least error, of all mechanisms (auto) or of the trees (tree)."),
+]

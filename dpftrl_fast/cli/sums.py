@@ -11,7 +11,17 @@ import typer
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.cli.options import Budget, Data, Delimiter, Delta, Force, Json, NoiseSeed
+from dpftrl_fast.cli.options import (
+    Budget,
+    Data,
+    Delimiter,
+    Delta,
+    Force,
+    Json,
+    MechanismName,
+    MechanismOption,
+    NoiseSeed,
+)
 from dpftrl_fast.cli.output import (
     facts_table,
     friendly,
@@ -24,7 +34,7 @@ from dpftrl_fast.cli.output import (
     warn_of_large_delta,
 )
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.plan.prefix_sum import PrefixSum
+from dpftrl_fast.plan.prefix_sum import PrefixSum, mechanism_of_sums
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import TableReader, minibatches
 from dpftrl_fast.tables.schema import Schema
@@ -42,6 +52,7 @@ def command(
     every: Annotated[int, typer.Option(help="Rows of a step: a sum is written after each.")] = 1,
     epsilon: Budget = 1.0,
     delta: Delta = 1e-6,
+    mechanism: MechanismOption = MechanismName.auto,
     delimiter: Delimiter = None,
     noise_seed: NoiseSeed = None,
     force: Force = False,
@@ -67,11 +78,18 @@ def command(
     table = TableReader(data, schema, delimiter=delimiter)
     largest = max(abs(low), abs(high))
     steps = -(-rows // every)
+    passes = SinglePass(steps)
     plan = PrivacyPlan.calibrate(
-        epsilon=epsilon, delta=delta, clip_norm=largest, participation=SinglePass(steps)
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=largest,
+        participation=passes,
+        mechanism=mechanism_of_sums(mechanism.value, passes, epsilon, delta),
     )
     warn_of_large_delta(delta, rows)
-    running = PrefixSum(1, steps, largest, plan.noise_multiplier, seed=noise_seed)
+    running = PrefixSum(
+        1, steps, largest, plan.noise_multiplier, mechanism=plan.mechanism, seed=noise_seed
+    )
     text = io.StringIO()
     text.write("row,private_sum\n")
     with progress_bar("steps", quiet=json_) as progress:
@@ -88,6 +106,7 @@ def command(
                 "delta": delta,
                 "neighbours": "one record replaced by zero",
                 "epsilon_replace_one": plan.replace_one(delta),
+                "mechanism": plan.mechanism.to_dict(),
                 "noise_multiplier": plan.noise_multiplier,
                 "sensitivity_squared": plan.sensitivity_squared,
                 "rows": rows,

@@ -30,6 +30,7 @@ from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.choice import chosen_noise
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solver
@@ -133,8 +134,8 @@ class FitSettings(_Common):
     restart_every, complete
         As for `dpftrl_fast.mechanisms.Tree`: "auto" lets the planner choose.
     bound : {"released", "exact"}
-        Scope of the sensitivity: the running sums, which are all that a run uses, or all tree
-        nodes.
+        Scope of the sensitivity of a tree: the running sums, which are all that a run uses, or all
+        nodes. Other mechanisms release running sums only.
 
     Raises
     ------
@@ -235,9 +236,10 @@ class LeastSquaresSettings(_Common):
     epsilon, delta, noise_multiplier, batch_size, radius, variant, noise_seed
         As for `FitSettings`. In a ball each model is the exact minimiser.
     mechanism
-        As for `LeastSquaresPlan`.
+        "auto" or as for `LeastSquaresPlan`: "auto" is the mechanism of least noise in the last
+        model, or with `solve_every` in the models of all steps.
     split : float
-        Share of mu^2 for the tree over y x.
+        Share of mu^2 for the sum of y x.
     ridge_factor : float
         lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see `docs/least_squares.md`.
     complete
@@ -261,15 +263,35 @@ class LeastSquaresSettings(_Common):
     method: ClassVar[Literal["least-squares"]] = "least-squares"
 
     def plan(
-        self, units: int, *, x_norm_bound: float, y_bound: float, constant: float = 0.0
+        self,
+        units: int,
+        *,
+        x_norm_bound: float,
+        y_bound: float,
+        constant: float = 0.0,
+        regret: bool = False,
     ) -> LeastSquaresPlan:
-        """Return the plan of a run over this many rows within these bounds."""
+        """Return the plan of a run over this many rows within these bounds.
+
+        `regret` is that of `start`: models are then made at every step.
+        """
+        participation = participation_of(units, self.batch_size, 1, False)
+        every = 1 if self.solve_every is None and regret else self.solve_every
+        mechanism = chosen_noise(
+            self.mechanism,
+            participation,
+            epsilon=1.0 if self.epsilon is None else self.epsilon,
+            delta=self.delta,
+            models="last" if every is None or every >= participation.steps else "all",
+            complete=self.complete,
+            variant=self.variant,
+        )
         fields: dict[str, Any] = {
             "x_norm_bound": x_norm_bound,
             "y_bound": y_bound,
-            "participation": participation_of(units, self.batch_size, 1, False),
+            "participation": participation,
             "split": self.split,
-            "mechanism": self.mechanism,
+            "mechanism": mechanism,
             "complete": self.complete,
             "variant": self.variant,
             "constant": constant,

@@ -11,9 +11,20 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.experiments.results import Setting, Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Table, grid_table
-from dpftrl_fast.mechanisms import Variant
+from dpftrl_fast.mechanisms import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    Mechanism,
+    Tree,
+    Variant,
+)
+from dpftrl_fast.mechanisms.run_error import mechanism_error
+from dpftrl_fast.mechanisms.workload import Workload
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Line
 
 #: How much is run.
@@ -32,15 +43,16 @@ MethodT = TypeVar("MethodT", bound="Method")
 class Method:
     """A method, without its rates.
 
-    The kinds are DP-FTRL, and the baseline over fixed batches (cohorts) or over Poisson samples.
-    `restart` is the number of passes after which FTRL starts a new tree, None for one tree.
+    The kinds are DP-FTRL on trees, DP-FTRL with the mechanism of the planner, and the baseline over
+    fixed batches (cohorts) or over Poisson samples. `restart` is the number of passes after which
+    FTRL starts a new tree, None for one tree.
     """
 
     #: Name of the baseline, and of its kind that is not amplified.
     baseline: ClassVar[str]
     unamplified: ClassVar[str]
 
-    kind: Literal["ftrl", "fixed", "amplified"]
+    kind: Literal["ftrl", "planned", "fixed", "amplified"]
     momentum: float = 0.0
     restart: int | None = None
 
@@ -53,6 +65,8 @@ class Method:
     def name(self) -> str:
         """Name in tables."""
         letter = "M" if self.momentum else ""
+        if self.kind == "planned":
+            return f"DP-FTRL{letter}, mechanism of the planner"
         if self.kind != "ftrl":
             words = "amplified" if self.kind == "amplified" else self.unamplified
             return f"{self.baseline}{letter}, {words}"
@@ -118,6 +132,48 @@ def difference(one: Fitted, other: Fitted) -> tuple[float, float]:
     """Return the difference of the mean accuracies in percent, and its standard error."""
     errors = (each.std / math.sqrt(len(each.scores)) for each in (one, other))
     return 100.0 * (one.mean - other.mean), 100.0 * math.hypot(*errors)
+
+
+def mechanism_name(mechanism: Mechanism) -> str:
+    """Return a short name of a mechanism.
+
+    Examples
+    --------
+    >>> mechanism_name(BufferedToeplitz((0.99, 0.9), (0.5, 0.4)))
+    'BLT 2'
+    >>> mechanism_name(BandedInverse.anticorrelated(0.9)), mechanism_name(Tree(restart_every=240))
+    ('2 taps', 'trees of 240 steps')
+    """
+    if isinstance(mechanism, BufferedToeplitz):
+        return f"BLT {mechanism.vectors}"
+    if isinstance(mechanism, BandedInverse):
+        return f"{len(mechanism.taps)} taps"
+    if isinstance(mechanism, BandedToeplitz):
+        return f"{mechanism.vectors + 1} bands"
+    if isinstance(mechanism, Tree):
+        every = mechanism.restart_every
+        return "one tree" if every is None else f"trees of {every} steps"
+    return "independent noise"
+
+
+def mechanisms_tables(title: str, plans: Sequence[tuple[Method, Any, PrivacyPlan]]) -> list[Table]:
+    """Return the mechanisms of methods at budgets with their noise; no table without "planned".
+
+    The noise is the root mean square over the steps of the standard deviation in the sums that a
+    run with the method's momentum reads, in clip norms.
+    """
+    if all(method.kind != "planned" for method, _, _ in plans):
+        return []
+    rows: list[tuple[str, ...]] = []
+    for method, budget, plan in plans:
+        workload = Workload(momentum=method.momentum)
+        unit = mechanism_error(plan.mechanism, plan.participation, workload).rms
+        sigma = plan.noise_multiplier
+        name = mechanism_name(plan.mechanism)
+        rows.append(
+            (method.name, short_up(budget.epsilon), name, f"{sigma:.4g}", f"{sigma * unit:.4g}")
+        )
+    return [Table(title, ("", "epsilon", "mechanism", "noise multiplier", "rms"), rows)]
 
 
 def amplified_sigmas(

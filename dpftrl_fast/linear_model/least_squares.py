@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DPFTRLLeastSquares`: private least squares by two trees."""
+"""`DPFTRLLeastSquares`: private least squares from two noisy sums."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
 from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._sources import RowSource
+from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.rounding import clip_limit
 
 
 class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]  # no types there
-    """Private linear regression from noisy sums of x x^T and y x, each on its own tree.
+    """Private linear regression from noisy sums of x x^T and y x.
 
     One pass suffices: no learning rate, no gradient clipping, no epochs. Every step can give a
     private model.
@@ -31,7 +32,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     epsilon, delta
         As for :class:`DPFTRLRegressor`.
     noise_multiplier : float, optional
-        sigma = (1/sigma_b^2 + 1/sigma_c^2)^(-1/2), with the noise multipliers of the two trees,
+        sigma = (1/sigma_b^2 + 1/sigma_c^2)^(-1/2), with the noise multipliers of the two sums,
         instead of `epsilon`.
     x_norm_bound : float
         Rows with a larger norm are scaled to it. Required, and public: a bound learned from the
@@ -44,7 +45,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         Radius of the L2 ball about 0 that holds all models (coefficients and
         intercept/intercept_scaling together). Each model is the exact minimiser in the ball.
     split : float, default 0.35
-        Share of mu^2 for the tree over y x.
+        Share of mu^2 for the sum of y x.
     ridge_factor : float, default 2.0
         lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see docs/least_squares.md. The noise has a
         spectral norm of about sqrt(2) in these units.
@@ -55,11 +56,18 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         Without a radius: Cholesky factors, or conjugate gradients that start from the last model
         ("auto": from 1500 columns on).
     complete : "auto", False or "all", default "auto"
-        Advance the trees to the next power of two after the last step, so that the last model has
-        the noise of a single node. "auto" chooses the option with less noise.
+        Advance trees to the next power of two after the last step, so that the last model has the
+        noise of a single node. "auto" chooses the option with less noise.
+    mechanism : "auto", "tree" or Mechanism, default "auto"
+        Correlated noise of both sums. "auto" leaves the released models least noise: for the last
+        one the tree, completed; for models of all steps (`partial_fit`, `solve_every` or
+        `compute_regret`) a Toeplitz mechanism. Given `complete` or `variant`, it is the tree. A
+        mechanism of `dpftrl_fast.mechanisms` must be without restarts.
+    variant : {"honaker", "vanilla"}
+        Estimator of the noise of a tree.
     memory : "stored", "regenerate" or int, default "stored"
         Number of vectors of p (p + 1)/2 float32 numbers kept for the noise, see
-        `dpftrl_fast.TreeNoise`. The model does not depend on it.
+        `dpftrl_fast.TreeNoise` and `dpftrl_fast.ToeplitzNoise`. The model does not depend on it.
     fit_intercept : bool, default True
         Append a constant entry to each row, after scaling; the sensitivities are those of rows with
         a norm of sqrt(x_norm_bound^2 + intercept_scaling^2).
@@ -74,10 +82,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     threads : int, optional
         Maximum number of threads for the noise, which does not depend on it. BLAS has its own
         settings.
-    mechanism : "auto", "tree" or Mechanism, default "auto"
-        Of both noises. "auto" is the tree: completed, it leaves the least noise in the last model.
-        A Toeplitz mechanism has less noise in the models of all steps.
-    variant, shuffle, random_state, horizon, noise_seed, verbose
+    shuffle, random_state, horizon, noise_seed, verbose
         As for :class:`DPFTRLRegressor`.
 
     Attributes
@@ -89,7 +94,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     coef_tail_, intercept_tail_
         Mean of the models after the first half of the declared steps.
     noise_multiplier_, sensitivity_squared_ : float
-        sigma, and zeta of each tree (of the released prefixes).
+        sigma, and zeta of each sum.
     plan_ : LeastSquaresPlan
         ``plan_.describe(delta_)`` states it in words, replace-one neighbours included.
     solves_ : tuple of dpftrl_fast.convex.least_squares.solver.Solve
@@ -235,6 +240,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             x_norm_bound=parameters["x_norm_bound"],
             y_bound=parameters["y_bound"],
             constant=super()._constant(parameters),
+            regret=parameters["compute_regret"],
         )
         return settings.start(
             plan,
@@ -242,6 +248,11 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             threads=parameters["threads"],
             regret=parameters["compute_regret"],
         )
+
+    def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
+        if parameters["solve_every"] is None:
+            parameters["solve_every"] = 1  # each call releases a model
+        return super()._new_stream(parameters, classes)
 
     def _further_attributes(
         self,

@@ -19,6 +19,7 @@ from dpftrl_fast.accounting.planner.choice import (
     MechanismChoice,
     chosen_mechanism,
 )
+from dpftrl_fast.accounting.planner.mechanisms import MechanismRow
 from dpftrl_fast.accounting.planner.schedules import Schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound, rule_of
@@ -45,11 +46,12 @@ class PrivacyPlan(PrivacyStatement):
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
         Who takes part when, and the declared number of steps.
-    mechanism : Tree
-        The mechanism of the noise: by default one tree without restarts.
+    mechanism : Mechanism
+        The correlation of the noise: by default one tree without restarts. Coefficients of the
+        other kinds must be numbers of the noise's dtype, see ``mechanism.rounded``.
     bound : {"exact", "released"}
-        Whether the epsilon is stated for every node of the tree, or only for the prefixes, which
-        are all that the noise of a plan releases.
+        Whether the epsilon is stated for every node of a tree, or only for the prefixes, which
+        are all that the noise of a plan releases. For other mechanisms the two are one.
 
     Raises
     ------
@@ -160,18 +162,24 @@ class PrivacyPlan(PrivacyStatement):
         return draft.with_noise(calibrated_noise_multiplier(budget, total, zeta, nodes))
 
     @classmethod
-    def from_schedule(cls, schedule: Schedule, *, clip_norm: float) -> PrivacyPlan:
-        """Return the plan of a row of :func:`dpftrl_fast.accounting.plan_schedule`.
-
-        Use it to plan first: the row's restarts and completion have the least error for the budget,
-        where :meth:`calibrate` keeps the mechanism that it is given.
+    def from_schedule(cls, schedule: Schedule | MechanismRow, *, clip_norm: float) -> PrivacyPlan:
+        """Return the plan of a row of a planner's table.
 
         Parameters
         ----------
-        schedule : Schedule
-            The row: participation, mechanism, bound and noise multiplier.
+        schedule : Schedule or MechanismRow
+            A row of :func:`dpftrl_fast.accounting.plan_schedule` or of
+            :func:`dpftrl_fast.accounting.plan_mechanism`: participation, mechanism and noise
+            multiplier, which keep the budget of the table.
         clip_norm : float
             L2 norm to which each contribution is clipped (L).
+
+        Raises
+        ------
+        TypeError
+            If it is not such a row.
+        ValueError
+            If it is DP-SGD with sampling, which is in a table for comparison only.
 
         Examples
         --------
@@ -181,19 +189,30 @@ class PrivacyPlan(PrivacyStatement):
         >>> plan.mechanism.restart_every, plan.mechanism.complete, plan.epsilon(1e-5) <= 8
         (500, True, True)
         """
-        if not isinstance(schedule, Schedule):
-            raise TypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
+        if not isinstance(schedule, (Schedule, MechanismRow)):
+            raise TypeError(
+                "schedule must be a row of plan_schedule or plan_mechanism, got "
+                f"{type(schedule).__name__}"
+            )
+        bound: PlanBound = "released"
+        if isinstance(schedule, Schedule):
+            bound = schedule.bound
+        elif schedule.needs_sampling:
+            raise ValueError(
+                "schedule must be a mechanism without sampling, got DP-SGD with Poisson sampling: "
+                "its noise multiplier does not keep the budget for a declared order of the data"
+            )
         return cls(
             clip_norm=clip_norm,
             noise_multiplier=schedule.noise_multiplier,
             participation=schedule.participation,
             mechanism=schedule.mechanism,
-            bound=schedule.bound,
+            bound=bound,
         )
 
     @property
     def steps(self) -> int:
-        """Declared number of steps, over all trees."""
+        """Declared number of steps, over all blocks."""
         return self.participation.steps
 
     @cached_property
@@ -252,16 +271,22 @@ class PrivacyPlan(PrivacyStatement):
     ) -> PlannedNoise:
         """Return the noise of this plan: standard deviation ``clip_norm * noise_multiplier``.
 
-        The standard deviation is rounded up to the dtype. The tree restarts where the plan says and
-        refuses steps past the declared ones.
+        The standard deviation is rounded up to the dtype. The noise restarts where the plan says
+        and refuses steps past the declared ones.
 
         Parameters
         ----------
         size : int
             Number of coordinates; ``offset + size`` at most 2^36.
         seed, memory, dtype, rounds, threads, offset, key
-            As for :class:`dpftrl_fast.TreeNoise`. A ``seed`` is for tests: the noise can be removed
-            by anyone who knows it.
+            As for :class:`dpftrl_fast.TreeNoise` or :class:`dpftrl_fast.ToeplitzNoise`, as the
+            mechanism is. A ``seed`` is for tests: the noise can be removed by anyone who knows it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an option is not as described there, or the coefficients of the mechanism are no
+            numbers of the dtype: the epsilon is not that of rounded ones.
 
         Examples
         --------

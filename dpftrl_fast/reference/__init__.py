@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Independent implementation of the mechanism, for audits: plain Python and NumPy.
 
-It imports nothing from the rest of the package. Four parts:
+It imports nothing from the rest of the package. Five parts:
 
 - `dpftrl_fast.reference.stream`, after docs/stream.md: keys, blocks of ChaCha and normals, equal to
   those of the C++ core to the last bit; also one value at a time (`normals_python`).
 - `dpftrl_fast.reference.tree`: tree noise, also in lists and loops (`TreeNoisePython`), and its
   exact variance and covariance.
+- `dpftrl_fast.reference.toeplitz`: noise of Toeplitz mechanisms, and their matrices.
 - `dpftrl_fast.reference.convex`, after docs/convex.md: clipped sums of gradients, the FTRL update,
   and whole runs, in loops over rows.
 - `dpftrl_fast.reference.least_squares`, after docs/least_squares.md: least squares by two trees.
@@ -23,6 +24,7 @@ from dpftrl_fast.reference.stream import (
     normals,
 )
 from dpftrl_fast.reference.stream_python import box_muller_python, normals_python
+from dpftrl_fast.reference.toeplitz import ToeplitzNoise, strategy_matrix
 from dpftrl_fast.reference.tree import (
     TreeNoise,
     TreeNoisePython,
@@ -33,6 +35,7 @@ from dpftrl_fast.reference.tree import (
 
 __all__ = [
     "STREAM_VERSION",
+    "ToeplitzNoise",
     "TreeNoise",
     "TreeNoisePython",
     "box_muller",
@@ -44,5 +47,6 @@ __all__ = [
     "live_nodes",
     "normals",
     "normals_python",
+    "strategy_matrix",
     "variance_factor",
 ]

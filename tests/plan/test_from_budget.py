@@ -10,8 +10,10 @@ import pytest
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
-from dpftrl_fast.mechanisms import Tree
-from dpftrl_fast.plan.from_budget import plan_of, tree_of
+from dpftrl_fast.accounting.planner.mechanisms import best_mechanism
+from dpftrl_fast.mechanisms import BandedInverse, Mechanism, Tree
+from dpftrl_fast.mechanisms.workload import Workload
+from dpftrl_fast.plan.from_budget import mechanism_of, plan_of
 
 DELTA = 1e-5
 MANY = FixedEpochs(20, 10)
@@ -19,9 +21,13 @@ MANY = FixedEpochs(20, 10)
 
 def plan(pattern: Any = MANY, **options: Any) -> PrivacyPlan:
     fields = {"epsilon": None, "noise_multiplier": None, "delta": DELTA, "clip_norm": 1.0}
-    asked = {"restart_every": "auto", "complete": "auto", "variant": "honaker"}
+    asked = {
+        "mechanism": "tree", "restart_every": "auto", "complete": "auto", "variant": "honaker"
+    }  # fmt: skip
     asked.update({name: options.pop(name) for name in asked if name in options})
-    return plan_of(pattern, mechanism=tree_of(asked), **{**fields, **options})
+    if "momentum" in options:
+        options["workload"] = Workload(options.pop("momentum"))
+    return plan_of(pattern, mechanism=mechanism_of(asked), **{**fields, **options})
 
 
 def tree(found: PrivacyPlan) -> Tree:
@@ -70,6 +76,57 @@ def test_what_is_given_is_kept() -> None:
     assert tree(plan(epsilon=4.0, complete="all")).complete == "all"
     assert plan(SinglePass(50), epsilon=4.0).mechanism == Tree()
     assert plan(SinglePass(50), epsilon=4.0, complete="all").mechanism == Tree(complete="all")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("budget", [{"epsilon": 4.0}, {"noise_multiplier": 3.0}])
+def test_auto_is_the_best_mechanism_for_the_workload(budget: Any, momentum: float) -> None:
+    found = plan(mechanism="auto", momentum=momentum, **budget)
+    ranked_for = budget.get("epsilon", 1.0)
+    workload = Workload(momentum)
+    assert found.mechanism == best_mechanism(ranked_for, DELTA, MANY, workload=workload)
+    kept = found.noise_multiplier if "epsilon" not in budget else found.epsilon(DELTA)
+    assert kept == pytest.approx(*budget.values(), rel=1e-6)
+
+
+def test_auto_keeps_no_more_vectors_than_allowed() -> None:
+    none = plan(mechanism="auto", epsilon=4.0, max_vectors=0).mechanism
+    assert not isinstance(none, Tree) and getattr(none, "vectors") == 0  # noqa: B009
+
+
+def test_coefficients_are_rounded_before_they_are_accounted_for() -> None:
+    given = BandedInverse.anticorrelated(0.9)
+    for dtype in ("float32", "float64"):
+        found = plan(mechanism=given, epsilon=4.0, dtype=dtype)
+        assert found.mechanism == given.rounded(dtype)
+        assert found.epsilon(DELTA) <= 4.0
+        found.noise(3, dtype=dtype)  # type: ignore[arg-type]
+    assert plan(mechanism=given, epsilon=4.0).mechanism == given
+
+
+@pytest.mark.parametrize("given", [BandedInverse.square_root(4), Tree(restart_every=20)])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"restart_every": 5}, "restart_every=5 must come with mechanism='tree'"),
+        ({"restart_every": None}, "restart_every=None must come"),
+        ({"complete": True}, "complete=True must come"),
+        ({"variant": "vanilla"}, "variant='vanilla' must come"),
+    ],
+)
+def test_options_of_a_tree_are_refused_with_a_mechanism(
+    given: Mechanism, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        plan(mechanism=given, epsilon=4.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"), [("best", ValueError), (3, TypeError), (None, TypeError), (Tree, TypeError)]
+)
+def test_what_is_no_mechanism_is_refused(wrong: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="mechanism must be"):
+        plan(mechanism=wrong, epsilon=4.0)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_the_noise_at_the_end_of_a_block_is_carried(name: str) -> None:
         noise.prefix(every + 1)
     with pytest.raises(ValueError, match=rf"t must be at most {every}, where the plan ends this"):
         noise.advance_to(every + 1)
-    with pytest.raises(ValueError, match="this block restarts (never|by itself, 2 times)"):
+    with pytest.raises(ValueError, match=r"this block restarts (never|by itself, 2 times)"):
         noise.restart()
 
 
@@ -86,7 +86,7 @@ def test_states_of_another_mechanism_or_plan_are_refused() -> None:
         noise = plan_of(TOEPLITZ[name]).noise(5, seed=1)
         for other, state in states.items():
             if states[name].get("mechanism") != state.get("mechanism"):
-                with pytest.raises(ValueError, match="state (has|lacks)"):
+                with pytest.raises(ValueError, match=r"state (has|lacks)"):
                     noise.load_state_dict(state)
             assert (noise.t, other) == (0, other)
     blocks = plan_of(TOEPLITZ["two taps, in blocks"]).noise(5, seed=1)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from dpftrl_fast._validate import float_dtype
@@ -79,6 +80,26 @@ def check_choice(mechanism: Any) -> MechanismChoice:
     return mechanism if isinstance(mechanism, TreeSearch) else check_mechanism(mechanism)
 
 
+@lru_cache(maxsize=64)
+def _best(
+    epsilon: float,
+    delta: float,
+    participation: Participation,
+    workload: Workload,
+    max_vectors: int | None,
+    rank_by: Literal["rms", "last", "worst"],
+) -> Mechanism:
+    """Return `best_mechanism`, kept: it takes a second, and searches make the same plan often."""
+    return best_mechanism(
+        epsilon,
+        delta,
+        participation,
+        workload=workload,
+        max_vectors=max_vectors,
+        rank_by=rank_by,
+    )
+
+
 def chosen_mechanism(
     mechanism: MechanismChoice,
     participation: Participation,
@@ -121,14 +142,7 @@ def chosen_mechanism(
     chosen = check_choice(mechanism)
     if isinstance(chosen, str):
         if chosen == "auto":
-            return best_mechanism(
-                epsilon,
-                delta,
-                participation,
-                workload=workload,
-                max_vectors=max_vectors,
-                rank_by=rank_by,
-            )
+            return _best(epsilon, delta, participation, workload, max_vectors, rank_by)
         chosen = TreeSearch()
     if isinstance(chosen, TreeSearch):
         momentum = workload.momentum

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +94,4 @@ def _envelope(table: Values) -> list[tuple[int, float]]:
                 break
             corners.pop()
         corners.append(k)
-    return [
-        (b - a, float(table[b] - table[a])) for a, b in zip(corners[:-1], corners[1:], strict=True)
-    ]
+    return [(b - a, float(table[b] - table[a])) for a, b in pairwise(corners)]

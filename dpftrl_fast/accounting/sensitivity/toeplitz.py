@@ -29,7 +29,8 @@ from dpftrl_fast.accounting.participation import (
     MinSeparation,
     Participation,
 )
-from dpftrl_fast.accounting.sensitivity.splits import best_split, starts_alike
+from dpftrl_fast.accounting.sensitivity.products import place_bound, separated_bound
+from dpftrl_fast.accounting.sensitivity.splits import Kind, best_split, starts_alike
 from dpftrl_fast.accounting.sensitivity.squared import (
     Bound,
     PlanBound,
@@ -39,22 +40,18 @@ from dpftrl_fast.accounting.sensitivity.squared import (
     squared_of,
 )
 from dpftrl_fast.accounting.sensitivity.strided import (
-    UNIT,
+    Column,
     first_place,
-    place_products,
     rounded_up,
 )
 from dpftrl_fast.accounting.sensitivity.toeplitz_column import (
+    MAX_COLUMN,
     StrategyColumn,
     strategy_column,
-    support,
 )
 from dpftrl_fast.accounting.sensitivity.toeplitz_order import order_values
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
 
-# Inner products of the columns of a place are computed up to so many of them, and multiplications.
-_MOST_COLUMNS = 2**11
-_MOST_PRODUCTS = 2**33
 # A bound this close to what a pattern attains is called exact: the rest is rounding.
 _EXACT = 1.0 + 1e-7
 
@@ -118,14 +115,14 @@ def _found(layout: ToeplitzLayout, pattern: Participation, bound: Bound) -> _Fou
 
 def _single(layout: ToeplitzLayout) -> _Found:
     column = strategy_column(layout.mechanism, layout.longest)
-    upper, attained = (first_place(x, 1, x.size) for x in (column.upper, column.computed))
+    upper, attained = (first_place(x, 1, x.size) for x in column)
     return _Found(upper, attained, "first step of the longest block")
 
 
 # ---- Uses at 0, b, 2 b, .. of a block ----
 
 
-def _majorant(column: StrategyColumn, separation: int) -> NDArray[np.float64]:
+def _majorant(column: StrategyColumn, separation: int) -> Column:
     """Return a bound of |c| that falls from `separation` on: the least one."""
     found = column.upper.copy()
     if separation < found.size:
@@ -134,7 +131,7 @@ def _majorant(column: StrategyColumn, separation: int) -> NDArray[np.float64]:
     return found
 
 
-def _uses_at(x: NDArray[np.float64], steps: int, uses: int, stride: int) -> float:
+def _uses_at(x: Column, steps: int, uses: int, stride: int) -> float:
     """Return `first_place` of a column that may end, for good, before its block does."""
     uses = min(uses, -(-steps // stride))
     if x.size <= stride:  # the columns are orthogonal
@@ -142,6 +139,11 @@ def _uses_at(x: NDArray[np.float64], steps: int, uses: int, stride: int) -> floa
         whole = first_place(x, 1, x.size)
         return rounded_up((uses - 1) * whole + first_place(last, 1, last.size), 2)
     length = min(steps, (uses - 1) * stride + x.size)
+    if length > MAX_COLUMN:
+        raise ValueError(
+            f"uses of bands that overlap must lie within 2^24 = {MAX_COLUMN} steps of a block, got "
+            f"{length}: give the mechanism a smaller restart_every"
+        )
     if length > x.size:
         x = np.concatenate([x, np.zeros(length - x.size)])
     return first_place(x[:length], uses, stride)
@@ -166,72 +168,59 @@ def _epochs(layout: ToeplitzLayout, epochs: FixedEpochs) -> _Found:
 
 
 def _first_of_block(column: StrategyColumn, steps: int, period: int) -> _Found:
-    uses = -(-steps // period)
-    upper = _uses_at(column.upper, steps, uses, period)
-    attained = _uses_at(column.computed, steps, uses, period)
-    rule = "first place of the epoch"
-    size = column.upper.size
-    if upper <= _EXACT * attained or uses > _MOST_COLUMNS or uses * size > _MOST_PRODUCTS:
+    uses, rule = -(-steps // period), "first place of the epoch"
+    upper, attained = (_uses_at(x, steps, uses, period) for x in column)
+    if upper <= _EXACT * attained:
         return _Found(upper, attained, rule)
-    products = _products_bound(column, steps, period)
+    products = place_bound(column, steps, period)
     if products < upper:
         return _Found(products, attained, f"{rule}, absolute inner products")
     return _Found(upper, attained, f"{rule}, absolute coefficients")
-
-
-def _products_bound(column: StrategyColumn, steps: int, period: int) -> float:
-    """Bound the sum of the absolute inner products of the columns of the first place."""
-    longer = [np.zeros(steps) for _ in range(3)]
-    for x, given in zip(
-        longer, (column.computed, np.abs(column.computed), column.upper), strict=True
-    ):
-        x[: given.size] = given
-    signed, absolute, upper = (place_products(x, period) for x in longer)
-    roundings = steps + upper.shape[0] + 8
-    products = np.abs(signed) + (upper - absolute) + 4.0 * roundings * UNIT * upper
-    # Upper triangular: the others of the symmetric matrix count twice.
-    total = 2.0 * float(products.sum()) - float(np.trace(products))
-    return rounded_up(total, 4 * products.size)
 
 
 # ---- A minimum separation ----
 
 
 def _separated(layout: ToeplitzLayout, pattern: MinSeparation) -> _Found:
-    separation, uses = pattern.min_separation, pattern.most_participations
+    separation = pattern.min_separation
     column = strategy_column(layout.mechanism, layout.longest)
-    falling = _majorant(column, separation)
-    exact = True
+    upper, whole = _split(layout, lambda n: _majorant(column.first(n), separation), pattern)
+    attained = 0.0
+    if whole and starts_alike(layout.runs, separation):
+        attained = _split(layout, lambda n: column.computed[:n], pattern)[0]
+    rule = "minimum separation"
+    if layout.count == 1 and upper > _EXACT * attained:
+        products = separated_bound(column, layout.steps, pattern.most_participations, separation)
+        if products < upper:
+            return _Found(products, attained, f"{rule}, absolute inner products")
+    if bool(np.any(_majorant(column, separation) > column.upper * _EXACT)):
+        rule = f"{rule} with the decreasing majorant"
+    if layout.count > 1:
+        rule = f"{rule}, best split over the blocks"
+    return _Found(upper, attained, rule)
 
-    def of(x: NDArray[np.float64], steps: int) -> Callable[[int], float]:
-        return lambda k: _uses_at(x[:steps], steps, k, separation) if k else 0.0
 
+def _split(
+    layout: ToeplitzLayout, column: Callable[[int], Column], pattern: MinSeparation
+) -> tuple[float, bool]:
+    """Return the most that uses 0, b, 2 b, .. of the blocks give, and whether it is attained."""
+    stride, uses = pattern.min_separation, pattern.most_participations
     if layout.count == 1:
-        upper, attained = (of(x, layout.steps)(uses) for x in (falling, column.computed))
-        rule = "minimum separation"
-    else:
-        kinds = [
-            (run.count, -(-run.steps // separation), of(falling, run.steps)) for run in layout.runs
-        ]
-        upper, exact = best_split(kinds, uses)
-        kinds = [
-            (run.count, -(-run.steps // separation), of(column.computed, run.steps))
-            for run in layout.runs
-        ]
-        attained = (
-            best_split(kinds, uses)[0] if exact and starts_alike(layout.runs, separation) else 0.0
-        )
-        rule = "minimum separation, best split over the blocks"
-    if support(layout.mechanism, layout.longest) <= separation:
-        return _Found(upper, attained, f"{rule}, bands apart")
-    if bool(np.all(falling <= column.upper * _EXACT)):
-        return _Found(upper, attained, rule)
-    return _Found(upper, attained, f"{rule}, with the decreasing majorant")
+        return _uses_at(column(layout.steps), layout.steps, uses, stride), True
+
+    def kind(steps: int, count: int) -> Kind:
+        x = column(steps)
+        return count, -(-steps // stride), lambda k: _uses_at(x, steps, k, stride) if k else 0.0
+
+    return best_split([kind(run.steps, run.count) for run in layout.runs], uses)
 
 
 # ---- A known order ----
 
 
 def _order(layout: ToeplitzLayout, order: FixedOrder) -> _Found:
-    values = order_values(layout, order)[1]
-    return _Found(float(values.max()), 0.0, "each id of the order")
+    upper = float(order_values(layout, order)[1].max())
+    column = strategy_column(layout.mechanism, layout.longest)
+    if bool(np.all(column.computed >= 0.0)):
+        return _Found(upper, upper, "each id of the order")
+    return _Found(upper, 0.0, "each id of the order, absolute inner products")

@@ -6,70 +6,66 @@ Derived in docs/accounting.md, section "Sensitivity of Toeplitz mechanisms".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dpftrl_fast.accounting.sensitivity.strided import UNIT, Column
+from dpftrl_fast.mechanisms.toeplitz.columns import banded_inverse, buffers_column, padded
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzMechanism
-from dpftrl_fast.mechanisms.toeplitz.values import BandedInverse, BufferedToeplitz
 
 #: The most steps of a block whose coefficients are computed.
-MAX_COLUMN = 2**26
+MAX_COLUMN = 2**24
 _LEAST, _MOST = 1e-100, 1e100
 # More than one operation can lose to a result below the range of normal doubles.
 _TINY = 2.0**-1021
 
 
-@dataclass(frozen=True, eq=False)
-class StrategyColumn:
-    """c_0, c_1, .. of a strategy: as computed, and upper bounds of the absolute values.
+class StrategyColumn(NamedTuple):
+    """c_0, c_1, .. of a strategy up to the last one that is not zero for good."""
 
-    Parameters
-    ----------
-    computed : ndarray of float64, shape (n,)
-        The coefficients with their rounding errors.
-    upper : ndarray of float64, shape (n,)
-        Upper bounds of the absolute values of the computed and of the exact ones.
-    """
-
-    computed: Column
     upper: Column
+    """At least the absolute values, both of the exact coefficients and of the computed ones."""
+    computed: Column
+    """The coefficients with their rounding errors."""
 
     def first(self, steps: int) -> StrategyColumn:
-        """Return the column of a block of so many steps; zeros beyond the last one are left out."""
-        return StrategyColumn(self.computed[:steps], self.upper[:steps])
-
-
-def support(mechanism: ToeplitzMechanism, steps: int) -> int:
-    """Return the number of coefficients before a column is zero for good, at most `steps`."""
-    if isinstance(mechanism, (BandedInverse, BufferedToeplitz)):
-        return steps
-    return min(mechanism.bands, steps)
+        """Return the column of a shorter block."""
+        return StrategyColumn(self.upper[:steps], self.computed[:steps])
 
 
 def strategy_column(mechanism: ToeplitzMechanism, steps: int) -> StrategyColumn:
-    """Return the column of a block of `steps` steps; ValueError if its errors have no bound."""
-    size = support(mechanism, steps)
+    """Return the column of a block of `steps` steps; ValueError if its errors have no bound.
+
+    It is that of the coefficients which the noise runs with.
+    """
+    kind, first, second = mechanism.engine
+    ends = kind == "bands" or (kind == "taps" and len(first) == 1)
+    size = min(len(first), steps) if ends else steps
     if size > MAX_COLUMN:
         raise ValueError(
-            f"a block of Toeplitz noise must have at most 2^26 = {MAX_COLUMN} steps, got {steps}: "
+            f"a block of Toeplitz noise must have at most 2^24 = {MAX_COLUMN} steps, got {steps}: "
             "give the mechanism a smaller restart_every"
         )
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        computed = mechanism.strategy(size)
-        upper = np.abs(computed)
-        if isinstance(mechanism, BufferedToeplitz):
-            upper = _buffers_upper(upper, len(mechanism.decay))
-        elif isinstance(mechanism, BandedInverse):
-            upper = _taps_upper(upper, np.array(mechanism.taps))
+        if kind == "bands":
+            computed = padded(first, size)
+            upper = np.abs(computed)
+        elif kind == "buffers":
+            computed = buffers_column(first, second, size)
+            upper = _buffers_upper(np.abs(computed), len(first))
+        elif kind == "taps":
+            computed = banded_inverse(first, size)
+            upper = _taps_upper(np.abs(computed), np.array(first))
+        else:
+            raise TypeError(f"no sensitivity is known for Toeplitz noise of the kind {kind!r}")
         largest = float(upper.max())
     if not (np.all(np.isfinite(upper)) and _LEAST <= largest <= _MOST):
         raise ValueError(
             "the largest strategy coefficient of the mechanism must be in "
             f"[{_LEAST:g}, {_MOST:g}] over {steps} steps, with its rounding errors, got {largest:g}"
         )
-    return StrategyColumn(computed, upper)
+    return StrategyColumn(upper, computed)
 
 
 def _buffers_upper(size: Column, buffers: int) -> Column:

@@ -8,16 +8,24 @@ inner products of the columns are added.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
+import dpftrl_fast._core as _core
 from dpftrl_fast.accounting.participation import FixedOrder
-from dpftrl_fast.accounting.sensitivity.strided import UNIT, rounded_up, squared_norm
-from dpftrl_fast.accounting.sensitivity.toeplitz_column import StrategyColumn, strategy_column
+from dpftrl_fast.accounting.sensitivity.strided import UNIT, squared_norm
+from dpftrl_fast.accounting.sensitivity.toeplitz_column import strategy_column
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+# Doubles in the tables of buffers, and additions.
+_MOST_POWERS = 2**25
+_MOST_WORK = 2**37
 
 
 def uses_by_block(layout: ToeplitzLayout, order: FixedOrder) -> tuple[Ints, Ints, Ints, Ints]:
@@ -48,40 +56,46 @@ def order_values(layout: ToeplitzLayout, order: FixedOrder) -> tuple[Ints, Float
     """Return the ids of an order, in increasing order, and the bound of each one's zeta."""
     ids, blocks, starts, uses = uses_by_block(layout, order)
     lengths = np.array([layout.run_of(b).steps for b in range(layout.count)], np.int64)[blocks]
-    values = _stretches(strategy_column(layout.mechanism, layout.longest), lengths, starts, uses)
+    values = _stretches(layout, _Stretches(lengths, starts, uses))
     known, first = np.unique(ids, return_index=True)
     most = int(np.diff(np.append(first, ids.size)).max())
     return known, np.array(np.add.reduceat(values, first) * (1.0 + (most + 3) * UNIT))
 
 
-def _stretches(column: StrategyColumn, lengths: Ints, starts: Ints, uses: Ints) -> Floats:
-    memo: dict[tuple[int, bytes], float] = {}
-    found = np.empty(lengths.size)
-    signed = bool(np.any(column.computed < 0.0))
-    for i, length in enumerate(lengths.tolist()):
-        at = uses[starts[i] : starts[i + 1]]
-        key = (length, at.tobytes())
-        if key not in memo:
-            memo[key] = _stretch(column, length, at.tolist(), signed)
-        found[i] = memo[key]
-    return found
+class _Stretches(NamedTuple):
+    """Uses that lie in one block, in blocks of these lengths."""
+
+    lengths: Ints
+    starts: Ints
+    uses: Ints
 
 
-def _stretch(column: StrategyColumn, length: int, at: list[int], signed: bool) -> float:
-    def columns(x: Floats) -> Floats:
-        table = np.zeros((len(at), length))
-        for row, use in zip(table, at, strict=True):
-            part = x[: length - use]
-            row[use : use + part.size] = part
-        return table
-
-    upper = columns(column.upper)
-    found = rounded_up(squared_norm(upper.sum(axis=0)), 2 * len(at) + 1034)
-    if not signed or len(at) == 1:
-        return found
-    nearest = columns(column.computed)
-    absolute = np.abs(nearest)
-    top = upper @ upper.T
-    products = np.abs(nearest @ nearest.T) + (top - absolute @ absolute.T)
-    products += 4.0 * (length + 8) * UNIT * top
-    return min(found, rounded_up(float(products.sum()), 4 * products.size))
+def _stretches(layout: ToeplitzLayout, given: _Stretches) -> Floats:
+    """Return the bound of zeta of each stretch by itself."""
+    mechanism, longest = layout.mechanism, layout.longest
+    column = strategy_column(mechanism, longest)
+    out = np.empty(given.lengths.size)
+    counts = np.diff(given.starts)
+    kind, first, second = mechanism.engine
+    if kind == "buffers":
+        buffers = len(first)
+        if buffers * (buffers + 3) // 2 * longest <= _MOST_POWERS:
+            _core.buffer_sums(np.array(first), np.array(second), *given, out)
+            roundings = 6.0 * (longest + counts) + 4.0 * buffers**2 + 67.0
+            return np.asarray(out * (1.0 + roundings * UNIT))
+    if bool(np.all(column.computed >= 0.0)):
+        done = _core.column_sums(column.upper, *given, _MOST_WORK, out)
+        roundings = counts + (longest + 8.0)
+    else:
+        upper = squared_norm(column.upper)
+        error = squared_norm(column.upper - np.abs(column.computed))
+        # Of an inner product: of the coefficients, by the inequality of Cauchy, and of the sum.
+        slack = 2.01 * math.sqrt(error * upper) + (longest + 8.0) * UNIT * 1.01 * upper
+        done = _core.column_products(column.computed, slack, *given, _MOST_WORK, out)
+        roundings = np.square(counts.astype(float)) + 8.0
+    if not done:
+        raise ValueError(
+            "this order must need at most 2^37 operations, counting equal uses once, got one that "
+            "needs more: declare its MinSeparation instead"
+        )
+    return np.asarray(out * (1.0 + roundings * UNIT))

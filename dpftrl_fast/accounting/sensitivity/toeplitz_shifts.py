@@ -2,9 +2,9 @@
 """Noise vectors that one id shifts under a Toeplitz mechanism: its part of the floor of delta.
 
 A use at step i of a block shifts the noise of step t >= i of the block by at most |c_(t-i)|, in
-clip norms. So uses k in a block shift by at most k times the sum of |c| in total. Under a separation
-b, uses at most once in any b steps in a row: the uses before t lie in different ones of the
-stretches t .. t-b+1, t-b .. t-2b+1, .., and shift it by at most the largest |c| of each, summed.
+clip norms. So k uses in a block shift by at most k times the sum of |c| in total. With uses at most
+once in any b steps in a row, those up to t lie in different ones of the stretches t-b+1 .. t,
+t-2b+1 .. t-b, .., and shift it by at most the largest |c| of each, summed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of private least squares: two trees, one promise.
+"""The plan of private least squares: two sums with noise of one mechanism, one promise.
 
-The bias tree sums y x (sensitivity L y_bound), the covariance tree x x^T (Frobenius sensitivity
-L^2), L being the bound on the norm of a row, constant column included. One pattern of participation
-hits both, so that with noise multipliers sigma_b and sigma_c all node sums together are one
-Gaussian mechanism with
+The bias is the sum of y x (sensitivity L y_bound), the covariance that of x x^T (Frobenius
+sensitivity L^2), L being the bound on the norm of a row, constant column included. One pattern of
+participation hits both, so that with noise multipliers sigma_b and sigma_c all noisy sums together
+are one Gaussian mechanism with
 
     mu^2 = zeta (1/sigma_b^2 + 1/sigma_c^2) = zeta/sigma^2.
 
@@ -31,7 +31,7 @@ from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
 from dpftrl_fast.convex.least_squares.completion import best_completion
 from dpftrl_fast.convex.least_squares.plan_text import fields_from_dict, fields_to_dict, plan_words
-from dpftrl_fast.mechanisms import ToeplitzMechanism, Tree, TreeLayout, Variant
+from dpftrl_fast.mechanisms import Mechanism, ToeplitzMechanism, Tree, TreeLayout, Variant
 from dpftrl_fast.mechanisms.tree_error import prefix_variance
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
@@ -52,25 +52,27 @@ class LeastSquaresPlan(PrivacyStatement):
     y_bound : float
         To which |y| is clipped.
     noise_multiplier : float
-        sigma, finite and > 0: what one tree with the same mu would have.
+        sigma, finite and > 0: what one noisy sum with the same mu would have.
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
-        Who takes part when, and the declared number of steps. One tree holds them all: to run over
-        the same rows again, or to restart, adds noise and no information to these sums.
+        Who takes part when, and the declared number of steps. One tree or block holds them all: to
+        run over the same rows again, or to restart, adds noise and no information to these sums.
     split : float
-        Share of mu^2 for the bias tree, strictly between 0 and 1.
-    mechanism : "auto", "tree" or Mechanism
-        Of both noises. "auto" is the tree, whose completion leaves the last model the noise of one
-        node. A Toeplitz mechanism, in one block, is rounded to float32; `complete` and `variant`
-        are not read then.
+        Share of mu^2 for the bias, strictly between 0 and 1.
     complete : bool, "all" or "auto"
-        Whether the tree is advanced to the next power of two after the last step, for a last model
+        Whether a tree is advanced to the next power of two after the last step, for a last model
         from a single node: "all" does, False does not, "auto" chooses what has less noise in the
         last model at the same epsilon.
-    variant, bound
+    variant : {"honaker", "vanilla"}
+        Estimator of the noise, of a tree.
+    bound
         As for :class:`dpftrl_fast.PrivacyPlan`.
     constant : float
         Entry of a constant column that is put behind each row, for an intercept; 0 for none. It
         counts in the sensitivities: L = sqrt(x_norm_bound^2 + constant^2).
+    mechanism : "tree" or Mechanism
+        Of both noises: the tree of `complete` and `variant`, a `Tree` without restarts (it sets
+        these two), or a Toeplitz mechanism in one block, whose coefficients are rounded to float32.
+        :func:`dpftrl_fast.convex.least_squares.choice.chosen_noise` chooses.
 
     Raises
     ------
@@ -94,8 +96,8 @@ class LeastSquaresPlan(PrivacyStatement):
     variant: Variant = "honaker"
     bound: PlanBound = "released"
     constant: float = 0.0
-    mechanism: Literal["tree", "auto"] | ToeplitzMechanism = "tree"
-    # The bias tree of the plan that this one was calibrated from: its sensitivity is this one's.
+    mechanism: Literal["tree"] | Mechanism = "tree"
+    # The bias of the plan that this one was calibrated from: its sensitivity is this one's.
     _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,11 +112,11 @@ class LeastSquaresPlan(PrivacyStatement):
             complete = bool(complete)
         if not (complete is False or (isinstance(complete, str) and complete in ("all", "auto"))):
             raise ValueError(f'complete must be False, "all" or "auto", got {complete!r}')
-        set_field(self, "mechanism", _mechanism(self.mechanism))
-        if isinstance(self.mechanism, ToeplitzMechanism):
-            complete = False
+        mechanism, complete, variant = _noise(self.mechanism, complete, self.variant)
+        set_field(self, "mechanism", mechanism)
+        set_field(self, "variant", variant)
         if complete == "auto":
-            complete = best_completion(self.participation, self.variant, self.bound)
+            complete = best_completion(self.participation, variant, self.bound)
         set_field(self, "complete", complete)
         self._covariance(self._bias(None))  # fields that do not fit together are refused here
 
@@ -132,7 +134,7 @@ class LeastSquaresPlan(PrivacyStatement):
         variant: Variant = "honaker",
         bound: PlanBound = "released",
         constant: float = 0.0,
-        mechanism: Literal["tree", "auto"] | ToeplitzMechanism = "tree",
+        mechanism: Literal["tree"] | Mechanism = "tree",
     ) -> LeastSquaresPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
 
@@ -178,7 +180,7 @@ class LeastSquaresPlan(PrivacyStatement):
         def holds(sigma: float) -> bool:
             return replace(draft._promised(sigma), otherwise=None).delta(budget) <= total
 
-        # One tree has half the floor: a guess from below.
+        # One of the two has half the floor: a guess from below.
         guess = calibrated_noise_multiplier(budget, total, zeta, nodes)
         plan = replace(draft, noise_multiplier=smallest_double(holds, guess))
         object.__setattr__(plan, "_origin", draft.bias)
@@ -191,7 +193,7 @@ class LeastSquaresPlan(PrivacyStatement):
 
     @cached_property
     def bias(self) -> PrivacyPlan:
-        """The tree over y x: clip norm L y_bound, noise multiplier sigma/sqrt(split)."""
+        """The noisy sum of y x: clip norm L y_bound, noise multiplier sigma/sqrt(split)."""
         return self._bias(self._origin)
 
     def _bias(self, origin: PrivacyPlan | None) -> PrivacyPlan:
@@ -215,7 +217,7 @@ class LeastSquaresPlan(PrivacyStatement):
 
     @cached_property
     def covariance(self) -> PrivacyPlan:
-        """The tree over x x^T: clip norm L^2, noise multiplier sigma/sqrt(1 - split)."""
+        """The noisy sum of x x^T: clip norm L^2, noise multiplier sigma/sqrt(1 - split)."""
         return self._covariance(self.bias)
 
     def _covariance(self, bias: PrivacyPlan) -> PrivacyPlan:
@@ -235,12 +237,12 @@ class LeastSquaresPlan(PrivacyStatement):
 
     @property
     def sensitivity_squared(self) -> int | float:
-        """Squared sensitivity (zeta) of each tree, in units of its clip norm squared."""
+        """Squared sensitivity (zeta) of each sum, in units of its clip norm squared."""
         return self.bias.sensitivity_squared
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """Both trees together: their mu^2 and their floors add up."""
+        """Both sums together: their mu^2 and their floors add up."""
         return self._promised(self.noise_multiplier)
 
     def _promised(self, noise_multiplier: float) -> Guarantee:
@@ -249,13 +251,13 @@ class LeastSquaresPlan(PrivacyStatement):
 
     @cached_property
     def last_leaf(self) -> int:
-        """The step whose prefix the last model is made of: past the last one if completed."""
+        """The step whose noise the last model has: past the last one if a tree is completed."""
         layout = self._noise_mechanism.layout(self.steps)
         return layout.tallest if isinstance(layout, TreeLayout) else self.steps
 
     @cached_property
     def variance_factors(self) -> NDArray[np.float64]:
-        """Variance of the prefix noise at each step (v_t), of shape (steps,), for unit nodes.
+        """Variance of the noise at each step (v_t), of shape (steps,), for a unit standard deviation.
 
         The last one is that of the last model: of the completed tree, if it is completed.
 
@@ -331,7 +333,7 @@ class LeastSquaresPlan(PrivacyStatement):
         (10, 55, True)
         """
         size = p * (p + 1) // 2
-        # Unrelated to the bias tree's stream, under one seed too. Sizes are checked here first.
+        # Unrelated to the stream of the bias, under one seed too. Sizes are checked here first.
         covariance = replace(self.covariance.noise_spec, purpose="covariance").source(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
         )
@@ -369,18 +371,37 @@ class LeastSquaresPlan(PrivacyStatement):
         return plan_words(self, delta)
 
 
-def _mechanism(mechanism: Any) -> Literal["tree"] | ToeplitzMechanism:
-    """Return "tree", or a Toeplitz mechanism that fits the noise of either dtype."""
-    if isinstance(mechanism, str) and mechanism in ("auto", "tree"):
-        return "tree"
-    if not isinstance(mechanism, ToeplitzMechanism):
+def _noise(
+    mechanism: Any, complete: Any, variant: Any
+) -> tuple[Literal["tree"] | ToeplitzMechanism, Any, Any]:
+    """Return mechanism, completion and variant that fit together; a tree is the word "tree"."""
+    if isinstance(mechanism, str):
+        if mechanism != "tree":
+            raise ValueError(f"mechanism must be 'tree' or a mechanism, got {mechanism!r}")
+        return "tree", complete, variant
+    if not isinstance(mechanism, (Tree, ToeplitzMechanism)):
         raise TypeError(
-            "mechanism must be 'auto', 'tree' or a Toeplitz mechanism (a tree is given by complete "
-            f"and variant), got {mechanism!r}"
+            "mechanism must be 'tree', a Tree or a Toeplitz mechanism, got "
+            f"{type(mechanism).__name__}"
         )
+    if isinstance(mechanism, Tree):
+        if not mechanism.any_length or mechanism.restart_every is not None:
+            raise ValueError(
+                f"mechanism must be one tree for least squares, got {mechanism!r}: a restart adds "
+                "noise and no information"
+            )
+        if complete != "auto":
+            raise ValueError(
+                f"complete must be 'auto' where mechanism is a Tree, got {complete!r}: put it into "
+                "the Tree"
+            )
+        return "tree", "all" if mechanism.complete == "all" else False, mechanism.variant
     if mechanism.restart_every is not None:
         raise ValueError(
             "mechanism must be in one block for least squares, got "
-            f"restart_every={mechanism.restart_every}"
+            f"restart_every={mechanism.restart_every}: a restart adds noise and no information"
         )
-    return mechanism.rounded("float32")
+    if complete == "all" or variant != "honaker":
+        given = f"complete={complete!r}" if complete == "all" else f"variant={variant!r}"
+        raise ValueError(f"{given} must come with mechanism='tree', got {mechanism!r}")
+    return mechanism.rounded("float32"), False, variant

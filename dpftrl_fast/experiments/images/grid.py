@@ -42,12 +42,13 @@ def all_methods(epochs: int) -> list[Method]:
     """Return all methods: each with and without momentum.
 
     FTRL with either variant, without restarts, and with restarts after 1, 5 and 20 epochs as far as
-    the run has more, completed or not; DP-SGD over fixed batches and amplified.
+    the run has more, completed or not, and with the mechanism of the planner; DP-SGD over fixed
+    batches and amplified.
 
     Examples
     --------
     >>> len(all_methods(5)), len(all_methods(20))
-    (16, 24)
+    (18, 26)
     """
     trees: list[tuple[int | None, bool]] = [
         (restart, complete)
@@ -62,21 +63,23 @@ def all_methods(epochs: int) -> list[Method]:
             Method("ftrl", momentum, restart, complete, variant)
             for variant, (restart, complete) in product(variants, (*trees, (None, False)))
         ]
-        found += [Method("fixed", momentum), Method("amplified", momentum)]
+        found += [
+            Method("planned", momentum), Method("fixed", momentum), Method("amplified", momentum)
+        ]  # fmt: skip
     return found
 
 
 def groups(data: str, size: Size) -> list[Group]:
     """Return the cells that are run on "fashion-mnist" or "digits"."""
     ours, sgd = Method("ftrl", MOMENTUM, 1, True), Method("amplified", MOMENTUM)
-    fixed = Method("fixed", MOMENTUM)
+    fixed, planned = Method("fixed", MOMENTUM), Method("planned", MOMENTUM)
     others = [
         Method("ftrl", MOMENTUM, 1, True, "vanilla"),
         Method("ftrl", MOMENTUM, 1, False),
         Method("ftrl", MOMENTUM),
     ]
     if size == "quick":
-        return [_group(100, 2, product([ours, *others[:2], fixed, sgd], (4.0, 20.0)), 1)]
+        return [_group(100, 2, product([planned, ours, *others[:2], fixed, sgd], (4.0, 20.0)), 1)]
     if size == "full":
         return [
             _group(BATCH, 5, product(all_methods(5), _EPSILONS), 1),
@@ -84,7 +87,7 @@ def groups(data: str, size: Size) -> list[Group]:
         ]
     if data == "digits":
         return [_group(BATCH, 5, product(all_methods(5), (4.0, 20.0)), 1)]
-    pairs = [*product((ours, fixed, sgd), (1.0, 4.0, 20.0)), *product(others, (4.0,))]
+    pairs = [*product((planned, ours, fixed, sgd), (1.0, 4.0, 20.0)), *product(others, (4.0,))]
     return [
         _group(BATCH, 5, pairs, 1),
         _group(LARGE_BATCH, 20, product((Method("ftrl", MOMENTUM, 5, True), sgd), (20.0,)), 5),

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from dpftrl_fast.accounting import Workload
 from dpftrl_fast.experiments.convex.dpsgd import fixed_batches_sigma
 from dpftrl_fast.experiments.fitted import Method as FittedMethod
 from dpftrl_fast.experiments.fitted import passes_over_data
@@ -72,18 +73,20 @@ def ftrl_plan(method: Method, budget: Budget, examples: int) -> PrivacyPlan:
     >>> plan = ftrl_plan(method, Budget(8.0, 1e-5, 250, 5), 60_000)
     >>> plan.mechanism.restart_every, plan.steps, plan.epsilon(1e-5) <= 8.0
     (240, 1200, True)
+    >>> planned = ftrl_plan(Method("planned", 0.9), Budget(8.0, 1e-5, 250, 5), 60_000)
+    >>> planned.mechanism.vectors <= 3
+    True
     """
     steps = -(-examples // budget.batch_size)
+    every = None if method.restart is None else method.restart * steps
+    tree = Tree(method.variant, every, complete=method.complete)
     return PrivacyPlan.calibrate(
         epsilon=budget.epsilon,
         delta=budget.delta,
         clip_norm=CLIP_NORM,
         participation=passes_over_data(steps, budget.epochs),
-        mechanism=Tree(
-            method.variant,
-            None if method.restart is None else method.restart * steps,
-            complete=method.complete,
-        ),
+        mechanism="auto" if method.kind == "planned" else tree,
+        workload=Workload(momentum=method.momentum),
         bound="released",
     )
 
@@ -110,7 +113,7 @@ def train(
     parameters = list(network.parameters())
     add_noise: Callable[[], None]
     optimizer: torch.optim.Optimizer
-    if method.kind == "ftrl":
+    if method.kind in ("ftrl", "planned"):
         plan = ftrl_plan(method, budget, n)
         optimizer = DPFTRL(
             parameters, learning_rate, plan=plan, batch_size=batch, momentum=method.momentum,

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.experiments.fitted import (
+    MOMENTUM,
     Cell,
     accuracy_lines,
     as_vanilla,
@@ -34,20 +35,26 @@ def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
 
 
 class _Claim(NamedTuple):
-    """A claim of the paper: `other` maps a method of FTRL to the one that it is compared with.
+    """A claim: `other` maps a method of FTRL to the one that it is compared with.
 
-    The claim is "not below" with `at_least`, and about the large batches and the largest epsilon
-    only with `most`.
+    The claim is "not below" with `at_least`, about the large batches and the largest epsilon only
+    with `most`, and about no epsilon above `up_to`.
     """
 
     words: str
     other: Callable[[Method, Group], Method | None]
     at_least: bool = False
     most: bool = False
+    up_to: float = math.inf
+
+
+def leading_tree(group: Group, momentum: float = MOMENTUM) -> Method:
+    """Return the method on trees that a group compares with others."""
+    return Method("ftrl", momentum, group.restart, True)
 
 
 def _leading(method: Method, group: Group) -> bool:
-    return method == Method("ftrl", method.momentum, group.restart, True)
+    return method == leading_tree(group, method.momentum)
 
 
 def _sgd(kind: Literal["fixed", "amplified"]) -> Callable[[Method, Group], Method | None]:
@@ -57,12 +64,38 @@ def _sgd(kind: Literal["fixed", "amplified"]) -> Callable[[Method, Group], Metho
     return other
 
 
+def _leading_tree(method: Method, group: Group) -> Method | None:
+    return leading_tree(group, method.momentum) if method.kind == "planned" else None
+
+
+def _planned_beside(
+    kind: Literal["fixed", "amplified"],
+) -> Callable[[Method, Group], Method | None]:
+    def other(method: Method, group: Group) -> Method | None:
+        return Method(kind, method.momentum) if method.kind == "planned" else None
+
+    return other
+
+
 def _uncompleted(method: Method, group: Group) -> Method | None:
-    completed = method.complete and method.restart == 1
+    completed = method.kind == "ftrl" and method.complete and method.restart == 1
     return replace(method, complete=False) if completed else None
 
 
 _CLAIMS = (
+    _Claim(
+        "the planner's mechanism at least the tree, at every epsilon", _leading_tree, at_least=True
+    ),
+    _Claim("the planner's mechanism above the tree, at epsilon 1 to 4", _leading_tree, up_to=4.0),
+    _Claim(
+        "the planner's mechanism above DP-SGD over fixed batches, at every epsilon",
+        _planned_beside("fixed"),
+    ),
+    _Claim(
+        "the planner's mechanism at least amplified DP-SGD, at every epsilon",
+        _planned_beside("amplified"),
+        at_least=True,
+    ),
     _Claim("DP-FTRL above DP-SGD over fixed batches, at every epsilon", _sgd("fixed")),
     _Claim(
         "at four times the batch DP-FTRL above amplified DP-SGD, at the largest epsilon",
@@ -90,7 +123,8 @@ def _pairs(claim: _Claim, group: Group, fitted: Sequence[Fitted]) -> list[_Pair]
     found = {one.cell: one for one in fitted}
     pairs = []
     for (method, budget), one in found.items():
-        against = claim.other(method, group) if method.kind == "ftrl" else None
+        private = method.kind in ("ftrl", "planned")
+        against = claim.other(method, group) if private else None
         other = None if against is None else found.get(Cell(against, budget))
         if other is not None:
             pairs.append(_Pair(one, other))
@@ -98,7 +132,7 @@ def _pairs(claim: _Claim, group: Group, fitted: Sequence[Fitted]) -> list[_Pair]
 
 
 def claims_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
-    """Return the claims of the paper, one a row, and whether they hold here.
+    """Return the claims, of the paper and about mechanisms, one a row, and whether they hold here.
 
     Two mean accuracies are alike within two standard errors of their difference. A claim "holds"
     where every pair of its cells is above (or, for "at least", none is below), "does not hold"
@@ -107,7 +141,11 @@ def claims_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
     """
     rows: list[tuple[str, ...]] = []
     for claim in _CLAIMS:
-        pairs = _pairs(claim, group, fitted)
+        pairs = [
+            pair
+            for pair in _pairs(claim, group, fitted)
+            if pair.one.cell.budget.epsilon <= claim.up_to
+        ]
         if claim.most:
             largest = max((pair.one.cell.budget.epsilon for pair in pairs), default=0.0)
             pairs = [
@@ -132,7 +170,8 @@ def pairs_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
     with its standard error.
     """
     rows: list[tuple[str, ...]] = []
-    for pair in (pair for claim in _CLAIMS for pair in _pairs(claim, group, fitted)):
+    pairs = (pair for claim in _CLAIMS for pair in _pairs(claim, group, fitted))
+    for pair in dict.fromkeys(pairs):  # two claims can be about one pair
         one, other = pair.one, pair.other
         names = one.cell.method.name, other.cell.method.name, short_up(one.cell.budget.epsilon)
         found = "{:+.1f} ({:.1f})".format(*difference(one, other))

@@ -3,28 +3,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from dpftrl_fast.plan.planned_noise import PlannedTree
+from dpftrl_fast.mechanisms import Layout, ToeplitzLayout, TreeLayout
+from dpftrl_fast.plan.planned_noise import PlannedNoise, PlannedToeplitz, PlannedTree
+from dpftrl_fast.torch.device.toeplitz import ToeplitzCore
 from dpftrl_fast.torch.device.tree import DeviceTree
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class DeviceNoise(PlannedTree):
-    """A `PlannedTree` that writes tensors of one CUDA device, with nothing copied from the host.
+class _OnDevice(PlannedNoise):
+    """The noise of a plan in tensors of one device; first base of a class of planned noise."""
 
-    Same key, same numbers, whatever the device; states go from one to the other.
-
-    Parameters
-    ----------
-    size, std, layout, **options
-        As for `PlannedTree`. `threads` does not matter.
-    device : torch.device
-        A CUDA device; the CPU under Triton's interpreter (``TRITON_INTERPRET=1``).
-    """
+    _device_core: ClassVar[Any]
 
     def __init__(self, size: int, std: float, *, device: torch.device, **options: Any) -> None:
         self._device = torch.empty(0, device=device).device  # "cuda" is the present one
@@ -36,7 +30,7 @@ class DeviceNoise(PlannedTree):
         return self._device
 
     def _make_core(self, key: bytes) -> Any:
-        return DeviceTree(
+        return self._device_core(
             key=key, dtype=_DTYPES[self._dtype], device=self._device, **self._core_settings()
         )
 
@@ -54,3 +48,44 @@ class DeviceNoise(PlannedTree):
         if out.requires_grad and not out.is_leaf:
             raise ValueError("out must not be part of a graph, got a tensor that is")
         return out.detach()
+
+
+class DeviceNoise(_OnDevice, PlannedTree):
+    """A `PlannedTree` that writes tensors of one CUDA device, with nothing copied from the host.
+
+    Same key, same numbers, whatever the device; states go from one to the other.
+
+    Parameters
+    ----------
+    size, std, layout, **options
+        As for `PlannedTree`. `threads` does not matter.
+    device : torch.device
+        A CUDA device; the CPU under Triton's interpreter (``TRITON_INTERPRET=1``).
+    """
+
+    _device_core = DeviceTree
+    current = PlannedTree.current
+
+
+class DeviceToeplitz(_OnDevice, PlannedToeplitz):
+    """A `PlannedToeplitz` that writes tensors of one CUDA device, as `DeviceNoise` does.
+
+    Parameters
+    ----------
+    size, std, layout, **options
+        As for `PlannedToeplitz`. `threads` does not matter. Two taps keep nothing for any `memory`.
+    device : torch.device
+        A CUDA device; the CPU under Triton's interpreter (``TRITON_INTERPRET=1``).
+    """
+
+    _device_core = ToeplitzCore
+    current = PlannedToeplitz.current
+
+
+def device_source_of(layout: Layout) -> type[DeviceNoise] | type[DeviceToeplitz]:
+    """Return the class of the noise of a layout on a device; TypeError if there is none."""
+    if isinstance(layout, TreeLayout):
+        return DeviceNoise
+    if isinstance(layout, ToeplitzLayout):
+        return DeviceToeplitz
+    raise TypeError(f"no noise on a GPU for layouts of type {type(layout).__name__}")

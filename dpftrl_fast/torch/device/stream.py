@@ -42,17 +42,13 @@ class Node:
     left: Sequence[torch.Tensor] | None
 
 
-class Stream:
-    """Noise of one key on one device, and the sums of it.
+class KeyStream:
+    """Noise of one key on one device: what every launch of a kernel needs.
 
     Parameters
     ----------
     key : bytes
         32 secret bytes. They go to the device with every launch, as arguments of the kernel.
-    std : float
-        Of a node, in the dtype.
-    weights : sequence of float
-        Weight of a term by its level, rounded to the dtype.
     device : torch.device
         A CUDA device; the CPU under Triton's interpreter.
     dtype, rounds, purpose, offset, size
@@ -63,8 +59,6 @@ class Stream:
         self,
         key: bytes,
         *,
-        std: float,
-        weights: Sequence[float],
         dtype: torch.dtype,
         device: torch.device,
         rounds: int,
@@ -75,14 +69,57 @@ class Stream:
         self.dtype, self.device, self.size = dtype, device, size
         self._key = [int.from_bytes(key[i : i + 4], "little", signed=True) for i in range(0, 32, 4)]
         self._rounds, self._purpose, self._offset = rounds, purpose, offset
-        # On level l the weight of a term, then the standard deviation.
-        self._weighted = torch.tensor([*weights, std], dtype=dtype, device=device)
-        self._plain = torch.tensor([1.0] * len(weights) + [std], dtype=dtype, device=device)
         double = dtype == torch.float64
         self._polynomials = coefficients(np.dtype(np.float64 if double else np.float32))
         per = 8 if double else 16  # lanes of a superblock
         superblocks = (offset + size - 1) // (16 * per) - offset // (16 * per) + 1
         self._grid = (-(-superblocks // (_LANES // per)),)
+
+    def _launch(self, kernel: Any, *arguments: Any, tree: int, **constants: Any) -> None:
+        """Run a kernel whose last arguments are tree, purpose, key, offset and size."""
+        # Triton launches on the current device.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            kernel[self._grid](
+                *arguments,
+                tree,
+                self._purpose,
+                *self._key,
+                self._offset,
+                self.size,
+                **constants,
+                DOUBLE=self.dtype == torch.float64,
+                ROUNDS=self._rounds,
+                POLYNOMIALS=self._polynomials,
+                LANES=_LANES,
+                num_warps=_WARPS,
+                enable_fp_fusion=False,
+            )
+
+    def _table(self, entries: Sequence[int]) -> torch.Tensor:
+        """Return addresses and levels on the device; one entry where there is none."""
+        table = torch.tensor(entries or [0], dtype=torch.int64)
+        return table.to(self.device, non_blocking=True)
+
+
+class Stream(KeyStream):
+    """Noise of one key on one device, and the sums of a tree of it.
+
+    Parameters
+    ----------
+    key, **options
+        As for `KeyStream`.
+    std : float
+        Of a node, in the dtype.
+    weights : sequence of float
+        Weight of a term by its level, rounded to the dtype.
+    """
+
+    def __init__(self, key: bytes, *, std: float, weights: Sequence[float], **options: Any) -> None:
+        super().__init__(key, **options)
+        on_device: Any = {"dtype": self.dtype, "device": self.device}
+        # On level l the weight of a term, then the standard deviation.
+        self._weighted = torch.tensor([*weights, std], **on_device)
+        self._plain = torch.tensor([1.0] * len(weights) + [std], **on_device)
 
     def add_up(
         self,
@@ -119,35 +156,23 @@ class Stream:
         left = () if node is None or node.left is None else node.left
         entries = [x for average, level in known for x in (average.data_ptr(), level)]
         entries += [average.data_ptr() for average in left]
-        table = torch.tensor(entries or [0], dtype=torch.int64).to(self.device, non_blocking=True)
         level, index = (0, 0) if node is None else (node.level, node.index)
-        # Triton launches on the current device.
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            sum_kernel[self._grid](
-                out,
-                base,
-                keep_average,
-                keep_sum,
-                last,
-                table,
-                self._plain if plain else self._weighted,
-                len(known),
-                level,
-                index,
-                level if node is None or node.left is None else 0,
-                tree,
-                self._purpose,
-                *self._key,
-                self._offset,
-                self.size,
-                STD=HIGHEST_LEVEL + 1,
-                HAS_KNOWN=bool(known),
-                HAS_NODE=node is not None,
-                DIFFERENCE=difference,
-                DOUBLE=self.dtype == torch.float64,
-                ROUNDS=self._rounds,
-                POLYNOMIALS=self._polynomials,
-                LANES=_LANES,
-                num_warps=_WARPS,
-                enable_fp_fusion=False,
-            )
+        self._launch(
+            sum_kernel,
+            out,
+            base,
+            keep_average,
+            keep_sum,
+            last,
+            self._table(entries),
+            self._plain if plain else self._weighted,
+            len(known),
+            level,
+            index,
+            level if node is None or node.left is None else 0,
+            tree=tree,
+            STD=HIGHEST_LEVEL + 1,
+            HAS_KNOWN=bool(known),
+            HAS_NODE=node is not None,
+            DIFFERENCE=difference,
+        )

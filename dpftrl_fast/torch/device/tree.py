@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpftrl_fast.noise.arguments import MAX_STEPS
+from dpftrl_fast.torch.device.source import STORED, DeviceSource
 from dpftrl_fast.torch.device.stream import HIGHEST_LEVEL, Node, Stream
-
-_MOST_STEPS = 2**HIGHEST_LEVEL
-_MOST_RESTARTS = 2**24
-_STORED = -1
 
 Key = tuple[int, int]  # level, index
 
 
-class DeviceTree:
+class DeviceTree(DeviceSource):
     """A tree of noise whose vectors lie on one device.
 
     Arguments are those of the compiled trees (`memory` is -1 for stored, 0 for regenerate, else a
@@ -57,20 +55,11 @@ class DeviceTree:
             offset=offset,
             size=size,
         )
-        self._size, self._memory = size, memory
-        self._dtype, self._device = dtype, device
-        self._t = 0
-        self._ends: list[int] = []
-        self._last: tuple[int, int] = (-1, 0)  # tree and step of the last result
+        super().__init__(size, memory, dtype, device)
         self._heads: dict[int, torch.Tensor] = {}  # by step: the sum there, carry included
         self._averages: dict[Key, torch.Tensor] = {}
         self._carry: torch.Tensor | None = None
         self._last_value: torch.Tensor | None = None
-
-    @property
-    def t(self) -> int:
-        """Steps of the present tree."""
-        return self._t
 
     @property
     def tree(self) -> int:
@@ -106,22 +95,13 @@ class DeviceTree:
         self._stream.add_up(out, tree=self.tree, node=Node(level, index, None), plain=True)
         return out
 
-    def advance_to(self, t: int) -> None:
-        """Move on without making noise."""
-        if not self._t <= t <= _MOST_STEPS:
-            raise ValueError(f"t must be an integer in [{self._t}, 2**46], got {t}")
-        self._t = t
-
     def restart(self, complete: bool) -> None:
         """Begin the next tree; with `complete` the noise at the next power of two is carried."""
-        if self._t == 0:
-            raise ValueError("restart needs at least one step of the present tree, got t = 0")
-        if len(self._ends) >= _MOST_RESTARTS:
-            raise ValueError("a stream has at most 2**24 restarts")
+        self._check_restart("tree")
         end = 1 << (self._t - 1).bit_length() if complete else self._t
         try:
             self._ensure_carry()
-            carry = self._room(None)
+            carry = self._room()
             self._sum_at(self.tree, end, carry)
         except BaseException:
             self._forget()
@@ -132,10 +112,6 @@ class DeviceTree:
         self._t = 0
 
     # ---- saving ----
-
-    def position(self) -> tuple[int, list[int], int, int]:
-        """Return the step, the ends of earlier trees, and where something was last returned."""
-        return self._t, list(self._ends), *self._last
 
     def kept_vectors(self) -> list[tuple[str, int, int, np.ndarray[Any, Any]]]:
         """Return the vectors to save, as NumPy arrays: the compiled trees' form."""
@@ -156,14 +132,10 @@ class DeviceTree:
         vectors: Sequence[tuple[str, int, int, np.ndarray[Any, Any]]],
     ) -> None:
         """Take up a saved position; nothing is changed where there is no such position."""
-        count = len(ends)
-        latest = t if last_tree == count else ends[last_tree] if 0 <= last_tree < count else 0
-        if last_tree > count or (last_tree >= 0 and not 1 <= last_t <= latest):
-            raise ValueError("a saved position has its last returned step after its present one")
+        self._check_position(t, ends, last_tree, last_t)
         kept = [(kind, (level, index), self._restored(v)) for kind, level, index, v in vectors]
         self._forget()
-        self._t, self._ends = t, list(ends)
-        self._last = (last_tree, last_t) if last_tree >= 0 else (-1, 0)
+        self._move_to(t, ends, last_tree, last_t)
         for kind, node, vector in kept:
             if kind == "carry" and self._ends:
                 self._carry = vector
@@ -172,23 +144,11 @@ class DeviceTree:
             elif kind == "average" and self._stays(node, t):
                 self._averages[node] = vector
 
-    def _restored(self, vector: Any) -> torch.Tensor:
-        expected = torch.empty(0, dtype=self._dtype).numpy().dtype
-        if (
-            not isinstance(vector, np.ndarray)
-            or vector.dtype != expected
-            or vector.size != self._size
-        ):
-            raise ValueError(
-                f"a saved vector must be an array of {self._size} elements of {expected}"
-            )
-        return torch.tensor(vector.reshape(-1), device=self._device)
-
     # ---- one step ----
 
     def _advance(self, out: torch.Tensor, *, residual: bool) -> torch.Tensor:
         t = self._t + 1
-        if t > _MOST_STEPS:
+        if t > MAX_STEPS:
             raise ValueError("a tree has at most 2**46 steps: restart it")
         try:
             self._ensure_carry()
@@ -200,7 +160,7 @@ class DeviceTree:
             keep = self._heads_to_keep(t)
             last = self._last_value if residual else None
             if residual and last is None:
-                last = self._last_value = self._room(None)
+                last = self._last_value = self._room()
             heads, averages = self._add_up(
                 out, self.tree, t, base, at, keep, last, residual and self._last[0] >= 0, step=True
             )
@@ -258,9 +218,9 @@ class DeviceTree:
                 self._stream.add_up(out, tree=tree, base=base, known=known, **options)
                 continue
             if at in keep:
-                options["keep_sum"] = heads[at] = self._room(None)
+                options["keep_sum"] = heads[at] = self._room()
             if step and self._keeps_average(level, t):
-                options["keep_average"] = averages[node] = self._room(None)
+                options["keep_average"] = averages[node] = self._room()
             left = self._left_averages(tree, node) if self._honaker else None
             self._stream.add_up(
                 out, tree=tree, base=base, known=known, node=Node(*node, left), **options
@@ -279,7 +239,7 @@ class DeviceTree:
             left = (below, ((index + 1) << (level - below)) - 2)
             average = self._averages.get(left) if tree == self.tree else None
             if average is None:
-                average = self._room(None)
+                average = self._room()
                 lower = self._left_averages(tree, left)
                 self._stream.add_up(average, tree=tree, node=Node(*left, lower), plain=True)
             found.append(average)
@@ -307,7 +267,7 @@ class DeviceTree:
             return [at] if at and _head_end(at) > t + 1 else []
         keep: list[int] = []
         covered, at = t + 1, t  # steps below `covered` are served by a deeper head
-        while at and (self._memory == _STORED or len(keep) < self._memory):
+        while at and (self._memory == STORED or len(keep) < self._memory):
             if _head_end(at) > covered:
                 keep.append(at)
                 covered = _head_end(at)
@@ -317,7 +277,7 @@ class DeviceTree:
     def _keeps_average(self, level: int, t: int) -> bool:
         if not self._honaker or self._memory == 0:
             return False
-        return self._memory == _STORED or t.bit_length() - 1 - level < self._memory
+        return self._memory == STORED or t.bit_length() - 1 - level < self._memory
 
     def _stays(self, node: Key, t: int) -> bool:
         """Whether this node is live at step t, and its average is kept then."""
@@ -346,7 +306,7 @@ class DeviceTree:
     def _ensure_carry(self) -> None:
         if not self._ends or self._carry is not None:
             return
-        carry = self._room(None)
+        carry = self._room()
         # Not through this tree's own heads: they stand on the carry.
         self._sum_at(self.tree - 1, self._ends[-1], carry)
         self._carry = carry
@@ -354,18 +314,11 @@ class DeviceTree:
     def _ensure_last(self) -> None:
         if self._last[0] < 0 or self._last_value is not None:
             return
-        value = self._room(None)
+        value = self._room()
         self._sum_at(*self._last, value)
         self._last_value = value
 
     # ---- memory ----
-
-    def _room(self, out: torch.Tensor | None) -> torch.Tensor:
-        if out is None:
-            return torch.empty(self._size, dtype=self._dtype, device=self._device)
-        if not isinstance(out, torch.Tensor):
-            raise TypeError(f"out must be a tensor on {self._device}, got {type(out).__name__}")
-        return out
 
     def _forget(self) -> None:
         self._heads, self._averages = {}, {}

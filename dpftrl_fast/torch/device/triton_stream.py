@@ -175,7 +175,8 @@ def _normals64(superblock, lane, key, counter, rounds: tl.constexpr, polynomials
 
 
 @triton.jit
-def _load(start, at, inside, lanes: tl.constexpr):
+def load_rows(start, at, inside, lanes: tl.constexpr):
+    """Return the 16 elements of a lane, `lanes` apart from `at` on; 0 outside the vector."""
     values = ()
     for j in tl.static_range(16):
         e = at + j * lanes
@@ -184,14 +185,67 @@ def _load(start, at, inside, lanes: tl.constexpr):
 
 
 @triton.jit
-def _store(start, at, inside, values, lanes: tl.constexpr):
+def store_rows(start, at, inside, values, lanes: tl.constexpr):
+    """Write the 16 elements of a lane that lie inside the vector."""
     for j in tl.static_range(16):
         tl.store(start + (at + j * lanes), values[j], mask=inside[j])
 
 
 @triton.jit
-def _address(table, i, like):
+def address_at(table, i, like):
+    """Return entry i of a table of addresses, as a pointer like another."""
     return tl.load(table + i).to(tl.pointer_type(like.dtype.element_ty))
+
+
+@triton.jit
+def key_words(k0, k1, k2, k3, k4, k5, k6, k7):
+    """Return the key as 8 words of 32 bits, without their sign."""
+    signed = (k0, k1, k2, k3, k4, k5, k6, k7)
+    key = ()
+    for i in tl.static_range(8):
+        key = key + (signed[i].to(tl.uint32, bitcast=True),)
+    return key
+
+
+@triton.jit
+def place_of(offset, size, double: tl.constexpr, lanes: tl.constexpr):
+    """Return the superblock of each lane, its column, its first element, and which lie inside."""
+    width: tl.constexpr = 8 if double else 16
+    lane = tl.arange(0, lanes)
+    first = offset // (16 * width) + tl.program_id(0).to(tl.int64) * (lanes // width)
+    superblock = first + lane // width
+    column = lane % width
+    at = superblock * (16 * width) + column - offset
+    inside = ()
+    for j in tl.static_range(16):
+        e = at + j * width
+        inside = inside + ((e >= 0) & (e < size),)
+    return superblock, column, at, inside
+
+
+@triton.jit
+def node_normals(
+    node,
+    tree,
+    purpose,
+    superblock,
+    column,
+    key,
+    double: tl.constexpr,
+    rounds: tl.constexpr,
+    polynomials,
+):
+    """Return the 16 normals of a lane for the node of this number (level and index in one)."""
+    counter = (
+        (node & 0xFFFFFFFF).to(tl.uint32),
+        ((node >> 32) | ((tree >> 16) << 16)).to(tl.uint32),
+        ((tree & 0xFFFF) | (purpose << 24)).to(tl.uint32),
+    )
+    if double:
+        z = _normals64(superblock, column, key, counter, rounds, polynomials)
+    else:
+        z = _normals32(superblock, column, key, counter, rounds, polynomials)
+    return z
 
 
 #: Arguments that change from call to call: no code of their own for some values.
@@ -244,31 +298,20 @@ def sum_kernel(
     - `keep_average` and `keep_sum` get copies; `last` gets the sum, and with DIFFERENCE `out` is
       the sum less the old `last`.
     """
-    signed = (k0, k1, k2, k3, k4, k5, k6, k7)
-    key = ()
-    for i in tl.static_range(8):
-        key = key + (signed[i].to(tl.uint32, bitcast=True),)
+    key = key_words(k0, k1, k2, k3, k4, k5, k6, k7)
     index = index.to(tl.int64)
     tree = tree.to(tl.int64)
     offset = offset.to(tl.int64)
     size = size.to(tl.int64)
     width: tl.constexpr = 8 if DOUBLE else 16
-    lane = tl.arange(0, LANES)
-    first = offset // (16 * width) + tl.program_id(0).to(tl.int64) * (LANES // width)
-    superblock = first + lane // width
-    column = lane % width
-    at = superblock * (16 * width) + column - offset
-    inside = ()
-    for j in tl.static_range(16):
-        e = at + j * width
-        inside = inside + ((e >= 0) & (e < size),)
+    superblock, column, at, inside = place_of(offset, size, DOUBLE, LANES)
 
     # The sum so far, and the averages at hand, from high levels to low.
     if base is not None:
-        total = _load(base, at, inside, width)
+        total = load_rows(base, at, inside, width)
         begin = 0
     elif HAS_KNOWN:
-        term = _load(_address(table, 0, out), at, inside, width)
+        term = load_rows(address_at(table, 0, out), at, inside, width)
         weight = tl.load(numbers + tl.load(table + 1))
         total = ()
         for j in tl.static_range(16):
@@ -276,7 +319,7 @@ def sum_kernel(
         begin = 1
     if HAS_KNOWN:
         for i in range(begin, known):
-            term = _load(_address(table, 2 * i, out), at, inside, width)
+            term = load_rows(address_at(table, 2 * i, out), at, inside, width)
             weight = tl.load(numbers + tl.load(table + 2 * i + 1))
             sums = ()
             for j in tl.static_range(16):
@@ -293,17 +336,11 @@ def sum_kernel(
         for i in range(first_level, level + 1):
             place = ((index + 1) << (level - i)) - 1
             node = (2 * place + 1) << i
-            counter = (
-                (node & 0xFFFFFFFF).to(tl.uint32),
-                ((node >> 32) | ((tree >> 16) << 16)).to(tl.uint32),
-                ((tree & 0xFFFF) | (purpose << 24)).to(tl.uint32),
+            z = node_normals(
+                node, tree, purpose, superblock, column, key, DOUBLE, ROUNDS, POLYNOMIALS
             )
-            if DOUBLE:
-                z = _normals64(superblock, column, key, counter, ROUNDS, POLYNOMIALS)
-            else:
-                z = _normals32(superblock, column, key, counter, ROUNDS, POLYNOMIALS)
             below = column * 0 + i > first_level  # whether there is a level below
-            address = _address(table, 2 * known + tl.maximum(i - first_level - 1, 0), out)
+            address = address_at(table, 2 * known + tl.maximum(i - first_level - 1, 0), out)
             higher = ()
             for j in tl.static_range(16):
                 v = z[j] * std
@@ -311,7 +348,7 @@ def sum_kernel(
                 higher = higher + (tl.where(below, v + (left + average[j]) * 0.5, v),)
             average = higher
         if keep_average is not None:
-            _store(keep_average, at, inside, average, width)
+            store_rows(keep_average, at, inside, average, width)
         weight = tl.load(numbers + level)
         sums = ()
         if (base is not None) or HAS_KNOWN:
@@ -323,15 +360,15 @@ def sum_kernel(
         total = sums
 
     if keep_sum is not None:
-        _store(keep_sum, at, inside, total, width)
+        store_rows(keep_sum, at, inside, total, width)
     if last is not None:
         if DIFFERENCE:
-            before = _load(last, at, inside, width)
-            _store(last, at, inside, total, width)
+            before = load_rows(last, at, inside, width)
+            store_rows(last, at, inside, total, width)
             differences = ()
             for j in tl.static_range(16):
                 differences = differences + (total[j] - before[j],)
             total = differences
         else:
-            _store(last, at, inside, total, width)
-    _store(out, at, inside, total, width)
+            store_rows(last, at, inside, total, width)
+    store_rows(out, at, inside, total, width)
