@@ -11,9 +11,20 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.experiments.results import Setting, Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Table, grid_table
-from dpftrl_fast.mechanisms import Variant
+from dpftrl_fast.mechanisms import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    Mechanism,
+    Tree,
+    Variant,
+)
+from dpftrl_fast.mechanisms.run_error import mechanism_error
+from dpftrl_fast.mechanisms.workload import Workload
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Line
 
 #: How much is run.
@@ -121,6 +132,48 @@ def difference(one: Fitted, other: Fitted) -> tuple[float, float]:
     """Return the difference of the mean accuracies in percent, and its standard error."""
     errors = (each.std / math.sqrt(len(each.scores)) for each in (one, other))
     return 100.0 * (one.mean - other.mean), 100.0 * math.hypot(*errors)
+
+
+def mechanism_name(mechanism: Mechanism) -> str:
+    """Return a short name of a mechanism.
+
+    Examples
+    --------
+    >>> mechanism_name(BufferedToeplitz((0.99, 0.9), (0.5, 0.4)))
+    'BLT 2'
+    >>> mechanism_name(BandedInverse.anticorrelated(0.9)), mechanism_name(Tree(restart_every=240))
+    ('2 taps', 'trees of 240 steps')
+    """
+    if isinstance(mechanism, BufferedToeplitz):
+        return f"BLT {mechanism.vectors}"
+    if isinstance(mechanism, BandedInverse):
+        return f"{len(mechanism.taps)} taps"
+    if isinstance(mechanism, BandedToeplitz):
+        return f"{mechanism.vectors + 1} bands"
+    if isinstance(mechanism, Tree):
+        every = mechanism.restart_every
+        return "one tree" if every is None else f"trees of {every} steps"
+    return "independent noise"
+
+
+def mechanisms_tables(title: str, plans: Sequence[tuple[Method, Any, PrivacyPlan]]) -> list[Table]:
+    """Return the mechanisms of methods at budgets with their noise; no table without "planned".
+
+    The noise is the root mean square over the steps of the standard deviation in the sums that a
+    run with the method's momentum reads, in clip norms.
+    """
+    if all(method.kind != "planned" for method, _, _ in plans):
+        return []
+    rows: list[tuple[str, ...]] = []
+    for method, budget, plan in plans:
+        workload = Workload(momentum=method.momentum)
+        unit = mechanism_error(plan.mechanism, plan.participation, workload).rms
+        sigma = plan.noise_multiplier
+        name = mechanism_name(plan.mechanism)
+        rows.append(
+            (method.name, short_up(budget.epsilon), name, f"{sigma:.4g}", f"{sigma * unit:.4g}")
+        )
+    return [Table(title, ("", "epsilon", "mechanism", "noise multiplier", "rms"), rows)]
 
 
 def amplified_sigmas(

@@ -36,10 +36,10 @@ def gradient_method(
 ) -> Values:
     """Fit by DP-FTRL or by DP-SGD, and return the scores of two of its models.
 
-    The method is `FTRL` (its estimator with trees, restarts by the planner), `FIXED` or `AMPLIFIED`, which
-    needs its noise multiplier `sigma`. Where the problem has users, they are protected and
-    `batch_size` counts them; otherwise rows. Scores are those of the "last" iterate and of the
-    "tail" average.
+    The method is `FTRL` (its estimator with trees, restarts by the planner), `PLANNED` (with the
+    planner's mechanism), `FIXED` or `AMPLIFIED`, which needs its noise multiplier `sigma`. Where
+    the problem has users, they are protected and `batch_size` counts them; otherwise rows. Scores
+    are those of the "last" iterate and of the "tail" average.
     """
     shared: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs}
     if method == FTRL:

@@ -17,6 +17,7 @@ from dpftrl_fast.experiments.federated import report_goals
 from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.experiments.federated.grid import Grid, grid, held_out
 from dpftrl_fast.experiments.federated.items import load_online_retail
+from dpftrl_fast.experiments.federated.methods import Method, ftrl_plan
 from dpftrl_fast.experiments.federated.report import (
     claims_table,
     figure,
@@ -28,7 +29,7 @@ from dpftrl_fast.experiments.federated.report import (
 from dpftrl_fast.experiments.federated.search import Found, largest_noise
 from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
 from dpftrl_fast.experiments.federated.tuning import Stage, tuned
-from dpftrl_fast.experiments.fitted import SIZES, Size
+from dpftrl_fast.experiments.fitted import MOMENTUM, SIZES, Size, mechanisms_tables
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report, neighbours_table
 from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
@@ -59,11 +60,18 @@ def study(clients: Clients, laboratory: Laboratory, size: Size, plan: Grid) -> R
         largest_noise(laboratory, test, leading, target, plan.seeds) for target in plan.targets
     ]
     searches: list[Found] = [one for one in found if one is not None]
+    compared = (plan.cells[0].method, Method("planned", MOMENTUM))
+    plans = [
+        (*one.cell, ftrl_plan(*one.cell, len(clients), 1.0, one.noise))
+        for one in fitted
+        if one.cell.method in compared
+    ]
     tables = [
         scores_table(f"{name}: test accuracy in percent (standard deviation)", fitted),
         claims_table(f"{name}: differences in percent", fitted),
         noise_table(f"{name}: noise multipliers", fitted),
         settings_table(f"{name}: server rate, client rate, clip norm", fitted),
+        *mechanisms_tables(f"{name}: noise in the smoothed running sum", plans),
         *search_tables(name, searches, len(clients)),
         neighbours_table((one.cell.budget.epsilon, one.cell.budget.delta) for one in fitted),
     ]

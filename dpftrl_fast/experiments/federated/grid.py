@@ -44,20 +44,22 @@ class Grid(NamedTuple):
 def all_methods(passes: int) -> list[Method]:
     """Return all methods, each with and without momentum.
 
-    FTRL with either variant, without restarts and restarted after each pass; DP-FedAvg, amplified
-    or not.
+    FTRL with either variant, without restarts and restarted after each pass, and with the mechanism
+    of the planner; DP-FedAvg, amplified or not.
 
     Examples
     --------
     >>> len(all_methods(6)), len(all_methods(1))
-    (12, 8)
+    (14, 10)
     """
     variants: tuple[Variant, ...] = ("honaker", "vanilla")
     restarts = (1, None) if passes > 1 else (None,)
     found = []
     for momentum in (MOMENTUM, 0.0):
         found += [Method("ftrl", momentum, r, v) for v, r in product(variants, restarts)]
-        found += [Method("fixed", momentum), Method("amplified", momentum)]
+        found += [
+            Method("planned", momentum), Method("fixed", momentum), Method("amplified", momentum)
+        ]  # fmt: skip
     return found
 
 
@@ -70,15 +72,16 @@ def grid(data: str, size: Size) -> Grid:
     --------
     >>> found = grid("shakespeare", "reduced")
     >>> found.sizes.parameters, len(found.cells)
-    (59672, 14)
+    (59672, 17)
     """
     goal = {"online-retail": 165}.get(data, 78)  # 32 and 16 rounds a pass
     first_step = {"online-retail": 0.0}.get(data, -2.0)
     leading = [
         Method("ftrl", MOMENTUM, 1), Method("fixed", MOMENTUM), Method("amplified", MOMENTUM)
     ]  # fmt: skip
+    planned = Method("planned", MOMENTUM)
     if size == "quick":
-        cells = _cells(product(leading, (8.0, 16.0)), 10, 2)
+        cells = _cells(product([*leading, planned], (8.0, 16.0)), 10, 2)
         return Grid(100, Sizes(104, 8, 8, 8), 16, (1.0,), (0.3,), -2.0, 2, cells, (0.05,))
     sizes = Sizes(1000 + UNKNOWN + 1, 96, 128, 96)
     if data == "shakespeare-96":
@@ -99,7 +102,8 @@ def grid(data: str, size: Size) -> Grid:
         Method("fixed", 0.0),
         Method("amplified", 0.0),
     ]
-    cells = _cells([*product(leading, (4.0, 8.0, 16.0)), *product(others, (8.0,))], goal, 4)
+    pairs = [*product([*leading, planned], (4.0, 8.0, 16.0)), *product(others, (8.0,))]
+    cells = _cells(pairs, goal, 4)
     return Grid(500, sizes, 64, (1.0,), (0.3,), first_step, 3, cells, (0.08,))
 
 

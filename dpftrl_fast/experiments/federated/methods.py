@@ -16,11 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast.accounting.planner.choice import chosen_mechanism
 from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, fixed_batches_sigma
 from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.experiments.fitted import Method as FittedMethod
 from dpftrl_fast.experiments.fitted import passes_over_data
-from dpftrl_fast.mechanisms import Tree, Variant
+from dpftrl_fast.mechanisms import Mechanism, Tree, Variant
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Floats = NDArray[np.float32]
@@ -100,7 +102,7 @@ def noise_multiplier_of(
     2.79
     """
     epsilon, delta = budget.epsilon, budget.delta
-    if method.kind == "ftrl":
+    if method.kind in ("ftrl", "planned"):
         plan = PrivacyPlan.calibrate(
             epsilon=epsilon, delta=delta, clip_norm=1.0, **_fields(method, budget, clients)
         )
@@ -114,22 +116,26 @@ def noise_multiplier_of(
 
 def _fields(method: Method, budget: Budget, clients: int) -> dict[str, Any]:
     rounds = budget.rounds(clients)
-    return {
-        "participation": passes_over_data(rounds, budget.passes),
-        "mechanism": Tree(
-            method.variant,
-            None if method.restart is None else method.restart * rounds,
-            complete=method.restart is not None,
-        ),
-        "bound": "released",
-    }
+    participation = passes_over_data(rounds, budget.passes)
+    mechanism: Mechanism = Tree(
+        method.variant,
+        None if method.restart is None else method.restart * rounds,
+        complete=method.restart is not None,
+    )
+    if method.kind == "planned":
+        workload = Workload(momentum=method.momentum)
+        mechanism = chosen_mechanism(
+            "auto", participation, budget.epsilon, budget.delta, workload=workload
+        )
+    return {"participation": participation, "mechanism": mechanism, "bound": "released"}
 
 
 def cohorts(method: Method, budget: Budget, clients: int, seed: int) -> Iterator[Ints]:
     """Yield the clients of each round.
 
-    Clients are assigned to the rounds of a pass: for FTRL when a tree starts, for DP-FedAvg in each
-    pass. Amplified methods take each client with the probability report goal/clients.
+    Clients are assigned to the rounds of a pass: for FTRL when a tree starts, with the planner's
+    mechanism in the first pass, for DP-FedAvg in each pass. Amplified methods take each client with
+    the probability report goal/clients.
     """
     generator = np.random.default_rng([seed, 20210302])
     rounds, goal = budget.rounds(clients), budget.report_goal
@@ -139,7 +145,7 @@ def cohorts(method: Method, budget: Budget, clients: int, seed: int) -> Iterator
             for _ in range(rounds):
                 yield np.flatnonzero(generator.random(clients) < goal / clients)
             continue
-        every = method.restart if method.kind == "ftrl" else 1
+        every = method.restart if method.kind in ("ftrl", "planned") else 1
         if a_pass == 0 or (every is not None and a_pass % every == 0):
             order = generator.permutation(clients)
         for start in range(0, rounds * goal, goal):
@@ -158,9 +164,9 @@ def train(
 ) -> float:
     """Train the network and return its accuracy on the test examples.
 
-    `noise` is the noise multiplier; the budget's epsilon is not read. The first weights, the
-    cohorts and the noise follow from `seed`; `each_round` is called with the round, from 1, and the
-    flat parameters.
+    `noise` is the noise multiplier; the budget's epsilon is read only where the planner chooses the
+    mechanism. The first weights, the cohorts and the noise follow from `seed`; `each_round` is
+    called with the round, from 1, and the flat parameters.
     """
     first = population.sizes.initial(seed)
     prefix_noise = _noise(method, budget, population, setting, noise, seed)
@@ -202,10 +208,10 @@ def _noise(
 ) -> Callable[[], Doubles]:
     """Return a function that gives the noise of the running sum, round after round."""
     size = population.sizes.parameters
-    if method.kind == "ftrl":
+    if method.kind in ("ftrl", "planned"):
         plan = ftrl_plan(method, budget, len(population), setting.clip_norm, noise)
-        tree = plan.noise(size, seed=seed, dtype="float64", threads=1)
-        return tree.step
+        source = plan.noise(size, seed=seed, dtype="float64", threads=1)
+        return source.step
     generator = np.random.default_rng([seed, 20210303])
     std, walk = setting.clip_norm * noise, np.zeros(size)
 

@@ -66,6 +66,17 @@ def _averaging(other: Method) -> Callable[[Method], Method | None]:
     return compared
 
 
+def _leading_tree(method: Method) -> Method | None:
+    return Method("ftrl", method.momentum, 1) if method.kind == "planned" else None
+
+
+def _beside(other: Method) -> Callable[[Method], Method | None]:
+    def compared(method: Method) -> Method | None:
+        return replace(other, momentum=method.momentum) if method.kind == "planned" else None
+
+    return compared
+
+
 def _unrestarted(method: Method) -> Method | None:
     return replace(method, restart=None) if method.restart is not None else None
 
@@ -78,6 +89,9 @@ def _without_momentum(method: Method) -> Method | None:
 _CLAIMS: Mapping[str, Callable[[Method], Method | None]] = {
     "above DP-FedAvg, not amplified": _averaging(Method("fixed")),
     "above DP-FedAvg, amplified": _averaging(Method("amplified")),
+    "above a tree for each pass": _leading_tree,
+    "beside DP-FedAvg, not amplified": _beside(Method("fixed")),
+    "beside DP-FedAvg, amplified": _beside(Method("amplified")),
     "above no momentum": _without_momentum,
     "above vanilla": as_vanilla,
     "above no restart": _unrestarted,

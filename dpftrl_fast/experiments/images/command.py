@@ -13,12 +13,14 @@ import torch
 
 from dpftrl_fast._validate import choice, positive_integer
 from dpftrl_fast.experiments.convex.command import Finished, run_experiments
-from dpftrl_fast.experiments.fitted import SIZES, Size
+from dpftrl_fast.experiments.fitted import MOMENTUM, SIZES, Size, mechanisms_tables
 from dpftrl_fast.experiments.images.data import Images, load_digits, load_fashion
 from dpftrl_fast.experiments.images.grid import Group, groups
+from dpftrl_fast.experiments.images.methods import Method, ftrl_plan
 from dpftrl_fast.experiments.images.report import (
     claims_table,
     figures,
+    leading_tree,
     pairs_table,
     scores_table,
     settings_table,
@@ -65,6 +67,12 @@ def study(images: Images, laboratory: Laboratory, size: Size) -> Report:
             pairs_table(f"{title}: pairs that the claims are about", group, fitted),
             settings_table(f"{title}: learning rates", fitted),
         ]
+        plans = [
+            (*one.cell, ftrl_plan(*one.cell, len(images.y)))
+            for one in fitted
+            if one.cell.method in (Method("planned", MOMENTUM), leading_tree(group))
+        ]
+        tables += mechanisms_tables(f"{title}: noise in the smoothed running sum", plans)
     budgets = [one.cell.budget for _, fitted in parts for one in fitted]
     tables.append(neighbours_table((each.epsilon, each.delta) for each in budgets))
     return Report(data, tables, figures(name, parts))

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.experiments.fitted import (
+    MOMENTUM,
     Cell,
     accuracy_lines,
     as_vanilla,
@@ -36,18 +37,24 @@ def settings_table(title: str, fitted: Sequence[Fitted]) -> Table:
 class _Claim(NamedTuple):
     """A claim: `other` maps a method of FTRL to the one that it is compared with.
 
-    The claim is "not below" with `at_least`, and about the large batches and the largest epsilon
-    only with `most`.
+    The claim is "not below" with `at_least`, about the large batches and the largest epsilon only
+    with `most`, and about no epsilon above `up_to`.
     """
 
     words: str
     other: Callable[[Method, Group], Method | None]
     at_least: bool = False
     most: bool = False
+    up_to: float = math.inf
+
+
+def leading_tree(group: Group, momentum: float = MOMENTUM) -> Method:
+    """Return the method on trees that a group compares with others."""
+    return Method("ftrl", momentum, group.restart, True)
 
 
 def _leading(method: Method, group: Group) -> bool:
-    return method == Method("ftrl", method.momentum, group.restart, True)
+    return method == leading_tree(group, method.momentum)
 
 
 def _sgd(kind: Literal["fixed", "amplified"]) -> Callable[[Method, Group], Method | None]:
@@ -58,8 +65,16 @@ def _sgd(kind: Literal["fixed", "amplified"]) -> Callable[[Method, Group], Metho
 
 
 def _leading_tree(method: Method, group: Group) -> Method | None:
-    tree = Method("ftrl", method.momentum, group.restart, True)
-    return tree if method.kind == "planned" else None
+    return leading_tree(group, method.momentum) if method.kind == "planned" else None
+
+
+def _planned_beside(
+    kind: Literal["fixed", "amplified"],
+) -> Callable[[Method, Group], Method | None]:
+    def other(method: Method, group: Group) -> Method | None:
+        return Method(kind, method.momentum) if method.kind == "planned" else None
+
+    return other
 
 
 def _uncompleted(method: Method, group: Group) -> Method | None:
@@ -71,7 +86,16 @@ _CLAIMS = (
     _Claim(
         "the planner's mechanism at least the tree, at every epsilon", _leading_tree, at_least=True
     ),
-    _Claim("the planner's mechanism above the tree", _leading_tree),
+    _Claim("the planner's mechanism above the tree, at epsilon 1 to 4", _leading_tree, up_to=4.0),
+    _Claim(
+        "the planner's mechanism above DP-SGD over fixed batches, at every epsilon",
+        _planned_beside("fixed"),
+    ),
+    _Claim(
+        "the planner's mechanism at least amplified DP-SGD, at every epsilon",
+        _planned_beside("amplified"),
+        at_least=True,
+    ),
     _Claim("DP-FTRL above DP-SGD over fixed batches, at every epsilon", _sgd("fixed")),
     _Claim(
         "at four times the batch DP-FTRL above amplified DP-SGD, at the largest epsilon",
@@ -117,7 +141,11 @@ def claims_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
     """
     rows: list[tuple[str, ...]] = []
     for claim in _CLAIMS:
-        pairs = _pairs(claim, group, fitted)
+        pairs = [
+            pair
+            for pair in _pairs(claim, group, fitted)
+            if pair.one.cell.budget.epsilon <= claim.up_to
+        ]
         if claim.most:
             largest = max((pair.one.cell.budget.epsilon for pair in pairs), default=0.0)
             pairs = [
@@ -142,7 +170,8 @@ def pairs_table(title: str, group: Group, fitted: Sequence[Fitted]) -> Table:
     with its standard error.
     """
     rows: list[tuple[str, ...]] = []
-    for pair in (pair for claim in _CLAIMS for pair in _pairs(claim, group, fitted)):
+    pairs = (pair for claim in _CLAIMS for pair in _pairs(claim, group, fitted))
+    for pair in dict.fromkeys(pairs):  # two claims can be about one pair
         one, other = pair.one, pair.other
         names = one.cell.method.name, other.cell.method.name, short_up(one.cell.budget.epsilon)
         found = "{:+.1f} ({:.1f})".format(*difference(one, other))
