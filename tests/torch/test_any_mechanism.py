@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,27 @@ def test_slices_are_those_of_the_whole_vector_and_resume(name: str, memory: Any,
         assert np.array_equal(out.numpy(), whole.current()[wanted])
     with pytest.raises(ValueError, match="all 10 declared steps"):
         sliced.step(out)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_noise_on_a_gpu_is_made_by_the_class_of_the_layout(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked: list[Any] = []
+
+    def made(size: int, std: float, **options: Any) -> Any:
+        asked.append((size, std, options["layout"], options["device"]))
+
+    def source_of(layout: Any) -> Any:
+        assert layout == plan.layout
+        return made
+
+    module = ModuleType("noise without Triton")
+    module.device_source_of = source_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dpftrl_fast.torch.device.noise", module)
+    plan, gpu = plan_of(name), torch.device("cuda")
+    FlatNoise(plan, [(3, 5)], dtype="float32", device=gpu)
+    assert asked == [(5, 2.0, plan.layout, gpu)]
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
