@@ -149,7 +149,9 @@ def _listed_uses(order: FixedOrder, layout: Layout) -> list[list[tuple[int, int]
     read = block < layout.count - 1
     found: dict[int, list[tuple[int, int]]] = {}
     if read.any():
-        pairs, uses = np.unique(np.stack([order.ids[read], block[read]]), axis=1, return_counts=True)
+        pairs, uses = np.unique(
+            np.stack([order.ids[read], block[read]]), axis=1, return_counts=True
+        )
         for user, count in zip(pairs[0].tolist(), uses.tolist(), strict=True):
             found.setdefault(user, []).append((count, 1))
     return list(found.values())

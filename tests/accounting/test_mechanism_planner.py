@@ -119,9 +119,7 @@ def test_ranked_by_another_error(rank_by: Any) -> None:
     assert errors == sorted(errors) and errors[0] < 9.116
 
 
-@pytest.mark.parametrize(
-    "pattern", [acc.FixedOrder([0, 1, -1, 0, 2, 2]), acc.MinSeparation(40, 9, 1)]
-)
+@pytest.mark.parametrize("pattern", [acc.FixedOrder([0, 1, -1, 0, 2, 2]), acc.MinSeparation(40, 9, 1)])
 def test_other_patterns(pattern: Any) -> None:
     found = acc.plan_mechanism(2, 1e-6, pattern)
     assert found.best.rms_std <= min(row.rms_std for row in found)
