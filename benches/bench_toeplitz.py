@@ -106,4 +106,4 @@ def table(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(table(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS))
+    table(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)

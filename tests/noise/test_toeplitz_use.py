@@ -63,9 +63,11 @@ def test_any_calls_give_the_references_values(
             assert (noise.prefix(plain.t) == plain.prefix(plain.t)).all()
         elif call == "skip":
             to = noise.t + data.draw(st.integers(0, 5))
-            noise.advance_to(to), plain.advance_to(to)
+            for source in (noise, plain):
+                source.advance_to(to)
         elif call == "restart" and noise.t > 0:
-            noise.restart(), plain.restart()
+            for source in (noise, plain):
+                source.restart()
         elif call.startswith("load"):
             state = noise.state_dict()
             if call != "load":
@@ -201,7 +203,7 @@ def test_a_state_without_key_holds_a_position_only(kind: str) -> None:
 def test_attributes() -> None:
     noise = seeded("buffers", 9, offset=4, rounds=20, memory=3, dtype="float64", threads=2)
     assert (noise.size, noise.std, noise.offset, noise.rounds) == (9, 1.0, 4, 20)
-    assert (noise.memory, noise.threads, noise.dtype) == (3, 2, np.float64)
+    assert (noise.memory, noise.threads, noise.dtype) == (3, 2, np.dtype(np.float64))
     assert (noise.t, noise.block, noise.reproducible) == (0, 0, True)
     assert noise.mechanism == KINDS["buffers"]
     rounded = dpf.ToeplitzNoise(9, 1.0, BandedInverse([1.0, -0.9]), seed=1).mechanism
