@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank mechanisms for a run, and draw their error against the memory that they need.
 
-No data are read. `python examples/mechanisms.py [figure.png [steps per epoch [epochs]]]`
+No data are read. `python examples/mechanisms.py [figure.png [steps_per_epoch epochs]]`
 """
 
 import sys
@@ -13,7 +13,7 @@ from dpftrl_fast import mechanisms as mech
 from dpftrl_fast.plots import Line, Panel, panels_png
 
 figure = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-batches, epochs = (int(x) for x in (*sys.argv[2:], 100, 10)[:2])
+batches, epochs = (int(x) for x in sys.argv[2:4]) if len(sys.argv) > 3 else (100, 10)
 EPSILON, DELTA = 8.0, 1e-5
 run = acc.FixedEpochs(steps_per_epoch=batches, epochs=epochs)
 
@@ -30,7 +30,7 @@ for momentum in (0.0, 0.9):
     table = acc.plan_mechanism(EPSILON, DELTA, run, workload=workload)
     print(f"momentum {momentum}:\n{table}\n")
     (tree,) = (row for row in table if isinstance(row.mechanism, mech.Tree))
-    kinds = {
+    kinds: dict[str, tuple[mech.OptimisedKind, list[int]]] = {
         "2, 4, 8, 16 taps, made again": ("taps", [p for p in (2, 4, 8, 16) if p <= batches]),
         "1, 2, 3 buffers": ("buffers", [1, 2, 3]),
         "bands": ("bands", [p for p in (2, 4, 8, 16, 32, 64, 100) if p <= batches]),

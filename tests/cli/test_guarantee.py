@@ -312,7 +312,9 @@ def test_plan_compares_with_sampling() -> None:
     facts = run_json("plan", "--epsilon", 8, *rows, "--max-normals", 1, "--sampling")
     assert [row["needs_sampling"] for row in facts["rows"]] == [True, False]
     assert facts["row"] == 2
-    refused = run("plan", "--epsilon", 8, *rows, "--max-normals", 1, "--sampling", "--row", 1, code=2)
+    refused = run(
+        "plan", "--epsilon", 8, *rows, "--max-normals", 1, "--sampling", "--row", 1, code=2
+    )
     assert "--row must be the row of a mechanism that needs no sampling, got 1" in refused.stderr
 
 

@@ -334,7 +334,7 @@ def check_kernel(
     ("name", "dtype", "calls"),
     [
         ("two taps", "float32", ["residual", "residual"]),
-        ("two taps", "float64", ["residual", "residual"]),
+        pytest.param("two taps", "float64", ["residual", "residual"], marks=pytest.mark.slow),
         ("buffers", "float32", ["step", "residual", "step"]),
         ("divided bands", "float32", ["residual", "residual"]),
     ],

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args, overload
 
-import numpy as np
-
 from dpftrl_fast._validate import choice, non_negative, optional, positive_integer, probability
 from dpftrl_fast._validate import integer as checked_integer
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier as gaussian_noise_multiplier
@@ -35,7 +33,6 @@ from dpftrl_fast.mechanisms import (
     BufferedToeplitz,
     Identity,
     Mechanism,
-    Tree,
 )
 from dpftrl_fast.mechanisms.optimise import Problem
 from dpftrl_fast.mechanisms.run_error import MechanismError, check_error_steps, mechanism_error
@@ -116,14 +113,14 @@ class MechanismRow:
         if isinstance(self.mechanism, BandedInverse):
             size = len(self.mechanism.taps)
             root = self.mechanism == BandedInverse.square_root(size).rounded("float32")
-            return f"{size} taps{', square root' if root else ', anticorrelated' * (size == 2)}"
+            return f"{size} taps{', square root' if root and size > 2 else ''}"
         if isinstance(self.mechanism, BufferedToeplitz):
             return f"{self.vectors} buffer{'s' * (self.vectors > 1)} (BLT)"
         if isinstance(self.mechanism, BandedToeplitz):
             return f"{self.vectors + 1} bands"
         tree = self.mechanism
         every = getattr(tree, "restart_every", None)
-        restarts = "one tree" if every is None else f"trees of {every} steps"
+        restarts = "one tree" if every is None else f"tree every {every} steps"
         return f"{restarts}{', completed' if getattr(tree, 'complete', False) else ''}"
 
     def error(self) -> MechanismError:
