@@ -9,7 +9,7 @@ Examples
 8
 """
 
-import dpftrl_fast.mechanisms.toeplitz.error  # noqa: F401 - registers the error of its layouts
+import dpftrl_fast.mechanisms.toeplitz.error
 import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - registers the error of a tree
 from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, mechanism_from_dict
 from dpftrl_fast.mechanisms.optimise import optimise

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args, overload
 
-import numpy as np
-
 from dpftrl_fast._validate import choice, non_negative, optional, positive_integer, probability
 from dpftrl_fast._validate import integer as checked_integer
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier as gaussian_noise_multiplier
@@ -35,7 +33,6 @@ from dpftrl_fast.mechanisms import (
     BufferedToeplitz,
     Identity,
     Mechanism,
-    Tree,
 )
 from dpftrl_fast.mechanisms.optimise import Problem
 from dpftrl_fast.mechanisms.run_error import MechanismError, check_error_steps, mechanism_error
