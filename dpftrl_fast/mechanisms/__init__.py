@@ -10,9 +10,9 @@ Examples
 """
 
 import dpftrl_fast.mechanisms.toeplitz.error
-import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - registers the error of a tree
+import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - they register the errors of layouts
 from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, mechanism_from_dict
-from dpftrl_fast.mechanisms.optimise import optimise
+from dpftrl_fast.mechanisms.optimise import OptimisedKind, optimise
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout, ToeplitzMechanism
 from dpftrl_fast.mechanisms.toeplitz.values import (
     BandedInverse,
@@ -31,6 +31,7 @@ __all__ = [
     "Identity",
     "Layout",
     "Mechanism",
+    "OptimisedKind",
     "ToeplitzLayout",
     "ToeplitzMechanism",
     "Tree",

@@ -113,14 +113,14 @@ class MechanismRow:
         if isinstance(self.mechanism, BandedInverse):
             size = len(self.mechanism.taps)
             root = self.mechanism == BandedInverse.square_root(size).rounded("float32")
-            return f"{size} taps{', square root' if root else ', anticorrelated' * (size == 2)}"
+            return f"{size} taps{', square root' if root and size > 2 else ''}"
         if isinstance(self.mechanism, BufferedToeplitz):
             return f"{self.vectors} buffer{'s' * (self.vectors > 1)} (BLT)"
         if isinstance(self.mechanism, BandedToeplitz):
             return f"{self.vectors + 1} bands"
         tree = self.mechanism
         every = getattr(tree, "restart_every", None)
-        restarts = "one tree" if every is None else f"trees of {every} steps"
+        restarts = "one tree" if every is None else f"tree every {every} steps"
         return f"{restarts}{', completed' if getattr(tree, 'complete', False) else ''}"
 
     def error(self) -> MechanismError:
