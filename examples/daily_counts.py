@@ -14,7 +14,9 @@ rng = np.random.default_rng(1)
 plan = dpf.PrivacyPlan.calibrate(
     epsilon=1.0, delta=1e-9, clip_norm=1.0, participation=dpf.SinglePass(steps=DAYS)
 )
-counts = dpf.PrefixSum(CATEGORIES, DAYS, plan.clip_norm, plan.noise_multiplier)
+counts = dpf.PrefixSum(
+    CATEGORIES, DAYS, plan.clip_norm, plan.noise_multiplier, mechanism=plan.mechanism
+)
 true = np.zeros(CATEGORIES)
 for _ in range(DAYS):
     visits = np.eye(CATEGORIES)[rng.choice(CATEGORIES, VISITORS, p=[0.4, 0.3, 0.2, 0.08, 0.02])]

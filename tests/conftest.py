@@ -46,6 +46,7 @@ PROCESS_FILES = {
     "run/test_journal_crashes.py",
     "torch/test_checkpoint.py",
     "torch/test_device.py",
+    "torch/test_device_toeplitz.py",
     "torch/test_device_tree.py",
     "torch/test_distributed.py",
     "torch/test_make_private_ranks.py",

@@ -306,10 +306,10 @@ void refusals() {
   CHECK_THROWS(tree.node({-1, 0}, out, {}), std::out_of_range, "level must be");
   CHECK_THROWS(tree.node({47, 0}, out, {}), std::out_of_range, "got 47");
   CHECK_THROWS(tree.node({46, 1}, out, {}), std::out_of_range, "[0, 1) at level 46");
-  for (const TreePosition& bad :
-       {TreePosition{kMaxSteps + 1, {}, {}}, TreePosition{1, {0}, {}}, TreePosition{1, {kMaxSteps + 1}, {}},
-        TreePosition{3, {}, {0, 4}}, TreePosition{3, {2}, {0, 3}}, TreePosition{3, {2}, {2, 1}},
-        TreePosition{3, {2}, {1, 0}}}) {
+  for (const SourcePosition& bad :
+       {SourcePosition{kMaxSteps + 1, {}, {}}, SourcePosition{1, {0}, {}}, SourcePosition{1, {kMaxSteps + 1}, {}},
+        SourcePosition{3, {}, {0, 4}}, SourcePosition{3, {2}, {0, 3}}, SourcePosition{3, {2}, {2, 1}},
+        SourcePosition{3, {2}, {1, 0}}}) {
     CHECK_THROWS(tree.set_position(bad), std::invalid_argument, "saved position");
   }
   CHECK_EQ(tree.t(), 5u);

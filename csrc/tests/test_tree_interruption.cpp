@@ -73,7 +73,7 @@ void interrupted_run(const std::vector<TreeConfig>& settings, std::uint64_t far,
   std::size_t interruptions = 0;
   const auto position_kept = [&](auto&& call) {
     for (Tree<T>& tree : trees) {
-      const TreePosition before = tree.position();
+      const SourcePosition before = tree.position();
       for (const int at : places) {
         try {
           hold = true;
@@ -82,7 +82,7 @@ void interrupted_run(const std::vector<TreeConfig>& settings, std::uint64_t far,
         } catch (const Stop&) {
           ++interruptions;
         }
-        const TreePosition after = tree.position();
+        const SourcePosition after = tree.position();
         CHECK_EQ(after.t, before.t);
         CHECK(after.ends == before.ends);
         CHECK_EQ(after.last.tree, before.last.tree);
@@ -163,7 +163,7 @@ void interruptions() {
 // Polls are counted over sums, so that many short ones are polled too: a carry of thousands of trees.
 void many_short_sums() {
   Tree<float> tree(config_of(Variant::vanilla, Memory::kStored, 2, 1));
-  TreePosition position;
+  SourcePosition position;
   position.ends.assign(40000, 1);
   tree.set_position(position);
   float out[2];

@@ -62,7 +62,7 @@ def command(
     schema: Annotated[Path, typer.Option(help="Declared facts of the table, .yaml or .json.")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     method: Annotated[
-        Method, typer.Option(help="DP-FTRL, or least squares by two trees (regression).")
+        Method, typer.Option(help="DP-FTRL, or least squares from two sums (regression).")
     ] = Method.ftrl,
     task: Annotated[Task | None, typer.Option(help="Task; by default that of the target.")] = None,
     epsilon: Annotated[

@@ -121,7 +121,9 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     from dpftrl_fast.plan.plan_text import participation_words
 
     zeta = plan.sensitivity_squared
-    covers = "the running sums only" if plan.bound == "released" else "all nodes of the tree"
+    trees = plan.mechanism == "tree" or isinstance(plan.mechanism, Tree)
+    exact = trees and plan.bound == "exact"
+    covers = "all nodes of the tree" if exact else "the running sums only"
     zeta_words = f"{zeta if isinstance(zeta, int) else rounded_up(zeta)}  (squared sensitivity of"
     promise = {
         "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",
@@ -134,7 +136,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         sigmas = f"{plan.bias.noise_multiplier:.6g} and {plan.covariance.noise_multiplier:.6g}"
         completed = ", completed after the last step" if plan.complete else ""
         noise = {"trees": f"one for y x, one for x x^T{completed}, {plan.variant}"}
-        if plan.mechanism != "tree":
+        if not trees:
             noise = {"noise": f"of y x and of x x^T: {plan.mechanism.words}"}
         return {
             **promise,
@@ -150,7 +152,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "zeta": f"{zeta_words} {covers})",
         "clip norm": f"{plan.clip_norm:g}",
         "steps": participation_words(plan.participation),
-        "tree" if isinstance(plan.mechanism, Tree) else "noise": plan.layout.describe(),
+        "tree" if trees else "noise": plan.layout.describe(),
     }
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +14,7 @@ from rich.table import Table
 
 from dpftrl_fast._validate import integer
 from dpftrl_fast.accounting.curve.rounding import short_up
-from dpftrl_fast.accounting.planner.mechanisms import MechanismTable, plan_mechanism
+from dpftrl_fast.accounting.planner.mechanisms import plan_mechanism
 from dpftrl_fast.accounting.planner.schedules import Schedule, ScheduleTable, plan_schedule
 from dpftrl_fast.cli.options import Budget, Delta, Force, Json
 from dpftrl_fast.cli.output import (
@@ -161,10 +163,11 @@ def command(
         "--max-normals": max_normals is not None,
         "--sampling": sampling,
     }
-    table: ScheduleTable | MechanismTable
+    figure: Callable[[], bytes]
+    facts: Callable[[], dict[str, Any]]
     if _trees_only(mechanism, of_trees, of_all):
         with progress_bar("schedules", quiet=json_) as progress:
-            table = plan_schedule(
+            schedules = plan_schedule(
                 epsilon,
                 delta,
                 participation=pattern.participation(),
@@ -176,14 +179,16 @@ def command(
                 rank_by=rank_by.value,
                 progress=progress,
             )
-        place = 1 if row is None else integer("--row", row, 1, len(table))
-        plan = PrivacyPlan.from_schedule(table[place - 1], clip_norm=clip_norm)
-        figure, facts, lines = _figure, _facts, []
+        place = 1 if row is None else integer("--row", row, 1, len(schedules))
+        plan = PrivacyPlan.from_schedule(schedules[place - 1], clip_norm=clip_norm)
+        figure = partial(_figure, schedules, plan)
+        facts = partial(_facts, schedules, plan, place, plot, out)
+        lines: list[str] = []
         heading = [
-            f"schedules by {table.rank_by} error: the standard deviation of the noise in a",
+            f"schedules by {schedules.rank_by} error: the standard deviation of the noise in a",
             "coordinate of the running sum, in clip norms; restart periods in steps",
         ]
-        shown = _rich_table(table)
+        shown = _rich_table(schedules)
     else:
         if sampling and rows is None:
             raise ValueError("--sampling needs --rows and --batch-size")
@@ -202,18 +207,20 @@ def command(
             )
         place = best_place(table) if row is None else integer("--row", row, 1, len(table))
         plan = plan_of_row(table, place, clip_norm)
-        figure, facts, lines = mechanism_figure, mechanism_facts, mechanism_lines(table)
+        figure = partial(mechanism_figure, table, plan)
+        facts = partial(mechanism_facts, table, plan, place, plot, out)
+        lines = mechanism_lines(table)
         heading = [
             f"mechanisms by {table.rank_by} error: the standard deviation of the noise in a",
             f"coordinate of the {'smoothed ' if momentum else ''}running sum, in clip norms",
         ]
         shown = mechanism_table(table)
     if plot is not None:
-        write_files(plot.parent, {plot.name: figure(table, plan)})
+        write_files(plot.parent, {plot.name: figure()})
     if out is not None:
         plan.save(out)
     if json_:
-        print_json(facts(table, plan, place, plot, out))
+        print_json(facts())
         return
     show(facts_table(guarantee_facts(plan, delta, UNIT)), "", *heading, shown, *lines)
     for path in (plot, out):

@@ -71,17 +71,15 @@ def mechanism_table(table: MechanismTable) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("", justify="right")
     shown.add_column("mechanism")
-    for heading in ("vectors", "normals", "sigma", "zeta", "rms", "last", "worst"):
+    for heading in ("vectors", "normals", "sigma", "rms", "last", "worst"):
         shown.add_column(heading, justify="right")
     for place, row in enumerate(table, start=1):
-        zeta = row.sensitivity_squared
         shown.add_row(
             str(place),
             row.words,
             str(row.vectors),
             str(row.normals),
             f"{row.noise_multiplier:.6g}",
-            f"{zeta:,}" if isinstance(zeta, int) else rounded_up(zeta, 1),
             *(f"{error:.4g}" for error in (row.rms_std, row.last_std, row.worst_std)),
             style="bold" if row is table.best else None,
         )

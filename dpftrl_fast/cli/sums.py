@@ -34,7 +34,7 @@ from dpftrl_fast.cli.output import (
     warn_of_large_delta,
 )
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.plan.prefix_sum import PrefixSum
+from dpftrl_fast.plan.prefix_sum import PrefixSum, mechanism_of_sums
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import TableReader, minibatches
 from dpftrl_fast.tables.schema import Schema
@@ -78,12 +78,13 @@ def command(
     table = TableReader(data, schema, delimiter=delimiter)
     largest = max(abs(low), abs(high))
     steps = -(-rows // every)
+    passes = SinglePass(steps)
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon,
         delta=delta,
         clip_norm=largest,
-        participation=SinglePass(steps),
-        mechanism=mechanism.value,
+        participation=passes,
+        mechanism=mechanism_of_sums(mechanism.value, passes, epsilon, delta),
     )
     warn_of_large_delta(delta, rows)
     running = PrefixSum(
@@ -105,6 +106,7 @@ def command(
                 "delta": delta,
                 "neighbours": "one record replaced by zero",
                 "epsilon_replace_one": plan.replace_one(delta),
+                "mechanism": plan.mechanism.to_dict(),
                 "noise_multiplier": plan.noise_multiplier,
                 "sensitivity_squared": plan.sensitivity_squared,
                 "rows": rows,

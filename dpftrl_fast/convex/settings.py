@@ -134,8 +134,8 @@ class FitSettings(_Common):
     restart_every, complete
         As for `dpftrl_fast.mechanisms.Tree`: "auto" lets the planner choose.
     bound : {"released", "exact"}
-        Scope of the sensitivity: the running sums, which are all that a run uses, or all tree
-        nodes.
+        Scope of the sensitivity of a tree: the running sums, which are all that a run uses, or all
+        nodes. Other mechanisms release running sums only.
 
     Raises
     ------

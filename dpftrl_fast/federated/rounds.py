@@ -40,7 +40,7 @@ class PrivateRounds(Stated):
     `begin_round` starts a round with the clients that are connected: those that the plan does not
     allow now are turned away before they train, the others are the cohort, and all of them count as
     having taken part. Their updates are added one by one (:meth:`Round.add`), each clipped as a
-    whole. `end_round` writes the sum ahead, adds the tree's noise and returns the result, which may
+    whole. `end_round` writes the sum ahead, adds the plan's noise and returns the result, which may
     be released.
 
     Parameters
@@ -49,10 +49,12 @@ class PrivateRounds(Stated):
         The model, for names, shapes and dtypes.
     plan : PrivacyPlan
         One step is one round, one record is one client. The clip norm is that of a whole update.
+        The noise is that of its mechanism, of any kind.
     report_goal : int
         Divisor of the sums (B): fixed and public, however many clients answer.
     clipping : AdaptiveClipping, optional
-        Adapts the clip norm to the updates at each restart of the tree; the plan must have some.
+        Adapts the clip norm to the updates at each restart of the plan's mechanism, which must
+        have some.
     folder : str or Path, optional
         Folder that keeps the run (see docs/resume.md): **a secret**. None keeps it in memory only:
         a run that is killed is then lost, and must not be started again with the same key.

@@ -28,7 +28,7 @@ class ServerDPFTRL(Stated):
     Each round: call `begin_round` with the ids of the connected clients; send `parameters` to the
     cohort, which trains; pass each update (the client's model minus the one it was sent) to
     :meth:`Round.add`; call `end_round`, which takes the step. Updates are clipped as a whole,
-    summed, noised by the plan's tree, and divided by the report goal, whoever answered:
+    summed, noised by the plan's mechanism, and divided by the report goal, whoever answered:
 
         theta_t = theta_0 + rate v_t,   v_t = momentum v_(t-1) + (s_t + n_t)/goal
 
@@ -42,6 +42,8 @@ class ServerDPFTRL(Stated):
         theta_0: float16, float32 or float64, finite. Not changed.
     plan : PrivacyPlan
         One step is one round, one record is one client, the clip norm is that of a whole update.
+        For the mechanism of least error in this server's model, calibrate the plan with
+        ``workload=accounting.Workload(momentum=momentum)``.
     report_goal : int
         Fixed, public divisor of the sums.
     learning_rate : float

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of Dask arrays and dataframes: workers compute the sums, the tree stays with the caller.
+"""Rows of Dask arrays and dataframes: workers compute the sums, the noise stays with the caller.
 
 The chunks are cut at batch boundaries, so that each sum has the same rows in the same order as in
 memory. Workers receive public data: the objective with the last iterate, or the bounds of a plan.

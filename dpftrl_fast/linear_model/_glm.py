@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the estimators on one tree: `DPFTRLRegressor` and `DPFTRLClassifier`."""
+"""Base of the estimators by FTRL: `DPFTRLRegressor` and `DPFTRLClassifier`."""
 
 from __future__ import annotations
 

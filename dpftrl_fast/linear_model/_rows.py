@@ -88,7 +88,7 @@ def batch_order(
 ) -> Iterator[slice | Ints]:
     """Return the units of each step: slices in row order, or with `shuffle` of a permutation.
 
-    The order is public. An epoch has a new permutation where its first step begins a tree of the
+    The order is public. An epoch has a new permutation where its first step begins a block of the
     plan's `layout` (None for a single epoch), as `FixedEpochs` declares; otherwise that of the
     epoch before.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DPFTRLClassifier`: private linear classification by FTRL on one tree."""
+"""`DPFTRLClassifier`: private linear classification by FTRL."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _has_probabilities(estimator: DPFTRLClassifier) -> bool:
 
 
 class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no types there
-    """Private linear classification: clipped gradient sums, the noise of one tree, FTRL steps.
+    """Private linear classification: clipped gradient sums, correlated noise, FTRL steps.
 
-    Two classes have one parameter vector, more have one each, all under one tree. Every step gives
+    Two classes have one parameter vector, more have one each, all with one noise. Every step gives
     a private model.
 
     Parameters

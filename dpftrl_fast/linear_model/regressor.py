@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DPFTRLRegressor`: private linear regression by FTRL on one tree."""
+"""`DPFTRLRegressor`: private linear regression by FTRL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOSSES = {**LOSSES["regression"], "linear": None}
 
 
 class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no types there
-    """Private linear regression: clipped gradient sums, the noise of one tree, FTRL steps.
+    """Private linear regression: clipped gradient sums, correlated noise, FTRL steps.
 
     Every step gives a private model. Batches are fixed: nothing is sampled or shuffled for privacy.
 
@@ -31,7 +31,8 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     delta : float, default 1e-6
         Delta of the guarantee.
     noise_multiplier : float, optional
-        sigma, the noise of a tree node in units of the clip norm, instead of `epsilon`.
+        sigma, the noise of a step (of a node of a tree) in units of the clip norm, instead of
+        `epsilon`.
     loss : {"squared", "huber", "epsilon_insensitive", "quantile", "linear"}
         See `dpftrl_fast.kernels.losses`; "linear" is <y x, theta>.
     loss_param : float, optional
@@ -66,8 +67,8 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         The constant entry; with a larger one the intercept learns faster.
     mechanism : "auto", "tree" or Mechanism, default "auto"
         The correlated noise: that of least error for the epsilon and the momentum ("auto"), the
-        best tree, or a mechanism of `dpftrl_fast.mechanisms`. Given options of a tree, the next
-        three, ask for a tree.
+        best tree, or a mechanism of `dpftrl_fast.mechanisms`. The next three are options of a tree:
+        given, they ask for one, and are refused with another mechanism.
     restart_every : "auto", None or int, default "auto"
         Steps of a tree. "auto" lets the planner choose.
     complete : "auto", bool or "all", default "auto"
@@ -125,7 +126,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
 
     See Also
     --------
-    DPFTRLLeastSquares : squared loss by two trees, at the optimal rate in one pass.
+    DPFTRLLeastSquares : squared loss by two sums, at the optimal rate in one pass.
     DPFTRLClassifier : logistic, multinomial and hinge losses.
 
     Notes

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Choose the numbers of a Toeplitz mechanism for a run.
+"""Choose the numbers of a Toeplitz mechanism for a run.
 
 At a budget sigma is proportional to sqrt(zeta), so the number to make small is
 
     log zeta + log E,   E = the mean over the steps of the noise's variance (or that of the last),
 
-with zeta = ||y||^2, y_t = sum over u < k of c_(t - u b): k uses of a record (or user), b steps apart. That
-is the squared sensitivity for c >= 0, and every choice here has c >= 0 by its parameters: taps d_j <= 0
-with sum |d_j| < 1, scales and bands > 0. L-BFGS-B runs on exact gradients:
+with zeta = ||y||^2, y_t = sum over u < k of c_(t - u b): k uses of a record (or user), b steps
+apart. That is the squared sensitivity for c >= 0, and every choice here has c >= 0 by its
+parameters: taps d_j <= 0 with sum |d_j| < 1, scales and bands > 0. L-BFGS-B runs on exact
+gradients:
 
 - by c, from the adjoint of the sum y; by d, from the adjoint of the workload's recursion;
 - taps: c = 1/d, dc_t/dd_j = -(c * c)_(t-j), so that with lambda = C^T (gradient by c), one more
@@ -44,7 +45,7 @@ from dpftrl_fast.mechanisms.toeplitz.values import (
 )
 from dpftrl_fast.mechanisms.workload import Workload, check_workload
 
-Kind = Literal["anticorrelated", "taps", "buffers", "bands"]
+OptimisedKind = Literal["anticorrelated", "taps", "buffers", "bands"]
 RankBy = Literal["rms", "last", "worst"]
 Vector = NDArray[np.float64]
 
@@ -77,7 +78,7 @@ class Found(NamedTuple):
 
 
 def optimise(
-    kind: Kind,
+    kind: OptimisedKind,
     participation: _Pattern,
     workload: Workload = Workload(),
     *,
@@ -125,7 +126,7 @@ def optimise(
     >>> round(-two.taps[1], 3)
     0.981
     """
-    choice("kind", kind, get_args(Kind))
+    choice("kind", kind, get_args(OptimisedKind))
     problem = Problem(participation, workload, rank_by)
     if kind == "anticorrelated":
         if size is not None:
@@ -133,10 +134,7 @@ def optimise(
                 f"size must be None for 'anticorrelated', which has 2 taps, got {size}"
             )
         return problem.anticorrelated().mechanism
-    if kind == "buffers":
-        most = MAX_BUFFERS
-    else:
-        most = min(problem.steps, MAX_COEFFICIENTS)
+    most = MAX_BUFFERS if kind == "buffers" else min(problem.steps, MAX_COEFFICIENTS)
     count = integer("size", size, 1 if kind == "buffers" else 2, most)
     if kind == "taps":
         return problem.taps(count).mechanism
@@ -163,7 +161,9 @@ class Problem:
                 f"{type(participation).__name__}"
             )
         choice("rank_by", rank_by, get_args(RankBy))
-        self._tolerance, self._slope = (1e-6, 1e-3) if coarse else (1e-10, 1e-6)
+        self._tolerance, self._slope, self._width = (
+            (1e-6, 1e-3, 1e-2) if coarse else (1e-10, 1e-6, 1e-5)
+        )
         self.steps = n = check_error_steps(participation.steps)
         self._workload = check_workload(workload, n)
         self._last = rank_by != "rms"
@@ -198,7 +198,7 @@ class Problem:
             )
 
         found = minimize_scalar(
-            value, bounds=(-4.0, _LOGIT / 2), method="bounded", options={"xatol": 1e-5}
+            value, bounds=(-4.0, _LOGIT / 2), method="bounded", options={"xatol": self._width}
         )
         return self._found(BandedInverse.anticorrelated(_sigmoid(float(found.x))))
 
@@ -311,7 +311,8 @@ class Problem:
             for _ in range(_ROUNDS):
                 found = minimize(
                     finite, at, jac=True, method="L-BFGS-B", bounds=bounds,
-                    options={"maxiter": 500, "ftol": self._tolerance, "gtol": self._slope, "maxcor": 20},
+                    options={"maxiter": 500, "maxcor": 20, "ftol": self._tolerance,
+                             "gtol": self._slope},
                 )  # fmt: skip
                 at, value_here = found.x, float(found.fun)
                 if value_here < least:

@@ -66,9 +66,10 @@ def noise_std(
     Returns
     -------
     NoiseStd
-        :func:`mechanism_error` for running sums and for ``Workload(momentum)``: ``prefix`` and ``smoothed``, each of shape (T,), for a clip norm of 1 and a noise multiplier
-        of 1. Multiply by ``clip_norm * noise_multiplier`` for the noise of a run. Without momentum
-        the two are equal.
+        :func:`mechanism_error` for running sums (``prefix``) and for ``Workload(momentum)``
+        (``smoothed``), each of shape (T,), for a clip norm of 1 and a noise multiplier of 1.
+        Multiply by ``clip_norm * noise_multiplier`` for the noise of a run. Without momentum the
+        two are equal.
 
     Raises
     ------

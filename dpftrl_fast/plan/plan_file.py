@@ -28,6 +28,7 @@ from dpftrl_fast.mechanisms import mechanism_from_dict
 _FORMAT = "dpftrl_fast.PrivacyPlan"
 _BEFORE = ("clip_norm", "noise_multiplier", "participation")
 _TREE = ("restart_every", "tree_lengths", "complete", "variant")
+_SHOWN = 200  # characters of a mechanism in an error
 _FIELDS = {2: (*_BEFORE, *_TREE, "bound"), 3: (*_BEFORE, "mechanism", "bound")}
 
 
@@ -73,6 +74,19 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
         "participation": participation_from_dict(fields["participation"]),
         "mechanism": mechanism_from_dict(mechanism),
     }
+
+
+def other_mechanism(saved: Any, own: Any) -> str:
+    """Return what to do about two plans, as dictionaries, of different mechanisms; else ""."""
+    try:
+        had, has = (fields_from_dict(d)["mechanism"] for d in (saved, own))
+    except (TypeError, ValueError):
+        return ""
+    if had == has:
+        return ""
+    text = repr(had)
+    value = f"mechanism={text}" if len(text) <= _SHOWN else "the mechanism"
+    return f"the saved noise is of another mechanism: give {value} of the saved plan, or that plan"
 
 
 def write_json(path: str | Path, d: Mapping[str, Any]) -> None:

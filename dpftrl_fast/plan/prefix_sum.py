@@ -15,14 +15,17 @@ from numpy.typing import ArrayLike, NDArray
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
+from dpftrl_fast.mechanisms import Mechanism, Tree
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import clip_limit, two_sum
 
-# At one delta mechanisms have the same order for all budgets, but for the floor of delta.
-_DELTA = 1e-6
+# The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
+_BUDGET = (1.0, 1e-6)
+# "auto" takes a tree for more steps, where the search for a mechanism would take minutes.
+_MOST_STEPS = 2**20
 
 
 class PrefixSum(PrivacyStatement):
@@ -43,11 +46,12 @@ class PrefixSum(PrivacyStatement):
         L2 norm (L) that no record's contribution exceeds, from 1e-100 to 1e100: sums of such
         vectors stay within the range of float64.
     noise_multiplier : float
-        Standard deviation of a node's noise over `clip_norm` (sigma).
+        Standard deviation of a noise vector over `clip_norm` (sigma).
     mechanism : "auto", "tree" or Mechanism
-        The correlated noise: by default the one that leaves the least error in the sums at any
-        epsilon, of those that keep at most 3 vectors; a tree; or a mechanism, whose coefficients
-        are rounded to `dtype`.
+        The correlated noise. "auto" has the least error in the sums, whatever the epsilon, of those
+        that keep at most 3 vectors; above 2^20 steps it is "tree". "tree" is ``Tree()``. The
+        coefficients of a value are rounded to `dtype`. With the noise multiplier of a plan pass the
+        plan's mechanism: epsilon depends on both.
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
@@ -73,10 +77,14 @@ class PrefixSum(PrivacyStatement):
     --------
     >>> import numpy as np
     >>> import dpftrl_fast as dpf
-    >>> sums = dpf.PrefixSum(size=2, steps=100, clip_norm=1.0, noise_multiplier=4.0)
+    >>> given = {"size": 2, "steps": 100, "clip_norm": 1.0, "noise_multiplier": 4.0}
+    >>> sums = dpf.PrefixSum(**given)
     >>> private = sums.add(np.array([0.6, 0.8]))
-    >>> private.shape, round(sums.epsilon(1e-6), 3)
-    ((2,), 3.071)
+    >>> private.shape, sums.plan.mechanism.words
+    ((2,), 'buffered Toeplitz noise, 2 buffers')
+    >>> tree = dpf.PrefixSum(**given, mechanism="tree")
+    >>> round(sums.epsilon(1e-6), 2), round(tree.epsilon(1e-6), 2)
+    (1.66, 3.07)
     """
 
     def __init__(
@@ -98,7 +106,7 @@ class PrefixSum(PrivacyStatement):
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             participation=passes,
-            mechanism=chosen_mechanism(mechanism, passes, 1.0, _DELTA, dtype=dtype),
+            mechanism=mechanism_of_sums(mechanism, passes, *_BUDGET, dtype=dtype),
         )
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
@@ -229,6 +237,29 @@ class PrefixSum(PrivacyStatement):
 
     def __reduce__(self) -> Any:
         raise TypeError("a PrefixSum holds an un-noised sum and a secret key and is not pickled")
+
+
+def mechanism_of_sums(
+    mechanism: MechanismChoice,
+    passes: SinglePass,
+    epsilon: float,
+    delta: float,
+    *,
+    dtype: Any = None,
+) -> Mechanism:
+    """Return the mechanism that a choice stands for where running sums are released.
+
+    As :func:`~dpftrl_fast.accounting.planner.choice.chosen_mechanism`, but "auto" is "tree" above
+    2^20 steps.
+
+    Examples
+    --------
+    >>> mechanism_of_sums("auto", SinglePass(2**30), 1.0, 1e-6) == Tree()
+    True
+    """
+    if mechanism == "auto" and passes.steps > _MOST_STEPS:
+        mechanism = "tree"
+    return chosen_mechanism(mechanism, passes, epsilon, delta, dtype=dtype)
 
 
 def _real(cell: object) -> float:

@@ -147,7 +147,17 @@ account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one 
         blocks = [block for block, _ in self.plan.layout.blocks()]
         parts = [self._epochs_in(block, bound=bound).mechanisms[0] for block in blocks]
         worst = Touched(*(max(getattr(part.touched, name) for part in parts) for name in _TOUCHED))
+        # The stretches of a recovery are counted block by block, each rounded up; the plan as one.
+        plan = self.plan.layout, self.plan.participation
+        whole, one = self._epochs_in(plan[0], bound=bound).touched, touched(*plan, bound)
+        worst = Touched(
+            worst.nodes + max(0, whole.nodes - one.nodes),
+            worst.total + max(0, whole.total - one.total),
+            worst.largest,
+        )
         zeta = max(part.sensitivity_squared for part in parts)
+        if isinstance(zeta, float):  # so are their sensitivities
+            zeta += 2.0**-40 * self.plan.sensitivity_squared
         return Guarantee((GaussianMechanism(self.plan.noise_multiplier, zeta, worst),))
 
     def _stretch(self, first: int, last: int) -> list[Guarantee]:

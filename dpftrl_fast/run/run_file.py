@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpftrl_fast._validate import flag
+from dpftrl_fast.plan.plan_file import other_mechanism
 from dpftrl_fast.run.folder_lock import LOCK
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
 
@@ -153,7 +154,8 @@ def _refuse_other(had: str, came: str) -> None:
         (text := json.dumps(of.get(first)))[:_SHOWN] + (".." if len(text) > _SHOWN else "")
         for of in (old, new)
     ]
+    advice = other_mechanism(old.get("plan"), new.get("plan"))
     raise ValueError(
         f"the folder is of another run: they differ in {', '.join(names)}; its {first} is "
-        f"{shown[0]}, got {shown[1]}"
+        f"{shown[0]}, got {shown[1]}{advice and '; '}{advice}"
     )

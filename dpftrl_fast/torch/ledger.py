@@ -94,12 +94,13 @@ class TrainingLedger(Ledger):
             return whole
         if self.steps_taken == 0:
             return 0.0
-        if not isinstance(pattern, FixedEpochs) or not plan.mechanism.any_length:
+        if not isinstance(pattern, FixedEpochs):
             return whole
         epochs = -(-self.steps_taken // pattern.steps_per_epoch)
         if epochs not in self._after:
-            begun = replace(pattern, epochs=epochs)
-            self._after[epochs] = min(
-                whole, replace(plan, participation=begun).epsilon(self.target_delta)
-            )
+            try:
+                begun = replace(plan, participation=replace(pattern, epochs=epochs))
+            except ValueError:  # the mechanism does not fit so few steps
+                return whole
+            self._after[epochs] = min(whole, begun.epsilon(self.target_delta))
         return self._after[epochs]

@@ -18,6 +18,7 @@ from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, Si
 from dpftrl_fast.accounting.planner.choice import MAX_VECTORS, MechanismChoice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.mechanisms.workload import Workload
+from dpftrl_fast.noise.arguments import memory_setting
 from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -123,21 +124,23 @@ def make_private(
     gamma : float, optional
         Of automatic clipping.
     plan : PrivacyPlan, optional
-        Used instead of a computed plan; then `epsilon`, `noise_multiplier` and the two arguments
-        below are not given. For the same epochs, with a clip norm of at least L.
+        Used instead of a computed plan; then `epsilon`, `noise_multiplier` and the arguments below
+        up to `bound` are not given. For the same epochs, with a clip norm of at least L.
     mechanism : Mechanism, "auto" or "tree"
         The correlated noise: that of least error for the optimiser's momentum, weight decay and
         `learning_rates` ("auto"), the best tree ("tree"), or a mechanism, whose coefficients are
         rounded to the noise's dtype. A noise multiplier is kept whatever is chosen.
     max_vectors : int or None
-        Vectors of the model's size that a mechanism chosen by "auto" keeps between steps.
+        Vectors of the model's size that a mechanism chosen by "auto" keeps between steps: at most
+        as many as the option ``memory`` keeps, none with "regenerate".
     learning_rates : sequence of float, optional
-        The rate of each step, if a scheduler changes them: used to choose the mechanism only.
+        The rate of each step, if a scheduler changes those of an optimiser that is kept: used to
+        choose the mechanism only.
     bound
         As for `PrivacyPlan`.
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is drawn at random, again at each restart of the
-        tree that begins an epoch.
+        noise that begins an epoch. Noise without restarts has one order for all epochs.
     grad_sample_mode : {"hooks", "functorch", "vmap"}
         Opacus's formulas and hooks; Opacus's hooks with ``torch.func`` for all layers; or
         ``torch.func`` over the whole model, for models that Opacus refuses. With "vmap" the loop
@@ -243,16 +246,19 @@ def make_private(
             "bound": bound,
         }
         if plan is None:
+            _check_rates(learning_rates, to_ftrl)
+            kept = _kept_vectors(max_vectors, noise.get("memory", "stored"))
             plan = plan_of(
                 participation,
                 delta=delta,
                 clip_norm=clip.clip_norm,
                 workload=_workload(optimizer, learning_rates),
                 dtype=noise.get("dtype", "float32"),
-                **schedule,
+                **{**schedule, "max_vectors": kept},
             )
         else:
-            _check_plan(plan, participation, clip, schedule)
+            given = None if learning_rates is None else "given"
+            _check_plan(plan, participation, clip, {**schedule, "learning_rates": given})
         loader = FixedOrderLoader.from_loader(
             data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
         )
@@ -322,6 +328,15 @@ def _workload(optimizer: Optimizer, learning_rates: Sequence[float] | None) -> W
     return Workload(**found)
 
 
+def _kept_vectors(max_vectors: int | None, memory: Any) -> int | None:
+    """Return the vectors that a chosen mechanism may keep: buffers made again cost all steps."""
+    setting = memory_setting(memory)
+    if setting == "stored":
+        return max_vectors
+    most = 0 if isinstance(setting, str) else setting
+    return most if max_vectors is None else min(most, max_vectors)
+
+
 def _participation(
     loader: DataLoader[Any], batch_size: int, epochs: int, shuffle: bool
 ) -> Participation:
@@ -342,6 +357,15 @@ def _ranks(group: Any) -> tuple[Ranks, tuple[int, int]]:
 
 # ---- Checks ----
 
+
+def _check_rates(learning_rates: Any, to_ftrl: bool) -> None:
+    if learning_rates is not None and to_ftrl:
+        raise ValueError(
+            "learning_rates must come with an optimiser that is kept, got an SGD that becomes "
+            "DPFTRL, whose rate scales the whole way from the start: give keep_optimizer=True"
+        )
+
+
 #: Arguments that a given plan decides, with their defaults.
 _OF_PLAN = {
     "epsilon": None,
@@ -349,6 +373,7 @@ _OF_PLAN = {
     "mechanism": "auto",
     "max_vectors": MAX_VECTORS,
     "bound": "released",
+    "learning_rates": None,
 }
 
 

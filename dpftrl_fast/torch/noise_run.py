@@ -14,6 +14,7 @@ from torch import Tensor
 from dpftrl_fast._validate import flag, float_dtype, integer, optional
 from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
+from dpftrl_fast.plan.plan_file import other_mechanism
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of, ranks_of_group
@@ -88,7 +89,7 @@ class NoiseRun:
 
     @property
     def steps_taken(self) -> int:
-        """Steps whose noise was made, over all trees."""
+        """Steps whose noise was made, over all blocks."""
         return self._before + self.noise.steps_taken if self.started else 0
 
     @property
@@ -267,9 +268,11 @@ class NoiseRun:
                 raise ValueError(f"state must have {name} {value!r}, got {state[name]!r}")
         for name, value in self._identity().items():
             if state[name] != value:
+                advice = other_mechanism(state[name], value) if name == "plan" else ""
                 raise ValueError(
                     f"state must have the {name} of this object (plan: the same plan; parameters: "
                     "a hash of the same names, shapes, dtypes and groups), got another"
+                    f"{advice and ': '}{advice}"
                 )
         flag("state's reproducible", state["reproducible"])
         if state["start"] != self._before + 1:

@@ -32,7 +32,7 @@ _REST = ("param_groups", "l1_weights", "vectors")
 
 
 class DPFTRL(Optimizer):
-    """DP-FTRL (Kairouz et al. 2021): running sums of clipped gradients under tree noise.
+    """DP-FTRL (Kairouz et al. 2021): running sums of clipped gradients under correlated noise.
 
     Before each :meth:`step`, ``p.grad`` holds the **sum** of the clipped per-example gradients of
     one logical batch: the L2 norm of one example's part, over all parameters together, is at most
@@ -60,7 +60,7 @@ class DPFTRL(Optimizer):
     lr : float
         1/lambda, greater than 0.
     plan : PrivacyPlan
-        Source of the noise, its restarts and completions, and of the stated epsilon.
+        Source of the noise, of a tree or another mechanism, its restarts, and of the stated epsilon.
     batch_size : int
         B, fixed and public: also the divisor of a smaller batch.
     momentum : float, default 0
@@ -75,7 +75,7 @@ class DPFTRL(Optimizer):
     dtype : {"float32", "float64"}
         Of sums and noise. Sums also keep the rounding errors of their additions.
     memory
-        As for :class:`dpftrl_fast.TreeNoise`.
+        As for :class:`dpftrl_fast.TreeNoise` or :class:`dpftrl_fast.ToeplitzNoise`.
     threads : int, optional
         Of noise and update on the CPU; default all cores that this process may use.
     noise_seed : int or bytes, optional
@@ -158,7 +158,7 @@ class DPFTRL(Optimizer):
 
     @property
     def steps_taken(self) -> int:
-        """Steps taken, over all trees."""
+        """Steps taken, over all blocks."""
         return self._run.steps_taken
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ResidualNoise`: tree noise for any optimiser, as the noise of one step's sum."""
+"""`ResidualNoise`: correlated noise for any optimiser, as the noise of one step's sum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADER = {"format": "dpftrl_fast.torch.ResidualNoise", "version": 1}
 class ResidualNoise:
     """Adds a_t = n_t - n_(t-1) to the clipped gradient sum of step t.
 
-    n_t is the tree noise of the running sum, so the noisy sums of all steps add up to s_t + n_t:
+    n_t is the noise of the running sum, so the noisy sums of all steps add up to s_t + n_t:
     SGD on them is DP-FTRL (Kairouz et al. 2021, theorem 5.1), and any other use of them by an
     optimiser (Adam, weight decay, a schedule of rates) is as private.
 
@@ -39,7 +39,7 @@ class ResidualNoise:
         As for an optimiser, which may have the same. Parameters that require no gradient at the
         first step get no noise.
     plan : PrivacyPlan
-        Source of the noise, its restarts and completions, and of the stated epsilon.
+        Source of the noise, of a tree or another mechanism, its restarts, and of the stated epsilon.
     batch_size : int, optional
         If given, noisy sums are divided by it: fixed and public.
     dtype, memory, threads, noise_seed, key, process_group
@@ -111,7 +111,7 @@ class ResidualNoise:
 
     @property
     def steps_taken(self) -> int:
-        """Steps taken, over all trees."""
+        """Steps taken, over all blocks."""
         return self._run.steps_taken
 
     @property

@@ -71,7 +71,7 @@ class Steps:
 
     @property
     def taken(self) -> int:
-        """Steps taken, over all trees."""
+        """Steps taken, over all blocks."""
         if self.guard is not None:
             return self.guard.steps_taken
         return 0 if self._noise_at is None else self._noise_at()

@@ -84,10 +84,10 @@ def test_every_kind_is_in_the_table(table: acc.MechanismTable) -> None:
         "16 taps": (0, 16),
         "8 taps": (0, 8),
         "4 taps": (0, 4),
-        "2 taps, anticorrelated": (0, 2),
+        "2 taps": (0, 2),
         "64 taps, square root": (0, 64),
         "16 taps, square root": (0, 16),
-        "trees of 100 steps, completed": (9, 2),
+        "tree every 100 steps, completed": (9, 2),
         "DP-SGD, independent noise": (0, 1),
     }
 
@@ -119,7 +119,9 @@ def test_ranked_by_another_error(rank_by: Any) -> None:
     assert errors == sorted(errors) and errors[0] < 9.116
 
 
-@pytest.mark.parametrize("pattern", [acc.FixedOrder([0, 1, -1, 0, 2, 2]), acc.MinSeparation(40, 9, 1)])
+@pytest.mark.parametrize(
+    "pattern", [acc.FixedOrder([0, 1, -1, 0, 2, 2]), acc.MinSeparation(40, 9, 1)]
+)
 def test_other_patterns(pattern: Any) -> None:
     found = acc.plan_mechanism(2, 1e-6, pattern)
     assert found.best.rms_std <= min(row.rms_std for row in found)

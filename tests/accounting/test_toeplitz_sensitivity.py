@@ -380,3 +380,13 @@ def test_trees_name_their_rule() -> None:
     assert "upper bound" in rule_of(layout, pattern, "released")
     with pytest.raises(TypeError, match="no sensitivity is registered"):
         rule_of(object(), pattern, "exact")  # type: ignore[arg-type]
+
+
+def test_noise_of_another_kind_is_refused() -> None:
+    class Other(Identity):
+        @property
+        def engine(self) -> Any:
+            return ("others", (1.0, 0.5), ())
+
+    with pytest.raises(TypeError, match="no sensitivity is known for Toeplitz noise"):
+        acc.sensitivity_squared(acc.SinglePass(4), Other())

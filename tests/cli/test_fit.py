@@ -17,6 +17,8 @@ from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.fitting import make_plan
 from dpftrl_fast.fitting.model_file import load_model
+from dpftrl_fast.mechanisms import ToeplitzMechanism, Tree
+from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.plan.from_budget import plan_of
 
 SCHEMA: dict[str, Any] = {
@@ -141,17 +143,37 @@ def test_epochs(folder: Path) -> None:
         noise_multiplier=None,
         delta=1e-3,
         clip_norm=1.0,
-        momentum=0.5,
+        workload=Workload(momentum=0.5),
+        dtype="float64",
     )
+    assert isinstance(model.plan.mechanism, ToeplitzMechanism)
     assert facts["settings"]["epochs"] == 3 and facts["epsilon"] <= 1.0
     output = run(*words, "--force").stdout
     assert "3 epochs of 10 fixed batches, in one order" in output and "30 steps" in output
-    exact = run_json(*arguments(folder, epochs=3, momentum=0.5), "--bound", "exact", "--force")
-    assert exact["plan"]["noise_multiplier"] > facts["plan"]["noise_multiplier"]
-    one = run_json(*arguments(folder), "--force")["plan"]
+    one = run_json(*arguments(folder, mechanism="tree"), "--force")["plan"]
     assert one["bound"] == "released"
-    exact = run_json(*arguments(folder, bound="exact"), "--force")["plan"]
+    exact = run_json(*arguments(folder, mechanism="tree", bound="exact"), "--force")["plan"]
     assert exact["bound"] == "exact" and exact["noise_multiplier"] > one["noise_multiplier"]
+
+
+@pytest.mark.parametrize("method", ["ftrl", "least-squares"])
+def test_the_mechanism_is_chosen_or_a_tree(folder: Path, method: str) -> None:
+    words = arguments(folder, method=method, mechanism="tree")
+    printed = run(*words).stdout
+    plan = load_model(folder / "m").plan
+    assert plan.mechanism == (Tree() if method == "ftrl" else "tree")
+    assert "tree" in printed
+    vanilla = arguments(folder, method=method, variant="vanilla")
+    assert run_json(*vanilla, "--force")["plan"]["variant"] == "vanilla"
+    auto = run(*arguments(folder, method=method), "--force").stdout
+    plan = load_model(folder / "m").plan
+    if method == "ftrl":
+        assert isinstance(plan.mechanism, ToeplitzMechanism)
+        assert plan.layout.describe().split()[0] in auto
+    else:
+        assert plan.mechanism == "tree"
+    refused = run(*arguments(folder, method=method, mechanism="taps"), "--force", code=2)
+    assert "taps" in refused.stderr
 
 
 def test_the_learning_rate_is_a_number_or_a_rule(folder: Path) -> None:

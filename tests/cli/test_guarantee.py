@@ -19,8 +19,8 @@ from dpftrl_fast.cli.patterns import read_order
 from dpftrl_fast.plots import Curve, error_curves_png
 
 CIFAR = ["--examples", 50_000, "--batch-size", 500, "--epochs", 100, "--delta", 1e-5]
-PLAN = ["plan", "--epsilon", 8, *CIFAR]
-SMALL = ["plan", "--epsilon", 2, "--steps-per-epoch", 4, "--epochs", 6]
+PLAN = ["plan", "--epsilon", 8, *CIFAR, "--mechanism", "tree"]
+SMALL = ["plan", "--epsilon", 2, "--steps-per-epoch", 4, "--epochs", 6, "--mechanism", "tree"]
 
 
 def sigma(*arguments: object) -> list[object]:
@@ -214,7 +214,7 @@ def test_plan_as_json_agrees_with_the_planner() -> None:
 
 def test_plan_of_another_pattern(order: Path) -> None:
     separated = ["--steps", 60, "--max-participations", 3, "--min-separation", 8]
-    facts = run_json("plan", "--epsilon", 2, *separated)
+    facts = run_json("plan", "--epsilon", 2, *separated, "--mechanism", "tree")
     assert {row["restart_every"] for row in facts["rows"]} == {8, 16, 40, None}
     assert facts["participation"]["kind"] == "MinSeparation"
     assert run_json("plan", "--epsilon", 2, "--order", order)["rows"]
@@ -265,6 +265,72 @@ def test_the_title_of_the_figure_is_no_lower_than_the_budget(
 def test_plan_refuses(tmp_path: Path, arguments: list[object], words: str) -> None:
     out = tmp_path / "p.json"
     assert words in run(*SMALL, *arguments, "--out", out, code=2).stderr and not out.exists()
+
+
+ALL = ["plan", "--epsilon", 8, "--delta", 1e-5, "--steps-per-epoch", 20, "--epochs", 5]
+
+
+def test_plan_ranks_mechanisms() -> None:
+    text = run(*ALL, "--max-vectors", 2).stdout
+    assert "mechanisms by rms error" in text and "1 buffer (BLT)" in text
+    assert "no mechanism has a smaller rms than" in text and "replaced by another" in text
+    facts = run_json(*ALL, "--momentum", 0.9, "--max-vectors", 0, "--max-normals", 4)
+    table = acc.plan_mechanism(
+        8, 1e-5, acc.FixedEpochs(20, 5), workload=acc.Workload(0.9), max_vectors=0, max_normals=4
+    )
+    assert len(facts["rows"]) == len(table) == 3
+    for got, row in zip(facts["rows"], table, strict=True):
+        assert {**row.to_dict(), **got} == row.to_dict()
+    assert facts["workload"]["momentum"] == 0.9 and facts["lower_bound"] == table.lower_bound
+    assert facts["row"] == 1 and facts["rank_by"] == "rms"
+    plan = PrivacyPlan(1.0, table.best.noise_multiplier, table.best.participation,
+                       table.best.mechanism, "released")  # fmt: skip
+    assert facts["epsilon_replace_one"] == plan.epsilon(1e-5, neighbours="replace-one")
+
+
+def test_plan_saves_a_mechanism_and_a_figure(tmp_path: Path) -> None:
+    out, png = tmp_path / "plan.json", tmp_path / "e.png"
+    run(*ALL, "--max-vectors", 1, "--out", out, "--plot", png, "--row", 2, "--clip-norm", 0.3)
+    table = acc.plan_mechanism(8, 1e-5, acc.FixedEpochs(20, 5), max_vectors=1)
+    plan = PrivacyPlan.load(out)
+    assert plan.mechanism == table[1].mechanism and plan.clip_norm == 0.3
+    assert plan.noise_multiplier == table[1].noise_multiplier and plan.epsilon(1e-5) <= 8
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_option_of_trees_ranks_trees() -> None:
+    small = ["plan", "--epsilon", 8, "--steps-per-epoch", 4, "--epochs", 2]
+    for options in (["--variant", "vanilla"], ["--bound", "exact"], ["--restart-every", 4],
+                    ["--complete", "all"], ["--rank-by", "smoothed"]):  # fmt: skip
+        assert "restart_every" in run_json(*small, *options)["rows"][0]
+    assert "words" in run_json(*small)["rows"][0]
+
+
+def test_plan_compares_with_sampling() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the package dp-accounting")
+    rows = ["--rows", 4000, "--batch-size", 40, "--epochs", 1, "--max-vectors", 0]
+    facts = run_json("plan", "--epsilon", 8, *rows, "--max-normals", 1, "--sampling")
+    assert [row["needs_sampling"] for row in facts["rows"]] == [True, False]
+    assert facts["row"] == 2
+    refused = run(
+        "plan", "--epsilon", 8, *rows, "--max-normals", 1, "--sampling", "--row", 1, code=2
+    )
+    assert "--row must be the row of a mechanism that needs no sampling, got 1" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--mechanism", "all", "--variant", "vanilla"], "--variant needs --mechanism tree"),
+        (["--mechanism", "tree", "--max-vectors", 1], "--max-vectors needs --mechanism all"),
+        (["--complete", "all", "--max-normals", 1], "--max-normals needs --mechanism all, got "),
+        (["--max-vectors", -1], "max_vectors must be an integer >= 0"),
+        (["--sampling"], "--sampling needs --rows and --batch-size"),
+        (["--row", 0], "--row must be an integer in"),
+    ],
+)
+def test_plan_of_mechanisms_refuses(arguments: list[object], words: str) -> None:
+    assert words in run(*ALL, *arguments, code=2).stderr
 
 
 def test_the_figure_of_the_errors() -> None:

@@ -17,7 +17,7 @@ from dpftrl_fast.accounting.curve.gaussian import epsilon as gaussian_epsilon
 from dpftrl_fast.federated import AdaptiveClipping, PrivateRounds, ServerDPFTRL
 from dpftrl_fast.federated.adaptive_clipping import ClipNorm
 from dpftrl_fast.federated.cohorts import Cohorts
-from dpftrl_fast.federated.sums.running_sum import tree_key, tree_noise
+from dpftrl_fast.federated.sums.running_sum import block_key, block_noise
 from dpftrl_fast.mechanisms import Tree
 
 KEY = bytes(range(32))
@@ -248,8 +248,8 @@ def reading(key: bytes, tree: int, noise_multiplier: float) -> float:
     clip = ClipNorm(
         plan_of(SinglePass(2**20), mechanism=Tree(restart_every=2**10)), clipping, 1, key
     )
-    clip.tree = tree
-    clip.next_tree()
+    clip.block = tree
+    clip.next_block()
     return -math.log(clip.value) / 1e-3 * 2**10
 
 
@@ -285,11 +285,11 @@ def test_the_norm_stays_in_its_range() -> None:
     clipping = AdaptiveClipping(noise_multiplier=1e-3, quantile=0.0, learning_rate=1e6)
     clip = ClipNorm(plan, clipping, 1, KEY)
     clip.count(2)
-    clip.next_tree()
+    clip.next_block()
     assert clip.value == clip.range[0] == 2.0**-20
     clip = ClipNorm(plan, AdaptiveClipping(1e-3, 1.0, 1e6), 1, KEY)
     clip.count(-2)
-    clip.next_tree()
+    clip.next_block()
     assert clip.value == clip.range[1] == 2.0**20
 
 
@@ -326,7 +326,7 @@ def test_each_tree_has_noise_of_its_own_clip_norm_and_the_carry_stays(
     for t in range(11):
         tree, step = divmod(t, 3)
         options: dict[str, Any] = {"dtype": "float64", "memory": "stored", "threads": 1}
-        noise = tree_noise(plan, tree, 500, norms[t], KEY, **options)
+        noise = block_noise(plan, tree, 500, norms[t], KEY, **options)
         np.testing.assert_allclose(left[t], carry + noise.prefix(step + 1), rtol=0, atol=1e-8)
         if step == 2:
             carry = carry + noise.prefix(4 if complete else 3)
@@ -347,9 +347,9 @@ def test_the_variance_follows_the_clip_norms() -> None:
 
 
 def test_trees_and_readings_have_keys_of_their_own() -> None:
-    keys = {tree_key(KEY, purpose, i) for purpose in ("tree", "clip-norm") for i in range(50)}
+    keys = {block_key(KEY, purpose, i) for purpose in ("tree", "clip-norm") for i in range(50)}
     assert len(keys) == 100 and KEY not in keys
-    assert tree_key(bytes(32), "tree", 0) not in keys
+    assert block_key(bytes(32), "tree", 0) not in keys
 
 
 def test_a_clip_norm_that_moves_changes_what_updates_are_clipped_to() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mechanism_cases import TOEPLITZ
 from numpy.typing import NDArray
 
 from dpftrl_fast import PrivacyPlan
@@ -144,6 +145,9 @@ CASES: dict[str, tuple[PrivacyPlan, float]] = {
         PrivacyPlan(0.5, 3.0, SinglePass(13), mechanism=Tree(restart_every=5, complete=True)),
         0.5,
     ),
+    "taps": (PrivacyPlan(0.5, 3.0, SinglePass(13), TOEPLITZ["two taps"]), 0.9),
+    "buffers": (PrivacyPlan(0.5, 3.0, SinglePass(13), TOEPLITZ["two buffers"]), 0.0),
+    "blocks": (PrivacyPlan(0.5, 3.0, SinglePass(13), TOEPLITZ["a buffer, in blocks"]), 0.9),
 }
 
 

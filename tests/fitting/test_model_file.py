@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mechanism_cases import TOEPLITZ
 
 from dpftrl_fast import files
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
@@ -129,6 +130,22 @@ def test_a_model_of_least_squares_reads_back(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.predict(tmp_path / "new.csv"), wanted, rtol=1e-5)
     with pytest.raises(ValueError, match="kind must be one of 'last', got 'tail'"):
         model.predict(tmp_path / "new.csv", kind="tail")
+
+
+@pytest.mark.parametrize("mechanism", TOEPLITZ.values(), ids=TOEPLITZ)
+def test_a_model_has_its_mechanism(tmp_path: Path, mechanism: Any) -> None:
+    (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8")
+    kinds: list[Any] = [FitSettings]
+    if mechanism.restart_every is None:
+        kinds.append(LeastSquaresSettings)
+    for kind in kinds:
+        settings = kind(batch_size=2, mechanism=mechanism)
+        result = fit(TableReader(tmp_path / "t.csv", SCHEMA), settings)
+        save_model(tmp_path / "m", result, force=True)
+        model = load_model(tmp_path / "m")
+        assert model.plan == result.plan and model.plan.mechanism == mechanism
+        assert model.facts["plan"]["mechanism"] == mechanism.to_dict()
+        assert model.facts["epsilon"] == model.plan.epsilon(1e-6) <= 1.0
 
 
 @pytest.mark.parametrize("kinds", [("last",), ("tail", "average", "last")])

@@ -62,8 +62,9 @@ def plain_fit(
 @pytest.mark.parametrize("variant", ["honaker", "vanilla"])
 def test_a_fit_is_the_plain_recurrence(tmp_path: Path, variant: Any) -> None:
     settings = FitSettings(
-        batch_size=BATCH, clip_norm=0.5, learning_rate=0.7, noise_seed=3, variant=variant
-    )
+        batch_size=BATCH, clip_norm=0.5, learning_rate=0.7, noise_seed=3, variant=variant,
+        mechanism="tree",
+    )  # fmt: skip
     result = fit(table(tmp_path / "t.csv", lines()), settings, curve_points=100)
     std = 0.5 * result.plan.noise_multiplier
     theta, iterates = plain_fit(lines(), settings, std)

@@ -27,7 +27,8 @@ from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import stream_batch
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
 from dpftrl_fast.mechanisms import Tree
-from dpftrl_fast.plan.from_budget import participation_of, plan_of, tree_of
+from dpftrl_fast.mechanisms.workload import Workload
+from dpftrl_fast.plan.from_budget import mechanism_of, participation_of, plan_of
 
 FIRST = {"epsilon": 1.0, "noise_multiplier": None}
 PLAN = FIRST | {
@@ -38,8 +39,11 @@ PLAN = FIRST | {
 
 def wanted(pattern, **changes):
     fields = PLAN | changes
-    tree = {name: fields.pop(name) for name in ("variant", "restart_every", "complete")}
-    return plan_of(pattern, mechanism=tree_of(tree), **fields)
+    names = ("variant", "restart_every", "complete")
+    tree = {name: fields.pop(name) for name in names}
+    workload = Workload(momentum=fields.pop("momentum"))
+    choice = mechanism_of(tree | {"mechanism": "tree"})
+    return plan_of(pattern, mechanism=choice, workload=workload, **fields)
 
 
 # ---- Parameters ----

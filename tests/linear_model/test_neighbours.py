@@ -186,8 +186,8 @@ LOSSES = [
     (DPFTRLClassifier, "hinge"),
 ]
 SCHEDULES: list[dict[str, Any]] = [
-    {},
-    {"epochs": 3},
+    {"mechanism": "tree"},
+    {"mechanism": "tree", "epochs": 3},
     {"epochs": 3, "restart_every": 3, "complete": True},
     {"epochs": 2, "restart_every": 4, "complete": False, "variant": "vanilla"},
     {"epochs": 3, "restart_every": 6, "shuffle": True, "random_state": 1},
@@ -274,7 +274,7 @@ def test_what_one_user_changes_is_what_the_plan_says(
     if kind == "three classes":
         y[::3] = 2
     users = np.random.default_rng(5).integers(0, 12, 60)
-    model = make(cls, clip_norm=0.05, batch_size=5, noise_seed=3, epochs=2)
+    model = make(cls, clip_norm=0.05, batch_size=5, noise_seed=3, epochs=2, mechanism="tree")
 
     def run(X: Array) -> Array:
         sums.clear()

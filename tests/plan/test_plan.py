@@ -421,6 +421,7 @@ def test_the_sensitivity_is_computed_once(monkeypatch):
         delta=1e-6,
         clip_norm=1.0,
         participation=acc.MinSeparation(9, 3, 2),
+        mechanism=Tree(),
         bound="released",
     )
     plan.epsilon(1e-6), plan.delta(1.0), plan.describe(1e-6)
@@ -496,8 +497,21 @@ def test_a_plan_of_a_schedule():
         )
         assert plan.sensitivity_squared == row.sensitivity_squared
     for wrong in (None, {"noise_multiplier": 1.0}, table):
-        with pytest.raises(TypeError, match="schedule must be a Schedule, got "):
+        with pytest.raises(TypeError, match="schedule must be a row of plan_schedule or plan"):
             PrivacyPlan.from_schedule(wrong, clip_norm=1.0)
+
+
+def test_a_plan_of_a_row_of_mechanisms():
+    pattern = acc.FixedEpochs(4, 5)
+    table = acc.plan_mechanism(2.0, 1e-6, pattern, max_vectors=3)
+    for row in table.rows:
+        plan = PrivacyPlan.from_schedule(row, clip_norm=0.5)
+        assert (plan.mechanism, plan.participation) == (row.mechanism, pattern)
+        assert plan.sensitivity_squared == row.sensitivity_squared
+        assert plan.epsilon(1e-6) <= 2.0
+    sampled = dataclasses.replace(table.rows[0], needs_sampling=True)
+    with pytest.raises(ValueError, match="must be a mechanism without sampling"):
+        PrivacyPlan.from_schedule(sampled, clip_norm=1.0)
 
 
 def test_very_many_trees():

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mechanism_cases import MECHANISMS, TOEPLITZ
+from noise_oracle import noise_of_sums, sum_matrix
 from tree_options import with_tree
 
 import dpftrl_fast as dpf
-from dpftrl_fast import reference
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.accounting.planner.mechanisms import best_mechanism
+from dpftrl_fast.mechanisms import BandedInverse, Tree
+from dpftrl_fast.reference.stream import key_from_seed
 
 L = 0.75
 CLIP = L * (1 - 2.0**-20)
@@ -23,33 +26,13 @@ CLIP = L * (1 - 2.0**-20)
 
 def make(size: int = 3, steps: int = 20, **change: Any) -> dpf.PrefixSum:
     options: dict[str, Any] = {"clip_norm": L, "noise_multiplier": 2.0, "seed": 3, **change}
-    return dpf.PrefixSum(size, steps, **with_tree(options))
-
-
-class Noise:
-    """The noise under the sums, from the reference: what an owner of the key can take away."""
-
-    def __init__(self, sums: dpf.PrefixSum, seed: int = 3) -> None:
-        plan, tree = sums.plan, sums.plan.mechanism
-        assert isinstance(tree, Tree)
-        self.every, self.complete = tree.restart_every, bool(tree.complete)
-        self.tree = reference.TreeNoise(
-            sums.size,
-            plan.clip_norm * plan.noise_multiplier,
-            seed=seed,
-            variant=tree.variant,
-            dtype="float64",
-        )
-
-    def step(self) -> np.ndarray:
-        if self.tree.t == self.every:
-            self.tree.restart(complete=self.complete)
-        return self.tree.step()
+    return dpf.PrefixSum(size, steps, **{"mechanism": "tree", **with_tree(options)})
 
 
 def raw_sums(sums: dpf.PrefixSum, records: list[Any]) -> np.ndarray:
-    noise = Noise(sums)
-    return np.array([sums.add(x) - noise.step() for x in records])
+    """The sums without the noise, which an owner of the key can take away."""
+    noise = noise_of_sums(sums.plan, sums.size, key_from_seed(3))
+    return np.array([sums.add(x) for x in records]) - noise[: len(records)]
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "honaker"])
@@ -71,6 +54,48 @@ def test_sums_under_the_noise(variant: Any, every: Any, complete: Any) -> None:
     assert sums.epsilon(1e-6, neighbours="replace-one") == plan.epsilon(
         1e-6, neighbours="replace-one"
     )
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_sums_under_the_noise_of_every_mechanism(name: str) -> None:
+    records = np.random.default_rng(1).normal(size=(10, 3)) * 0.2
+    sums = make(steps=10, mechanism=MECHANISMS[name])
+    raw = raw_sums(sums, list(records))
+    np.testing.assert_allclose(raw, np.cumsum(records, axis=0), atol=1e-12)
+    assert sums.plan == dpf.PrivacyPlan(L, 2.0, SinglePass(10), MECHANISMS[name])
+    assert sums.epsilon(1e-6) == sums.plan.epsilon(1e-6)
+
+
+@pytest.mark.parametrize("name", TOEPLITZ)
+def test_the_covariance_of_the_sums(name: str) -> None:
+    size, mechanism = 20_000, TOEPLITZ[name]
+    sums = make(size, 6, mechanism=mechanism)
+    left = np.array([sums.add(np.zeros((0, size))) for _ in range(6)])
+    matrix = sum_matrix(mechanism, [4, 2] if sums.plan.layout.count > 1 else [6])
+    wanted = matrix @ matrix.T
+    found = left @ left.T / size / (2.0 * L) ** 2
+    spread = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)) * 2 / size)
+    assert (np.abs(found - wanted) < 5 * spread).all()
+    assert not (np.abs(found / 1.1 - wanted) < 5 * spread).all()  # the test has the power to tell
+
+
+def test_auto_is_the_best_mechanism_of_a_pass() -> None:
+    sums = dpf.PrefixSum(3, 50, L, 2.0)
+    for epsilon, delta in ((0.1, 1e-9), (30.0, 1e-3)):
+        assert sums.plan.mechanism == best_mechanism(epsilon, delta, SinglePass(50))
+    tree = dpf.PrefixSum(3, 50, L, 2.0, mechanism="tree")
+    assert tree.plan.mechanism == Tree()
+    assert dpf.PrefixSum(3, 2**20 + 1, L, 2.0).plan.mechanism == Tree()
+    with pytest.raises(ValueError, match="mechanism must be 'auto', 'tree' or a mechanism"):
+        dpf.PrefixSum(3, 20, L, 2.0, mechanism="forest")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_coefficients_are_rounded_before_they_are_accounted(dtype: Any) -> None:
+    given = BandedInverse((1.0, -0.1))
+    sums = make(mechanism=given, dtype=dtype)
+    assert sums.plan.mechanism == given.rounded(dtype)
+    assert (sums.plan.mechanism == given) is (dtype == "float64")
 
 
 HUGE, TINY = 1e308, 5e-324
@@ -136,8 +161,9 @@ def test_neighbours_differ_by_at_most_the_clip_norm_at_every_step(record: int) -
     changed = [batch.copy() for batch in batches]
     step, row = divmod(record, 3)
     changed[step][row] = 0.0
-    one = raw_sums(make(4, 4), batches)
-    other = raw_sums(make(4, 4), changed)
+    mechanism = list(MECHANISMS.values())[record % len(MECHANISMS)]
+    one = raw_sums(make(4, 4, mechanism=mechanism), batches)
+    other = raw_sums(make(4, 4, mechanism=mechanism), changed)
     gaps = np.linalg.norm(one - other, axis=1)
     assert (gaps <= L).all()
     assert (gaps[:step] == 0).all()

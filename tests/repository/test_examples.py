@@ -18,13 +18,14 @@ SAYS = {
     "daily_counts.py": "epsilon 1 at delta 1e-09",
     "epochs.py": "epsilon 8 at delta 1e-06",
     "images.py": "epsilon of the run: 8.000 at delta 1e-05",
+    "mechanisms.py": "no mechanism has a smaller rms than",
     "out_of_core.py": "the model of the rows in memory: True",
     "private_torch.py": "epsilon of the run: 8.000 at delta 1e-06",
     "sgd_with_residuals.py": "epsilon 2.000",
     "shards.py": "the same bits: True",
 }
 #: Of the examples that take any: small settings.
-ARGUMENTS = {"images.py": ["1", "2000"]}
+ARGUMENTS = {"images.py": ["1", "2000"], "mechanisms.py": ["memory.png", "20", "3"]}
 #: Examples that start processes of their own.
 WITH_CHILDREN = {"shards.py"}
 

@@ -8,12 +8,14 @@ import random
 
 import numpy as np
 import pytest
+from mechanism_cases import MECHANISMS
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import (
     FixedEpochs,
     FixedOrder,
     MinSeparation,
+    Participation,
     SinglePass,
     sensitivity_squared,
     sensitivity_squared_by_id,
@@ -131,6 +133,47 @@ def test_spare_recoveries_cover_a_restart_within_a_tree_wherever_it_is(plan: Pri
         for _ in range(20):
             account = account.recovered(20, 18)
             assert account.happened.epsilon(1e-6) <= account.epsilon(1e-6) == stated
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(
+    "pattern", [SinglePass(20), FixedEpochs(4, 5), MinSeparation(20, 3, 5)], ids=str
+)
+def test_spare_recoveries_cover_a_restart_within_a_block_of_any_mechanism(
+    name: str, pattern: Participation
+) -> None:
+    plan = PrivacyPlan(1.0, 2.0, pattern, MECHANISMS[name])
+    account = RunAccount(plan, spare_recoveries=1)
+    stated = account.epsilon(1e-6)
+    assert stated > plan.epsilon(1e-6)
+    blocks = plan.layout
+    for step, last in ((1, 1), (1, 3), (2, 4), (6, 6), (6, 7), (9, 12), (18, 20), (20, 20)):
+        assert blocks.locate(step)[0] == blocks.locate(last)[0]
+        after = account.recovered(last, step)
+        assert after.epsilon(1e-6) == stated >= after.happened.epsilon(1e-6)
+    if blocks.count == 1:
+        account = account.recovered(20, 1)
+        assert account.epsilon(1e-6) == stated
+    with pytest.raises(ValueError, match="into a second tree, and 1 spare"):
+        for _ in range(20):
+            account = account.recovered(20, max(1, account.start))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_noise_of_a_stretch_is_that_of_its_blocks(name: str) -> None:
+    """After a recovery at step 6: fresh noise from the first step of a block on."""
+    plan = PrivacyPlan(1.0, 3.0, SinglePass(11), MECHANISMS[name])
+    account = RunAccount(plan).recovered(7, 6, accept_epsilon=(99.0, 1e-6))
+    noise = account.noise(3, seed=1, dtype="float64")
+    same = plan.noise(3, seed=1, dtype="float64")
+    assert (noise.steps, noise.std) == (6, 3.0)
+    assert np.array_equal(noise.step(), same.step())
+    for step in range(7, 12):
+        assert noise.t == step - 6 if plan.layout.count == 1 else noise.t <= 3
+        last = noise.step()
+        assert np.array_equal(noise.current(), last)
+    with pytest.raises(ValueError, match="all 6 declared steps are taken"):
+        noise.step()
 
 
 def test_spare_recoveries_are_cheap_where_trees_are_short() -> None:

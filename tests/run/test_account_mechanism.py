@@ -12,15 +12,18 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from mechanism_cases import TOEPLITZ
 from numpy.typing import NDArray
+from toeplitz_oracle import strategy
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
-from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.mechanisms import BandedToeplitz, Mechanism, Tree
 from dpftrl_fast.run.account import RunAccount
 
 SIGMA = 50.0
@@ -49,13 +52,27 @@ def prefix(t: int, honaker: bool, place: tuple[int, int]) -> Counter[Node]:
     return found
 
 
+def toeplitz_prefix(t: int, mechanism: Mechanism, place: tuple[int, int]) -> Counter[Node]:
+    """The noise of step t of a block, by independent vectors: rows of C^-1, added up."""
+    weights = np.linalg.inv(strategy(mechanism, [t])).sum(axis=0)
+    return Counter({(*place, 0, i): w for i, w in enumerate(weights)})
+
+
+def prefixes_of(plan: PrivacyPlan) -> Callable[[int, tuple[int, int]], Counter[Node]]:
+    """The noise of a step of a block, of any mechanism."""
+    mechanism = plan.mechanism
+    if isinstance(mechanism, Tree):
+        return lambda t, place: prefix(t, mechanism.variant == "honaker", place)
+    return lambda t, place: toeplitz_prefix(t, mechanism, place)
+
+
 def plus(a: Counter[Node], b: Counter[Node]) -> Counter[Node]:
     return Counter({node: a[node] + b[node] for node in {*a, *b}})
 
 
 def released(plan: PrivacyPlan, account: RunAccount) -> list[tuple[Counter[Node], list[Use]]]:
     """Noise and uses behind each sum that leaves, in their order."""
-    honaker = plan.mechanism.variant == "honaker"
+    noise_at, runs = prefixes_of(plan), plan.layout
     stretches = [*account.abandoned, (account.start, plan.steps)]
     rows: list[tuple[Counter[Node], list[Use]]] = []
     noise: Counter[Node] = Counter()  # on the running sum, for good
@@ -67,13 +84,13 @@ def released(plan: PrivacyPlan, account: RunAccount) -> list[tuple[Counter[Node]
             here = plan.layout.locate(step)[0]
             if here != tree:
                 if tree is not None:
-                    completed = plan.layout.run_of(tree).completed
+                    completed = getattr(runs.run_of(tree), "completed", False)  # type: ignore
                     end = next(2**k for k in range(99) if 2**k >= leaf) if completed else leaf
-                    carry = plus(carry, prefix(end, honaker, (s, tree)))
+                    carry = plus(carry, noise_at(end, (s, tree)))
                 tree, leaf = here, 0
             leaf += 1
             uses = [*uses, (s, step)]
-            after[step] = plus(carry, prefix(leaf, honaker, (s, here))), uses
+            after[step] = plus(carry, noise_at(leaf, (s, here))), uses
             rows.append(after[step])
         if s + 1 < len(stretches):
             noise, uses = after[stretches[s + 1][0] - 1]
@@ -119,7 +136,31 @@ def most(form: NDArray[np.float64]) -> float:
     return float(form.sum())
 
 
-def some_plan(chance: random.Random, kind: str) -> PrivacyPlan:
+#: One whose columns have negative inner products too.
+CASES: dict[str, Mechanism] = {**TOEPLITZ, "signs": BandedToeplitz((1.0, -0.5, 0.25))}
+
+
+def some_tree(chance: random.Random) -> Tree:
+    return Tree(
+        variant=chance.choice(["honaker", "vanilla"]),
+        restart_every=chance.choice([None, 2, 3, 4, 5]),
+        complete=chance.choice([False, True, "all"]),
+    )
+
+
+def some_plan(
+    chance: random.Random, kind: str, mechanism: Mechanism | None = None
+) -> PrivacyPlan:
+    least = 1 if mechanism is None else mechanism.bands  # type: ignore[attr-defined]
+    while True:
+        plan = _some_plan(chance, kind, mechanism or some_tree(chance), least)
+        if plan is not None:
+            return plan
+
+
+def _some_plan(
+    chance: random.Random, kind: str, mechanism: Mechanism, least: int
+) -> PrivacyPlan | None:
     steps = chance.randint(1, 9)
     order = [0, *(chance.randrange(-1, 3) for _ in range(steps - 1))]
     chance.shuffle(order)
@@ -130,17 +171,11 @@ def some_plan(chance: random.Random, kind: str) -> PrivacyPlan:
         "epochs": FixedEpochs(chance.randint(1, 3), chance.randint(1, 3)),
         "one order": FixedEpochs(chance.randint(1, 3), chance.randint(1, 3), reshuffle=False),
     }
-    return PrivacyPlan(
-        1.0,
-        SIGMA,
-        patterns[kind],
-        mechanism=Tree(
-            variant=chance.choice(["honaker", "vanilla"]),
-            restart_every=chance.choice([None, 2, 3, 4, 5]),
-            complete=chance.choice([False, True, "all"]),
-        ),
-        bound=chance.choice(["exact", "released"]),
-    )
+    pattern: Any = patterns[kind]
+    if pattern.steps < least:
+        return None
+    bound = chance.choice(["exact", "released"])
+    return PrivacyPlan(1.0, SIGMA, pattern, mechanism, bound)  # type: ignore[arg-type]
 
 
 def restarted(plan: PrivacyPlan, chance: random.Random, times: int) -> RunAccount:
@@ -152,8 +187,11 @@ def restarted(plan: PrivacyPlan, chance: random.Random, times: int) -> RunAccoun
     return account
 
 
+KINDS = ["pass", "separation", "order", "epochs", "one order"]
+
+
 @pytest.mark.parametrize("times", [0, 1, 2])
-@pytest.mark.parametrize("kind", ["pass", "separation", "order", "epochs", "one order"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_run_gives_away_more_than_it_owes(kind: str, times: int) -> None:
     chance = random.Random(f"{kind} {times}")
     tight = 0
@@ -171,7 +209,26 @@ def test_no_run_gives_away_more_than_it_owes(kind: str, times: int) -> None:
     assert tight > 4
 
 
-@pytest.mark.parametrize("kind", ["pass", "separation", "order", "epochs", "one order"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_run_of_a_toeplitz_mechanism_gives_away_more_than_it_owes(kind: str, name: str) -> None:
+    chance = random.Random(f"{kind} {name}")
+    tight = 0
+    for times in (0, 1, 1, 2, 2, 3):
+        plan = some_plan(chance, kind, CASES[name])
+        account = restarted(plan, chance, times)
+        form, uses = gram(released(plan, account))
+        owed = account.happened.mu_squared * SIGMA**2
+        worst = 0.0
+        for steps in steps_of_an_id(plan):
+            mine = [i for i, (_, step) in enumerate(uses) if step in steps]
+            worst = max(worst, most(form[np.ix_(mine, mine)]))
+        assert worst <= owed * (1 + 1e-9), (plan, account.abandoned, account.start)
+        tight += worst >= owed * (1 - 1e-6)
+    assert tight > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_id_shifts_more_nodes_than_are_counted(kind: str) -> None:
     """For the floor: nodes, the sum of their shifts and the largest, leaf by leaf."""
     chance = random.Random(kind)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass
 from dpftrl_fast.federated import AdaptiveClipping, ServerDPFTRL
-from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.mechanisms import BandedInverse, BufferedToeplitz, Tree
 
 KEY = hashlib.sha256(b"the same in every process").digest()
 GOAL, POPULATION, DELTA = 4, 60, 1e-6
@@ -53,12 +53,24 @@ KINDS: dict[str, dict[str, Any]] = {
         "clipping": AdaptiveClipping(noise_multiplier=5.0, quantile=0.9, learning_rate=1.0),
         "checkpoint_every": 1,
     },
+    "buffered": {
+        "plan": PrivacyPlan(
+            0.5, 3.0, MinSeparation(12, 4, 3), BufferedToeplitz((0.96875, 0.5), (0.25, 0.125))
+        ),
+        "momentum": 0.9,
+        "checkpoint_every": 3,
+    },
+    "taps": {
+        "plan": PrivacyPlan(0.5, 3.0, EPOCHS, BandedInverse((1.0, -0.875), restart_every=4)),
+        "clipping": AdaptiveClipping(noise_multiplier=5.0, quantile=0.9, learning_rate=1.0),
+        "checkpoint_every": 2,
+    },
 }
 
 
 def cohort(kind: str, number: int) -> list[str]:
     """Who is there in a round; some of them may not take part."""
-    if kind == "clipping":  # in each epoch the same at the same place
+    if kind in ("clipping", "taps"):  # in each epoch the same at the same place
         return [f"client {i}" for i in range(POPULATION) if i % 4 == (number - 1) % 4]
     if kind == "adam":
         return [f"client {i}" for i in range(5 * number - 5, 5 * number)]

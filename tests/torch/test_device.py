@@ -6,10 +6,6 @@ The interpreter takes half a second for what a GPU does in microseconds.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +14,14 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.runtime import interpreter  # noqa: E402
+from triton_kernels import check_code, compiled, patch_builtins_once  # noqa: E402
 
 from dpftrl_fast import reference  # noqa: E402
 from dpftrl_fast.mechanisms import Tree  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
 from dpftrl_fast.plan.planned_noise import PlannedTree  # noqa: E402
-from dpftrl_fast.reference.stream import POLYNOMIALS  # noqa: E402
 from dpftrl_fast.torch.device import triton_stream  # noqa: E402
 from dpftrl_fast.torch.device.noise import DeviceNoise  # noqa: E402
 from dpftrl_fast.torch.device.stream import Node, Stream, coefficients  # noqa: E402
@@ -37,28 +32,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @pytest.fixture(scope="module", autouse=True)
 def builtins_are_patched_once() -> Iterator[None]:
-    """Skip what the interpreter does again at each call of a helper, nearly half of its time.
-
-    A kernel's launch replaces the builtins of Triton's modules; a call inside finds none to do.
-    """
-    patch = getattr(interpreter, "_patch_builtin", None)
-    if patch is None:  # another version
-        yield
-        return
-    a_builtin: dict[Any, str | None] = {}
-
-    def once(of: Any, *rest: Any) -> None:
-        if of not in a_builtin:
-            names = (name for name in dir(of) if is_builtin(getattr(of, name)))
-            a_builtin[of] = next(names, None)
-        name = a_builtin[of]
-        if name is not None and is_builtin(getattr(of, name)):
-            patch(of, *rest)
-
-    is_builtin = triton.language.core.is_builtin
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(interpreter, "_patch_builtin", once)
-        yield
+    yield from patch_builtins_once()
 
 
 def a_stream(dtype: str, *, offset: int, size: int, rounds: int = 12, purpose: int = 0) -> Stream:
@@ -192,25 +166,6 @@ def test_what_cannot_take_the_noise_is_refused_before_the_step(out: Any) -> None
     assert on_device.steps_taken == 0
 
 
-COMPILE = """
-import ast, importlib.util, sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-spec = importlib.util.spec_from_file_location("triton_stream", sys.argv[1])
-sys.modules["triton_stream"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-for signature, constants in ast.literal_eval(sys.argv[2]):
-    compiled = triton.compile(
-        ASTSource(module.sum_kernel, signature=signature, constexprs=constants),
-        target=GPUTarget("cuda", 90, 32),
-        options={"enable_fp_fusion": False, "num_warps": 4},
-    )
-    print(compiled.asm["ptx"], end="\\0")
-"""
-
-
 def a_kernel(dtype: str, absent: tuple[str, ...], **options: Any) -> tuple[Any, Any]:
     """Return signature and constants of a kernel; the pointers `absent` are None."""
     pointer = {"float32": "*fp32", "float64": "*fp64"}[dtype]
@@ -223,17 +178,6 @@ def a_kernel(dtype: str, absent: tuple[str, ...], **options: Any) -> tuple[Any, 
     signature |= {"table": "*i64", "numbers": pointer}
     signature |= dict.fromkeys(triton_stream.SCALARS.split(), "i32")
     return signature | dict.fromkeys(constants, "constexpr"), constants
-
-
-def check_code(ptx: str, dtype: Any) -> None:
-    """Check that code neither fuses nor shortens, and has the polynomials to their last bits."""
-    assert not re.search(r"fma\.|mad\.\S*f(32|64)|ftz|approx", ptx)
-    assert re.search(r"sqrt\.rn\.f(32|64)", ptx)
-    letter = {"float32": "0f", "float64": "0d"}[dtype]
-    literals = {int(text[2:], 16) for text in re.findall(letter + r"[0-9A-Fa-f]+", ptx)}
-    values = np.array([value for row in POLYNOMIALS[np.dtype(dtype)] for value in row], dtype)
-    bits = {int.from_bytes(value.tobytes(), "little") for value in values}
-    assert len(bits) > 10 and bits <= literals | {0}
 
 
 # The compiler takes long for loads and stores. The smaller kernels leave out those without
@@ -255,17 +199,6 @@ LARGE = [
 )
 def test_compiled_code_neither_fuses_nor_shortens(kernels: Any, tmp_path: Path) -> None:
     # The interpreter computes literals in double: only the compiled code shows what they become.
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    what = repr([kernel for _, kernel in kernels])
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, triton_stream.__file__, what],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *codes, end = done.stdout.split("\0")
-    assert len(codes) == len(kernels) and end == ""
+    codes = compiled("sum_kernel", [kernel for _, kernel in kernels], tmp_path)
     for (dtype, _), ptx in zip(kernels, codes, strict=True):
         check_code(ptx, dtype)

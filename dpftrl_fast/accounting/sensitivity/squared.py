@@ -2,7 +2,7 @@
 """Squared sensitivity (zeta) of a mechanism under a participation pattern.
 
 The computation itself is registered for the type of the mechanism's layout; for trees it is in
-`accounting.sensitivity.tree`.
+`accounting.sensitivity.tree`, for Toeplitz mechanisms in `accounting.sensitivity.toeplitz`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,22 @@ def sensitivity_squared(
     ----------
     participation : SinglePass, FixedEpochs, FixedOrder or MinSeparation
         Who takes part when.
-    mechanism : Tree
-        The mechanism: a tree with its variant, restarts and completion.
+    mechanism : Tree or Toeplitz mechanism
+        The mechanism: a tree with its variant, restarts and completion, or a matrix mechanism with
+        its coefficients as they are. Round these to the dtype of the noise first.
     bound : {"exact", "level", "released"}
         ``"exact"`` is the maximum over all nodes that can be read. ``"level"`` is the paper's
         looser bound, each level of the tree by itself (the exact value where that is not larger,
         and for epochs). ``"released"`` is smaller than both, and
         holds if only prefixes are released: never together with single nodes
-        (:meth:`dpftrl_fast.TreeNoise.node`).
+        (:meth:`dpftrl_fast.TreeNoise.node`). For Toeplitz mechanisms the two are one number, and
+        ``"level"`` is refused.
 
     Returns
     -------
     int or float
-        zeta. A float, rounded up, for Honaker prefixes with ``"released"``, else an exact integer.
+        zeta. A float, rounded up, for Toeplitz mechanisms and for Honaker prefixes with
+        ``"released"``, else an exact integer.
         Neighbours differ in one record's (or one user's) gradients, replaced by zero; where they
         are replaced by other gradients the sensitivity doubles and zeta counts four times.
 
@@ -61,14 +64,19 @@ def sensitivity_squared(
     TypeError, ValueError
         If an argument is not as described; if zeta could pass 2^63; for a separation that allows
         more than 2^20 participations (not for ``"level"``); for epochs whose places have to be
-        tried one by one in more than 2^27 steps.
+        tried one by one in more than 2^27 steps; for blocks of Toeplitz noise of more than 2^24
+        steps, coefficients outside of [1e-100, 1e100], or taps of both signs whose rounding errors
+        have no bound.
 
     Notes
     -----
     With :class:`FixedEpochs` whose order may be reshuffled at restarts, zeta is the sum over the
     trees of the maximum over the places of an epoch. [1]_ [2]_
 
-    All values are exact but one: under a minimum separation, ``"released"`` is the exact maximum up
+    For Toeplitz mechanisms zeta is exact, up to rounding, where the coefficients c of the strategy
+    are >= 0 and, under a minimum separation b, fall from c_b on; else it is an upper bound.
+
+    All values of trees are exact but one: under a minimum separation, ``"released"`` is the exact maximum up
     to a fixed amount of work (about T = 2000 with 20 participations, more with vanilla), beyond
     that an upper bound of it, mostly within 4 %, and never above ``"exact"``.
 
@@ -94,6 +102,10 @@ def sensitivity_squared(
     425
     >>> round(sensitivity_squared(FixedEpochs(100, 20), bound="released"), 1)
     393.9
+    >>> from dpftrl_fast.mechanisms import BandedInverse
+    >>> taps = BandedInverse.square_root(4)
+    >>> round(sensitivity_squared(MinSeparation(1000, 10, 100), taps), 6)
+    16.224024
     """
     pattern = check_participation(participation)
     allowed: tuple[Bound, ...] = ("exact", "level", "released")
@@ -128,7 +140,8 @@ def sensitivity_squared_by_id(
     ids : ndarray of int64, shape (n,)
         The ids, in increasing order.
     values : ndarray of shape (n,)
-        zeta of each: int64, or float64 rounded up for Honaker prefixes with ``"released"``.
+        zeta of each: int64, or float64 rounded up for Toeplitz mechanisms and for Honaker prefixes
+        with ``"released"``.
 
     Examples
     --------

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpftrl_fast.accounting.sensitivity.strided import UNIT, Column
+from dpftrl_fast.mechanisms.toeplitz.columns import banded_inverse, buffers_column, padded
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzMechanism
-from dpftrl_fast.mechanisms.toeplitz.values import BandedInverse, BufferedToeplitz
 
 #: The most steps of a block whose coefficients are computed.
 MAX_COLUMN = 2**24
@@ -34,28 +34,31 @@ class StrategyColumn(NamedTuple):
         return StrategyColumn(self.upper[:steps], self.computed[:steps])
 
 
-def support(mechanism: ToeplitzMechanism, steps: int) -> int:
-    """Return the number of coefficients before a column is zero for good, at most `steps`."""
-    if isinstance(mechanism, (BandedInverse, BufferedToeplitz)):
-        return steps
-    return min(mechanism.bands, steps)
-
-
 def strategy_column(mechanism: ToeplitzMechanism, steps: int) -> StrategyColumn:
-    """Return the column of a block of `steps` steps; ValueError if its errors have no bound."""
-    size = support(mechanism, steps)
+    """Return the column of a block of `steps` steps; ValueError if its errors have no bound.
+
+    It is that of the coefficients which the noise runs with.
+    """
+    kind, first, second = mechanism.engine
+    ends = kind == "bands" or (kind == "taps" and len(first) == 1)
+    size = min(len(first), steps) if ends else steps
     if size > MAX_COLUMN:
         raise ValueError(
             f"a block of Toeplitz noise must have at most 2^24 = {MAX_COLUMN} steps, got {steps}: "
             "give the mechanism a smaller restart_every"
         )
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        computed = mechanism.strategy(size)
-        upper = np.abs(computed)
-        if isinstance(mechanism, BufferedToeplitz):
-            upper = _buffers_upper(upper, len(mechanism.decay))
-        elif isinstance(mechanism, BandedInverse):
-            upper = _taps_upper(upper, np.array(mechanism.taps))
+        if kind == "bands":
+            computed = padded(first, size)
+            upper = np.abs(computed)
+        elif kind == "buffers":
+            computed = buffers_column(first, second, size)
+            upper = _buffers_upper(np.abs(computed), len(first))
+        elif kind == "taps":
+            computed = banded_inverse(first, size)
+            upper = _taps_upper(np.abs(computed), np.array(first))
+        else:
+            raise TypeError(f"no sensitivity is known for Toeplitz noise of the kind {kind!r}")
         largest = float(upper.max())
     if not (np.all(np.isfinite(upper)) and _LEAST <= largest <= _MOST):
         raise ValueError(

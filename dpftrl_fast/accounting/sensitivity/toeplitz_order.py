@@ -19,7 +19,6 @@ from dpftrl_fast.accounting.participation import FixedOrder
 from dpftrl_fast.accounting.sensitivity.strided import UNIT, squared_norm
 from dpftrl_fast.accounting.sensitivity.toeplitz_column import strategy_column
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
-from dpftrl_fast.mechanisms.toeplitz.values import BufferedToeplitz
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -77,11 +76,11 @@ def _stretches(layout: ToeplitzLayout, given: _Stretches) -> Floats:
     column = strategy_column(mechanism, longest)
     out = np.empty(given.lengths.size)
     counts = np.diff(given.starts)
-    if isinstance(mechanism, BufferedToeplitz):
-        buffers = len(mechanism.decay)
+    kind, first, second = mechanism.engine
+    if kind == "buffers":
+        buffers = len(first)
         if buffers * (buffers + 3) // 2 * longest <= _MOST_POWERS:
-            decay, scale = np.array(mechanism.decay), np.array(mechanism.scale)
-            _core.buffer_sums(decay, scale, *given, out)
+            _core.buffer_sums(np.array(first), np.array(second), *given, out)
             roundings = 6.0 * (longest + counts) + 4.0 * buffers**2 + 67.0
             return np.asarray(out * (1.0 + roundings * UNIT))
     if bool(np.all(column.computed >= 0.0)):

@@ -51,12 +51,12 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class DPFTRLStrategy(Strategy):
-    """Flower strategy that trains with DP-FTRL: tree noise, one clipped update a user and round.
+    """Flower strategy that trains with DP-FTRL: correlated noise, one clipped update a user and round.
 
     The wrapped strategy chooses nodes and writes their messages (`configure_train`). This one looks
     up the users of the nodes, before anybody trains; turns away users that the plan does not allow
     in this round; clips and sums the updates that come back, writes the sum ahead, adds the noise
-    of the tree and takes the step. A reply that is missing, late, malformed or an error leaves an
+    of the plan and takes the step. A reply that is missing, late, malformed or an error leaves an
     empty slot; of two replies the first counts; the divisor stays the report goal.
 
     Parameters

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PrivateSums`: the sums of a run's rounds, from clipped updates to noised sums.
 
-It keeps together the clip norm of the current tree, the unit of the integers in which its updates
+It keeps together the clip norm of the current block, the unit of the integers in which its updates
 are summed, and the noise that was made for it.
 """
 
@@ -18,7 +18,7 @@ from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping, ClipNorm
 from dpftrl_fast.federated.sums.grid import most_contributions, sum_unit
 from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.federated.sums.round_sum import RoundSum
-from dpftrl_fast.federated.sums.running_sum import RunningSum, tree_noise
+from dpftrl_fast.federated.sums.running_sum import RunningSum, block_noise
 from dpftrl_fast.noise.arguments import std_in
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -52,7 +52,7 @@ class PrivateSums:
     ) -> None:
         self._plan, self._layout, self._options = plan, layout, options
         self._goal = report_goal
-        self._nodes, worst = plan.layout.noise_limits
+        self._variance, worst = plan.layout.noise_limits
         # `sum_unit` refuses noise near the range of a float64.
         self._noise_limit = math.ceil(min(_LARGEST * plan.noise_multiplier * worst, 2.0**1000))
         self._members = 0  # of the cohorts whose updates are in the integers
@@ -64,11 +64,11 @@ class PrivateSums:
             for extreme in self._clip.range:
                 spec = replace(plan.noise_spec, clip_norm=extreme)
                 std_in(spec.std(options["dtype"]), options["dtype"])
-            noise = self._noise_of_tree(self._clip)
+            noise = self._noise_of_block(self._clip)
         self._begin(noise)
 
     def _begin(self, noise: PlannedNoise) -> None:
-        self.running = RunningSum(noise, self._unit, self._nodes)
+        self.running = RunningSum(noise, self._unit, self._variance)
         self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
 
     @property
@@ -81,9 +81,9 @@ class PrivateSums:
         updates = self._goal * self._plan.steps
         return sum_unit(self.clip_norm, self._layout.size, updates, self._noise_limit)
 
-    def _noise_of_tree(self, clip: ClipNorm) -> PlannedNoise:
+    def _noise_of_block(self, clip: ClipNorm) -> PlannedNoise:
         size = self._layout.size
-        return tree_noise(self._plan, clip.tree, size, clip.value, clip.key, **self._options)
+        return block_noise(self._plan, clip.block, size, clip.value, clip.key, **self._options)
 
     def check_room(self, members: int) -> None:
         """Refuse a cohort with which the integers could overflow; sizes of cohorts are public."""
@@ -106,17 +106,17 @@ class PrivateSums:
         if clip is None:
             return
         clip.count(bits)
-        if number == layout.steps_before(clip.tree + 1) and number < layout.steps:
-            clip.next_tree()
-            noise = self._noise_of_tree(clip)
-            self.running.replace_noise(noise, self._unit, self._nodes, ended=True)
+        if number == layout.steps_before(clip.block + 1) and number < layout.steps:
+            clip.next_block()
+            noise = self._noise_of_block(clip)
+            self.running.replace_noise(noise, self._unit, self._variance, ended=True)
             self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
             self._members = 0
 
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise, of a new key, for the current stretch of an account."""
         noise = account.noise(self._layout.size, **self._options)
-        self.running.replace_noise(noise, self._unit, self._nodes)
+        self.running.replace_noise(noise, self._unit, self._variance)
         self._members = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class PrivateSums:
         self._members = state["members"]
         if self._clip is not None:
             self._clip.load_state_dict(state["clip_norm"])
-            self._begin(self._noise_of_tree(self._clip))
+            self._begin(self._noise_of_block(self._clip))
         elif account.abandoned:
             self._begin(account.noise(self._layout.size, **self._options))
         self.running.load_state_dict(state["running"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RunningSum`: the sum of all rounds so far plus the tree's noise.
+"""`RunningSum`: the sum of all rounds so far plus the plan's noise.
 
 The sum of the clipped updates is kept in integers, and the noise is added in integers (see
 `dpftrl_fast.federated.sums.grid`): neither the order of clients nor a resumption changes a bit. A
@@ -9,9 +9,10 @@ values of the noise (16 standard deviations; larger values, of probability below
 a bit). Smaller bits of the sum only decide ties. With float64 noise the grid is that of the
 integers, far finer than the noise and far coarser than its last place.
 
-Where the clip norm changes from tree to tree, each tree has its own noise, with its own key and the
-standard deviation for its clip norm. The noised sums of each tree are released separately, and the
-last one of each earlier tree, already released, is added to them.
+A block is a stretch of rounds with noise of its own: one tree, or the rounds between two restarts
+of another mechanism. Where the clip norm changes from block to block, each block has its own key
+and the standard deviation for its clip norm. The noised sums of each block are released separately,
+and the last one of each earlier block, already released, is added to them.
 """
 
 from __future__ import annotations
@@ -36,45 +37,45 @@ Ints = NDArray[np.int64]
 _LARGEST = 16.0
 
 
-def tree_key(key: bytes, purpose: Literal["tree", "clip-norm"], tree: int) -> bytes:
-    """Return the key of one tree's noise, or of the estimate at its end."""
+def block_key(key: bytes, purpose: Literal["tree", "clip-norm"], block: int) -> bytes:
+    """Return the key of one block's noise ("tree"), or of the estimate at its end."""
     label = b"dpftrl_fast/federated/" + purpose.encode() + b"/v1\x00"
-    return hashlib.sha256(label + key + tree.to_bytes(8, "little")).digest()
+    return hashlib.sha256(label + key + block.to_bytes(8, "little")).digest()
 
 
-def tree_noise(
-    plan: PrivacyPlan, tree: int, size: int, clip_norm: float, key: bytes, **options: Any
+def block_noise(
+    plan: PrivacyPlan, block: int, size: int, clip_norm: float, key: bytes, **options: Any
 ) -> PlannedNoise:
-    """Return the noise of tree `tree` (from 0) of a plan, for `clip_norm` in place of the plan's.
+    """Return the noise of block `block` (from 0) of a plan, for `clip_norm`, not the plan's.
 
-    The tree's key is derived from that of the run; `options` are ``dtype``, ``memory`` and
+    The block's key is derived from that of the run; `options` are ``dtype``, ``memory`` and
     ``threads`` of :meth:`dpftrl_fast.PrivacyPlan.noise`.
     """
     layout = plan.layout
-    only = layout.between(layout.steps_before(tree) + 1, layout.steps_before(tree + 1))
+    only = layout.between(layout.steps_before(block) + 1, layout.steps_before(block + 1))
     spec = replace(plan.noise_spec, clip_norm=clip_norm, layout=only)
-    return spec.source(size, key=tree_key(key, "tree", tree), **options)
+    return spec.source(size, key=block_key(key, "tree", block), **options)
 
 
 class RunningSum:
     """s_t + n_t, round after round: holds un-noised sums, a secret.
 
-    `noise` is that of the whole run, or of its first tree if others follow by `replace_noise`;
-    `unit`, a power of two, the value of the integer 1; `nodes` the largest number of nodes in the
-    noise of one step.
+    `noise` is that of the whole run, or of its first block if others follow by `replace_noise`;
+    `unit`, a power of two, the value of the integer 1; `variance` a bound of the variance of the
+    noise of any step, for unit noise vectors (the first of the layout's `noise_limits`).
     """
 
-    def __init__(self, noise: PlannedNoise, unit: float, nodes: int) -> None:
-        self._set(noise, unit, nodes)
+    def __init__(self, noise: PlannedNoise, unit: float, variance: int) -> None:
+        self._set(noise, unit, variance)
         self._sum: Ints = np.zeros(noise.size, np.int64)
         self._base: Vector | None = None
         self._value: Vector = np.zeros(noise.size)
         self._change: Vector = np.zeros(noise.size)
         self._room = np.empty(noise.size, noise.dtype)
 
-    def _set(self, noise: PlannedNoise, unit: float, nodes: int) -> None:
+    def _set(self, noise: PlannedNoise, unit: float, variance: int) -> None:
         self._noise, self._unit = noise, unit
-        self._grid = max(unit, noise_grid(noise.std, nodes, noise.dtype))
+        self._grid = max(unit, noise_grid(noise.std, variance, noise.dtype))
 
     @property
     def value(self) -> Vector:
@@ -96,18 +97,18 @@ class RunningSum:
         self._change = np.subtract(value, before, out=before)
 
     def replace_noise(
-        self, noise: PlannedNoise, unit: float, nodes: int, *, ended: bool = False
+        self, noise: PlannedNoise, unit: float, variance: int, *, ended: bool = False
     ) -> None:
         """Continue with other noise; the noised sum so far stays in the running sum.
 
-        With `ended`, the current tree has ended and its noise there stays, completion included;
-        otherwise that of the last step stays.
+        With `ended`, the current block has ended and its noise there stays, that of a completed
+        tree included; otherwise that of the last step stays.
         """
         last = self._noise.carried() if ended else self._noise.current()
         carried = self._noisy(last, np.empty(noise.size))
         self._base = carried if self._base is None else self._base + carried
         self._sum.fill(0)
-        self._set(noise, unit, nodes)
+        self._set(noise, unit, variance)
 
     def _noisy(self, noise: NDArray[Any], out: Vector) -> Vector:
         noisy_sum(self._sum, noise, self._unit, out)
@@ -132,13 +133,15 @@ class RunningSum:
         self._sum, self._base, self._value = state["sum"], state["base"], state["value"]
 
 
-def noise_grid(std: float, nodes: int, dtype: np.dtype[Any]) -> float:
-    """Return the last place of the largest values of the noise of `nodes` nodes: a power of two.
+def noise_grid(std: float, variance: int, dtype: np.dtype[Any]) -> float:
+    """Return the last place of the largest values of noise: a power of two.
+
+    Its variance is at most `variance` times ``std**2``.
 
     Examples
     --------
     >>> noise_grid(1.0, 4, np.dtype("float32")) == 2.0**-18  # 16 * 2 * 1.0 = 2^5
     True
     """
-    largest = _LARGEST * std * math.sqrt(nodes)
+    largest = _LARGEST * std * math.sqrt(variance)
     return math.ldexp(1.0, math.frexp(largest)[1] - np.finfo(dtype).nmant - 1)

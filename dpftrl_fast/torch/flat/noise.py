@@ -61,7 +61,7 @@ class FlatNoise:
 
     @property
     def steps_taken(self) -> int:
-        """Steps taken, over all trees."""
+        """Steps taken, over all blocks."""
         return self._taken
 
     @property
@@ -90,13 +90,14 @@ class FlatNoise:
         """Write the noise now in the running sum: the last output of `step`, or 0 before it."""
         parts = torch.split(out, [count for _, count in self._ranges])
         for piece, part in zip(self._pieces, parts, strict=True):
-            part.copy_(torch.from_numpy(piece.current()))
+            part.copy_(torch.as_tensor(piece.current()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, **a secret**: numbers, strings, lists, and tensors under "vectors".
 
-        Without vectors, as with memory="regenerate", it is a few hundred bytes for any number of
-        ranges.
+        Without vectors, as for a tree with memory="regenerate", it is a few hundred bytes for any
+        number of ranges. Toeplitz noise always saves the noise of the running sum, if `step` was
+        called.
         """
         states = [piece.state_dict() for piece in self._pieces]
         first = states[0] if states else {}
@@ -175,9 +176,10 @@ def _noise_on(
     if device.type != "cuda":
         raise ValueError(f"parameters must lie on the CPU or on a CUDA device, got {device}")
     try:
-        from dpftrl_fast.torch.device.noise import DeviceNoise
+        from dpftrl_fast.torch.device.noise import device_source_of
     except ImportError as error:
         raise ValueError(
             f"parameters on {device} need Triton, which makes their noise there, got none ({error})"
         ) from error
-    return plan.noise_spec.source(size, make=partial(DeviceNoise, device=device), **options)
+    spec = plan.noise_spec
+    return spec.source(size, make=partial(device_source_of(spec.layout), device=device), **options)

@@ -38,6 +38,7 @@ def main(grid: Grid, context: Context) -> None:
         participation=accounting.MinSeparation(
             int(config["rounds"]), int(config["max-uses"]), int(config["min-separation"])
         ),
+        workload=accounting.Workload(momentum=float(config["momentum"])),
     )
     size = int(config["cohort-size"])
     strategy = DPFTRLStrategy(
