@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from flower_cases import (
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
+from mechanism_cases import TOEPLITZ
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
@@ -121,6 +123,16 @@ FLOWERS: list[tuple[Strategy, dict[str, Any]]] = [
         {"optimizer": "adam", "learning_rate": 0.03, "betas": (0.8, 0.95), "eps": 1e-2},
     ),
 ]
+
+
+@pytest.mark.parametrize("name", ["two taps", "two buffers", "a buffer, in blocks"])
+def test_the_noise_is_of_the_plans_mechanism(name: str) -> None:
+    plan = replace(every_round(), mechanism=TOEPLITZ[name])
+    found = private(plan=plan).start(LocalGrid(client_app(smooth_step), CLIENTS), record(model()))
+    same_bits(found.arrays, by_hand(update=smooth_step, plan=plan))
+    assert not np.array_equal(
+        arrays(found.arrays)["layer.bias"], by_hand(update=smooth_step)["layer.bias"]
+    )
 
 
 @pytest.mark.parametrize(
