@@ -49,7 +49,7 @@ def test_the_first_step_is_the_definitions(sparse, users):
     X, y = problem(3, n=60)
     model = DPFTRLClassifier(
         None, noise_multiplier=0.7, batch_size=20 if users else 60, clip_norm=0.2,
-        learning_rate=0.5, x_norm_bound=0.8, intercept_scaling=0.3, noise_seed=9,
+        learning_rate=0.5, x_norm_bound=0.8, intercept_scaling=0.3, noise_seed=9, mechanism="tree",
     )  # fmt: skip
     rows = scipy.sparse.csr_array(X) if sparse else X
     model.fit(rows, y, groups=np.repeat(np.arange(20), 3) if users else None)

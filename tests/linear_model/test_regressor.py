@@ -119,7 +119,7 @@ def test_the_first_step_is_the_definitions():
     X, y = problem(40)
     model = DPFTRLRegressor(
         None, noise_multiplier=0.7, batch_size=40, clip_norm=0.2, learning_rate=0.5,
-        x_norm_bound=0.8, y_bound=0.5, intercept_scaling=0.3, noise_seed=9,
+        x_norm_bound=0.8, y_bound=0.5, intercept_scaling=0.3, noise_seed=9, mechanism="tree",
     ).fit(X, y)  # fmt: skip
     noise = reference.TreeNoise(7, 0.2 * 0.7, seed=9, dtype="float64").step()
     total = oracle(
@@ -172,8 +172,9 @@ def test_several_epochs_follow_the_planner_and_learn_more():
     scores = {}
     for epochs in (1, 8):
         model = DPFTRLRegressor(
-            8.0, batch_size=100, epochs=epochs, x_norm_bound=1.0, y_bound=1.0, noise_seed=1
-        ).fit(X, y)
+            8.0, batch_size=100, epochs=epochs, x_norm_bound=1.0, y_bound=1.0, noise_seed=1,
+            mechanism="tree",
+        ).fit(X, y)  # fmt: skip
         scores[epochs] = model.score(X, y)
         assert model.n_steps_ == 20 * epochs and model.n_iter_ == epochs
         assert model.epsilon_ <= 8.0
@@ -257,7 +258,7 @@ def test_a_batch_is_of_whole_users(sparse):
     groups = np.random.default_rng(1).integers(0, 40, 300)
     model = DPFTRLRegressor(
         None, noise_multiplier=0.5, batch_size=40, clip_norm=0.2, learning_rate=0.5,
-        x_norm_bound=1.0, intercept_scaling=0.3, noise_seed=9,
+        x_norm_bound=1.0, intercept_scaling=0.3, noise_seed=9, mechanism="tree",
     ).fit(scipy.sparse.csr_array(X) if sparse else X, y, groups=groups)  # fmt: skip
     assert model.n_steps_ == 1
     order = np.argsort(groups, kind="stable")

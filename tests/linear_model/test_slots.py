@@ -249,8 +249,8 @@ def test_users_of_a_stream_make_the_model_of_a_fit(cls: Any) -> None:
 def test_a_stream_makes_the_model_of_a_fit(cls: Any) -> None:
     X, y = rows(cls, n=55)
     for data in (X, X.astype(np.float32), scipy.sparse.csr_array(X)):
-        whole = make(cls, noise_seed=6, **first_of(cls)).fit(data, y)
-        model = make(cls, noise_seed=6, horizon=55)
+        whole = make(cls, noise_seed=6, mechanism="tree", **first_of(cls)).fit(data, y)
+        model = make(cls, noise_seed=6, mechanism="tree", horizon=55)
         stream(model, data, y, **first_of(cls))
         for name in ("coef_", "intercept_", "epsilon_", "noise_multiplier_", "n_steps_"):
             np.testing.assert_array_equal(getattr(model, name), getattr(whole, name))
