@@ -12,7 +12,8 @@ ends and another follows:
 
 This is the geometric update of Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially Private
 Learning with Adaptive Clipping", with one step a block in place of one a round: correlated noise
-covers several rounds, whose updates must all have been clipped to the norm that it was made for. Where fewer clients answer than the goal, the fraction moves towards 1/2.
+covers several rounds, whose updates must all have been clipped to the norm that it was made for.
+Where fewer clients answer than the goal, the fraction moves towards 1/2.
 
 Privacy cost. A user who takes part u_k times in block k changes B_k by at most u_k/2: an answer in
 place of an empty slot is one bit of size 1/2 (in place of another answer: at most 1, twice that).
@@ -56,9 +57,9 @@ _RANGE = 2.0**20
 class AdaptiveClipping:
     """Settings by which the clip norm of a run adapts to the clients' updates, block by block.
 
-    The first clip norm is the plan's. A block is a tree, or the rounds between two restarts of another
-    mechanism: the plan's mechanism must restart, since all updates under one block of correlated
-    noise are clipped to one norm.
+    The first clip norm is the plan's. A block is a tree, or the rounds between two restarts of
+    another mechanism: the plan's mechanism must restart, since all updates under one block of
+    correlated noise are clipped to one norm.
 
     Parameters
     ----------
@@ -149,7 +150,9 @@ def _listed_uses(order: FixedOrder, layout: Layout) -> list[list[tuple[int, int]
     read = block < layout.count - 1
     found: dict[int, list[tuple[int, int]]] = {}
     if read.any():
-        pairs, uses = np.unique(np.stack([order.ids[read], block[read]]), axis=1, return_counts=True)
+        pairs, uses = np.unique(
+            np.stack([order.ids[read], block[read]]), axis=1, return_counts=True
+        )
         for user, count in zip(pairs[0].tolist(), uses.tolist(), strict=True):
             found.setdefault(user, []).append((count, 1))
     return list(found.values())

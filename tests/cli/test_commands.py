@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import run, run_json
+from noise_oracle import noise_of_sums
 from processes import child
 
 import dpftrl_fast
-from dpftrl_fast import PrivacyPlan, accounting, reference
+from dpftrl_fast import PrivacyPlan, accounting
 from dpftrl_fast.cli.output import rounded_up
 from dpftrl_fast.fitting.model_file import load_model
+from dpftrl_fast.mechanisms import ToeplitzMechanism, Tree, mechanism_from_dict
+from dpftrl_fast.reference.stream import key_from_seed
 
 SCHEMA: dict[str, Any] = {
     "rows": 40,
@@ -197,24 +200,32 @@ def test_a_model_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "m/model.npz").read_bytes() != before
 
 
-def test_sum_writes_private_running_sums(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", [[], ["--mechanism", "tree"]])
+def test_sum_writes_private_running_sums(chosen: list[str], tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x\n1\n50\nbad\n-3\n2\n", encoding="utf-8")
-    options = ["sum", tmp_path / "t.csv", "--column", "x", "--bounds", 0, 10, "--rows", 7,
+    options = ["sum", tmp_path / "t.csv", "--column", "x", "--bounds", 0, 10, "--rows", 7, *chosen,
                "--every", 2, "--delta", 1e-6, "--out", tmp_path / "s.csv"]  # fmt: skip
     facts = run_json(*options, "--noise-seed", 1)
-    noise = reference.TreeNoise(1, 10 * facts["noise_multiplier"], seed=1, dtype="float64")
+    mechanism = mechanism_from_dict(facts["mechanism"])
+    assert isinstance(mechanism, Tree if chosen else ToeplitzMechanism)
+    plan = PrivacyPlan(10, facts["noise_multiplier"], accounting.SinglePass(4), mechanism)
+    noise = noise_of_sums(plan, 1, key_from_seed(1))[:, 0]
     table = np.genfromtxt(tmp_path / "s.csv", delimiter=",", names=True)
     assert table["row"].tolist() == [2, 4, 6, 7]
     # 1 + 10, then 0 + 0, then 2, then an empty slot
-    wanted = [total + float(noise.step()[0]) for total in (11, 11, 13, 13)]
-    np.testing.assert_allclose(table["private_sum"], wanted, atol=2e-5)
+    np.testing.assert_allclose(table["private_sum"], np.array([11, 11, 13, 13]) + noise, atol=2e-5)
     assert facts["private_sum"] == table["private_sum"][-1]
     assert facts["epsilon_replace_one"] > facts["epsilon"]
-    assert facts["sensitivity_squared"] == accounting.sensitivity_squared(accounting.SinglePass(4))
+    assert facts["sensitivity_squared"] == plan.sensitivity_squared
+    assert facts["epsilon"] == plan.epsilon(1e-6)
     assert "--force" in run(*options, code=2).stderr
     result = run(*options, "--force")
     assert "one record replaced by zero" in result.stdout and result.stderr == ""
     assert "one record replaced by another" in result.stdout
+    exact = "all nodes of the tree" if chosen else "the running sums only"
+    assert exact in result.stdout and plan.layout.describe()[:20] in result.stdout
+    if not chosen:
+        return
     options[options.index("--delta") + 1] = 0.5
     assert "well below 1/rows" in run(*options, "--force").stderr
     (tmp_path / "file").write_text("", encoding="utf-8")

@@ -51,7 +51,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class DPFTRLStrategy(Strategy):
-    """Flower strategy that trains with DP-FTRL: correlated noise, one clipped update a user and round.
+    """Flower strategy that trains with DP-FTRL: correlated noise, one update a user and round.
 
     The wrapped strategy chooses nodes and writes their messages (`configure_train`). This one looks
     up the users of the nodes, before anybody trains; turns away users that the plan does not allow
