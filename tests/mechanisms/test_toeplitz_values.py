@@ -149,7 +149,7 @@ def test_limits_of_the_noise_of_a_running_sum(mechanism: ToeplitzMechanism) -> N
         (lambda: BandedInverse.square_root(5).layout(4), ValueError, "number of taps or bands, 5"),
         (lambda: Identity().layout(0), ValueError, "steps must be an integer in"),
         (lambda: Identity().rounded("float16"), ValueError, "dtype must be 'float32' or"),
-        (lambda: Identity.from_dict([]), TypeError, "mechanism identity must be a mapping, got list"),  # type: ignore[arg-type]
+        (lambda: Identity.from_dict([]), TypeError, "identity must be a mapping, got"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_refusals(make: Any, error: type[Exception], words: str) -> None:
