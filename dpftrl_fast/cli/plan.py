@@ -63,7 +63,7 @@ _CURVES = 4
 
 
 class Mechanisms(str, enum.Enum):
-    """What is ranked."""
+    """Mechanisms that are ranked."""
 
     all = "all"
     tree = "tree"

@@ -87,7 +87,7 @@ def mechanism_table(table: MechanismTable) -> Table:
 
 
 def mechanism_lines(table: MechanismTable) -> list[str]:
-    """Return what is said below the table."""
+    """Return the lines below the table."""
     bound = table.lower_bound
     words = [] if bound is None else [f"no mechanism has a smaller rms than {bound:.4g}"]
     return [*words, *table.notes]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private linear models as scikit-learn estimators; scikit-learn is the extra ``sklearn``.
 
-`DPFTRLRegressor` and `DPFTRLClassifier` follow the regularised leader on sums with correlated noise,
+`DPFTRLRegressor` and `DPFTRLClassifier` follow the regularised leader on a noisy sum,
 `DPFTRLLeastSquares` solves noisy normal equations on two.
 """
 

@@ -62,7 +62,7 @@ _LOGIT = 30.0
 
 
 class _Pattern(Protocol):
-    """What the optimiser reads of a pattern of participation."""
+    """The part of a pattern of participation that the optimiser reads."""
 
     @property
     def steps(self) -> int: ...

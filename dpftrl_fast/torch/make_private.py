@@ -238,6 +238,7 @@ def make_private(
         participation = _participation(data_loader, batch_size, epochs, shuffle)
         keep = flag("keep_optimizer", keep_optimizer)
         to_ftrl = type(optimizer) is torch.optim.SGD and not keep
+        options = _sgd_options(optimizer) if to_ftrl else {}
         schedule: dict[str, Any] = {
             "epsilon": epsilon,
             "noise_multiplier": noise_multiplier,
@@ -269,7 +270,6 @@ def make_private(
                 {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
             ]
             lr = optimizer.param_groups[0]["lr"]
-            options = _sgd_options(optimizer)
             source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
         else:
             source = ResidualNoise(parameters, plan=plan, **noise)

@@ -60,7 +60,7 @@ class DPFTRL(Optimizer):
     lr : float
         1/lambda, greater than 0.
     plan : PrivacyPlan
-        Source of the noise, of a tree or another mechanism, its restarts, and of the stated epsilon.
+        Source of the noise, with its mechanism and restarts, and of the stated epsilon.
     batch_size : int
         B, fixed and public: also the divisor of a smaller batch.
     momentum : float, default 0

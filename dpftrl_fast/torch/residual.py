@@ -39,7 +39,7 @@ class ResidualNoise:
         As for an optimiser, which may have the same. Parameters that require no gradient at the
         first step get no noise.
     plan : PrivacyPlan
-        Source of the noise, of a tree or another mechanism, its restarts, and of the stated epsilon.
+        Source of the noise, with its mechanism and restarts, and of the stated epsilon.
     batch_size : int, optional
         If given, noisy sums are divided by it: fixed and public.
     dtype, memory, threads, noise_seed, key, process_group

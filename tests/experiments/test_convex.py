@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import struct
 from functools import partial
 
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.sparse
 from command_line import run, run_json
 
@@ -17,6 +19,7 @@ from dpftrl_fast import accounting as acc
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import SparseRows
 from dpftrl_fast.datasets import InstEval
+from dpftrl_fast.experiments.convex import counter
 from dpftrl_fast.experiments.convex.bounds import excess_risk_bound, regret_bound
 from dpftrl_fast.experiments.convex.command import (
     fashion,
@@ -30,6 +33,7 @@ from dpftrl_fast.experiments.convex.methods import (
     AMPLIFIED,
     FIXED,
     FTRL,
+    PLANNED,
     gradient_method,
     least_squares,
 )
@@ -212,7 +216,7 @@ def test_methods_are_the_estimators_and_score_the_test_rows():
         gradient_method(AMPLIFIED, data, learning_rate=0.5, seed=3, **options)
 
 
-@pytest.mark.parametrize("method", [FTRL, FIXED, AMPLIFIED])
+@pytest.mark.parametrize("method", [FTRL, PLANNED, FIXED, AMPLIFIED])
 @pytest.mark.parametrize("classes", [1, 3])
 def test_all_methods_learn_with_little_noise(method, classes):
     data = problem(2000, classes=classes)
@@ -321,8 +325,36 @@ def test_fashion_quick(tmp_path, ready_noise):
 
 def test_flights_quick(tmp_path, ready_noise):
     report = flights.study(problem(), Laboratory("f", Results(tmp_path / "r.jsonl")), quick=True)
-    assert len(report.tables[0].rows) == 7 and len(report.data) == 8
+    assert len(report.tables[0].rows) == 8 and len(report.data) == 9
     assert png_size(report.figures["convex_flights.png"])[0] > 500
+
+
+def test_a_counter_has_less_noise_than_its_tree_and_more_than_the_bound(tmp_path):
+    laboratory = Laboratory("counter", Results(tmp_path / "r.jsonl"))
+    report = counter.study(laboratory, quick=True)
+    rms = {row["method"]: row["rms"] for row in report.data if row["steps"] == 100}
+    order = [rms[name] for name in (
+        "lower bound", "mechanism of the planner, 3 vectors at most", "square root, all taps",
+        "tree, Honaker", "tree, vanilla", "independent noise",
+    )]  # fmt: skip
+    assert order == sorted(order) and rms["independent noise"] == pytest.approx(math.sqrt(50.5))
+    # the matrices, written out: B = C, and the largest singular values of the running sums
+    n = 100
+    half = scipy.linalg.toeplitz(counter_coefficients(n), np.zeros(n))
+    np.testing.assert_allclose(half @ half, np.tril(np.ones((n, n))), atol=1e-9)
+    zeta = (half[:, 0] ** 2).sum()
+    rows = (half**2).sum(axis=1)
+    root, largest = counter.square_root_noise(n)
+    assert root == pytest.approx(math.sqrt(zeta * rows.mean()))
+    assert largest == pytest.approx(math.sqrt(zeta * rows.max()))
+    bound = np.linalg.svd(np.tril(np.ones((n, n))), compute_uv=False).sum() / n
+    assert rms["lower bound"] == pytest.approx(bound, rel=1e-4)
+    assert len(report.tables[0].rows) == 6 and report.tables[0].rows[3][3] == "3"
+    assert png_size(report.figures["convex_counter.png"])[0] > 500
+
+
+def counter_coefficients(n):
+    return [math.comb(2 * j, j) / 4**j for j in range(n)]
 
 
 def test_insteval_quick(tmp_path, ready_noise):
@@ -377,7 +409,7 @@ def test_the_command_writes_results_tables_and_figures_and_resumes(tmp_path):
 def test_an_unknown_experiment_or_folder_is_refused(tmp_path):
     result = run("experiment", "convex", "--only", "mnist", "--out", tmp_path, code=2)
     assert (
-        "experiment must be one of 'theory', 'flights', 'insteval', 'fashion-mnist', got"
+        "experiment must be one of 'theory', 'counter', 'flights', 'insteval', 'fashion-mnist', got"
         in result.stderr
     )
     result = run("experiment", "convex", "--data", tmp_path / "none", "--out", tmp_path, code=2)

@@ -109,7 +109,9 @@ def test_updates_that_are_not_finite_count_as_zero(population, monkeypatch):
     assert np.array_equal(nan, rounds_of(Method("fixed"), ALL, population, noise=1.0)[1])
 
 
-@pytest.mark.parametrize("method", [m for m in all_methods(2) if m.kind == "ftrl" and m.momentum])
+@pytest.mark.parametrize(
+    "method", [m for m in all_methods(2) if m.kind in ("ftrl", "planned") and m.momentum]
+)
 def test_ftrl_is_the_server_of_the_library(method, population):
     from dpftrl_fast.federated import ServerDPFTRL
 
@@ -151,7 +153,7 @@ def test_cohorts_are_what_the_plan_declares(method):
         assert np.array_equal(np.sort(np.concatenate(a_pass)), np.arange(clients))
     same = [np.array_equal(passes[0][0], a_pass[0]) for a_pass in passes[1:]]
     assert not any(same) if method.kind == "fixed" or method.restart else all(same)
-    if method.kind == "ftrl":
+    if method.kind in ("ftrl", "planned"):
         guard = ftrl_plan(method, budget, clients, 0.3, 1.0).guard()
         for ids in found:
             guard.admit(ids)
@@ -168,7 +170,7 @@ def test_samples_have_the_expected_size():
 def test_noise_keeps_the_budget():
     budget = Budget(8.0, 1e-4, 78, 4)
     for method in all_methods(4):
-        if method.kind == "ftrl":
+        if method.kind in ("ftrl", "planned"):
             noise = noise_multiplier_of(method, budget, 1242)
             assert 7.99 < ftrl_plan(method, budget, 1242, 0.3, noise).epsilon(1e-4) <= 8.0
     fixed = noise_multiplier_of(Method("fixed"), budget, 1242)
@@ -185,7 +187,7 @@ def test_the_reduced_grid_is_scaled_and_the_full_one_has_all_methods():
     for data in ("shakespeare", "online-retail"):
         full, reduced = grid(data, "full"), grid(data, "reduced")
         methods = {cell.method for cell in full.cells}
-        assert methods == set(all_methods(6)) and len(full.cells) == 12 * 4
+        assert methods == set(all_methods(6)) and len(full.cells) == 14 * 4
         assert {cell.method for cell in reduced.cells} <= methods
         assert len(set(reduced.cells)) == len(reduced.cells)
         assert full.sizes.embedding == 96 and full.most_examples == 256
@@ -196,7 +198,7 @@ def test_the_reduced_grid_is_scaled_and_the_full_one_has_all_methods():
         "shakespeare-96", "full"
     )
     names = [method.name for method in all_methods(6)]
-    assert len(set(names)) == len(names) == 12
+    assert len(set(names)) == len(names) == 14
     assert held_out(1242) == 124 and held_out(3) == 1
 
 

@@ -148,13 +148,13 @@ def ends_of(method, budget, data, *, seed, rate=0.1, sigma=1.0):
     return ends
 
 
-@pytest.mark.parametrize("kind", ["ftrl", "fixed", "amplified"])
+@pytest.mark.parametrize("kind", ["ftrl", "planned", "fixed", "amplified"])
 def test_a_step_adds_the_noise_of_the_budget_and_divides_by_the_batch(kind):
     data, rate = small_images(), 0.5
     batch = len(data.y) if kind != "amplified" else 2 * len(data.y)
     budget, method = Budget(2.0, 1e-5, batch, 1), Method(kind, 0.9)
     sigma = 3.0
-    if kind == "ftrl":
+    if kind in ("ftrl", "planned"):
         sigma = ftrl_plan(method, budget, len(data.y)).noise_multiplier
     elif kind == "fixed":
         sigma = acc.noise_multiplier(2.0, 1e-5, 1)
@@ -220,7 +220,7 @@ def test_runs_of_dp_sgd_are_those_of_opacus(monkeypatch, kind, momentum):
 
 def test_runs_follow_from_their_seed():
     data, budget = small_images(), Budget(8.0, 1e-5, 50, 2)
-    for method in (Method("ftrl", 0.9, 1, True), Method("amplified")):
+    for method in (Method("ftrl", 0.9, 1, True), Method("planned", 0.9), Method("amplified")):
         ends = [ends_of(method, budget, data, seed=seed) for seed in (0, 0, 1)]
         assert all([epoch for epoch, _ in run] == [1, 2] for run in ends)
         last = [run[-1][1] for run in ends]
@@ -252,18 +252,32 @@ def test_plans_keep_the_budget_and_restart_at_epochs(method):
     assert plan.mechanism == Tree(method.variant, every, complete=method.complete)
 
 
+def test_the_planners_mechanism_is_for_the_momentum_and_keeps_one_order():
+    budget, method = Budget(8.0, 1e-5, 250, 5), Method("planned", 0.9)
+    plan = ftrl_plan(method, budget, 60_000)
+    assert 7.99 < plan.epsilon(1e-5) <= 8.0 and plan.steps == 1200
+    assert plan.mechanism.vectors <= 3
+    error = acc.mechanism_error(plan.mechanism, plan.participation, acc.Workload(momentum=0.9))
+    tree = ftrl_plan(Method("ftrl", 0.9, 1, True), budget, 60_000)
+    beside = acc.mechanism_error(tree.mechanism, tree.participation, acc.Workload(momentum=0.9))
+    assert plan.noise_multiplier * error.rms < 0.85 * tree.noise_multiplier * beside.rms
+    order = images_methods.EpochOrder(60_000, 250, plan, 0)
+    assert np.array_equal(order.ids(1), order.ids(241))
+    assert method.to_dict() == {"method": "planned", "momentum": 0.9}
+
+
 # ---- The grid and the rates ----
 
 
 def test_the_full_grid_has_all_methods_and_the_reduced_one_is_part_of_it():
     for data in ("fashion-mnist", "digits"):
         full = {cell for group in groups(data, "full") for cell in group.cells}
-        assert len(full) == (16 + 24) * 6
+        assert len(full) == (18 + 26) * 6
         assert {cell.budget.epsilon for cell in full} == {1.0, 2.0, 4.0, 8.0, 14.0, 20.0}
         reduced = [cell for group in groups(data, "reduced") for cell in group.cells]
         assert len(set(reduced)) == len(reduced) and full > set(reduced)
     names = [method.name for method in all_methods(20)]
-    assert len(set(names)) == len(names) == 24
+    assert len(set(names)) == len(names) == 26
 
 
 ENDS = {"lowest": -12, "highest": 6}
@@ -306,8 +320,8 @@ def test_the_command_writes_results_tables_and_figures_and_resumes(small, tmp_pa
     threads, out = torch.get_num_threads(), tmp_path / "o"
     arguments = ("experiment", "images", "--quick", "--out", out)
     first = run_json(*arguments)["experiments"]["images-digits"]
-    # five methods, two epsilons: three rates, two fits; and the noise of two, twice
-    assert first["done"] == 10 * (3 + 2) + 2 * 2 and len(first["rows"]) == 10
+    # six methods, two epsilons: three rates, two fits; and the noise of two, twice
+    assert first["done"] == 12 * (3 + 2) + 2 * 2 and len(first["rows"]) == 12
     assert {path.name for path in out.iterdir()} == {
         "results.jsonl", "images-digits.md", *first["figures"]
     }  # fmt: skip

@@ -9,12 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpftrl_fast.experiments.fitted import Cell  # noqa: E402
+from dpftrl_fast.experiments.fitted import (  # noqa: E402
+    Cell,
+    mechanism_name,
+    mechanisms_tables,
+)
 from dpftrl_fast.experiments.images import tuning as images_tuning  # noqa: E402
 from dpftrl_fast.experiments.images.command import study  # noqa: E402
 from dpftrl_fast.experiments.images.data import Images  # noqa: E402
 from dpftrl_fast.experiments.images.grid import Group  # noqa: E402
-from dpftrl_fast.experiments.images.methods import Budget, Method  # noqa: E402
+from dpftrl_fast.experiments.images.methods import Budget, Method, ftrl_plan  # noqa: E402
 from dpftrl_fast.experiments.images.report import (  # noqa: E402
     claims_table,
     figures,
@@ -25,6 +29,7 @@ from dpftrl_fast.experiments.images.report import (  # noqa: E402
 from dpftrl_fast.experiments.images.tuning import Fitted  # noqa: E402
 from dpftrl_fast.experiments.results import Results  # noqa: E402
 from dpftrl_fast.experiments.study import Laboratory  # noqa: E402
+from dpftrl_fast.mechanisms import BandedToeplitz, Identity  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -97,6 +102,42 @@ def test_claims_beside_dp_sgd_are_about_what_the_paper_says(batch):
     # amplified: with the large batch, at the largest epsilon
     assert [row[1:] for row in rows[1:]] == ([("holds", "1", "0", "0")] if batch == 1000 else [])
     assert len(pairs_table("title", group, fitted).rows) == 4
+
+
+def test_claims_about_the_planners_mechanism_are_beside_the_tree_and_dp_sgd():
+    planned, low, high = Method("planned", 0.9), (0.8, 0.8, 0.8), (0.9, 0.9, 0.9)
+    scores = {
+        planned: [high, high, low],
+        OURS: [low, low, low],
+        Method("fixed", 0.9): [low, low, low],
+        Method("amplified", 0.9): [high, low, high],
+    }
+    group, fitted = fitted_group(scores, epsilons=(1.0, 4.0, 20.0))  # fmt: skip
+    rows = {row[0]: row[1:] for row in claims_table("title", group, fitted).rows}
+    start = "the planner's mechanism"
+    assert {name: row for name, row in rows.items() if name.startswith(start)} == {
+        f"{start} at least the tree, at every epsilon": ("holds", "2", "1", "0"),
+        f"{start} above the tree, at epsilon 1 to 4": ("holds", "2", "0", "0"),
+        f"{start} above DP-SGD over fixed batches, at every epsilon":
+            ("holds in part", "2", "1", "0"),
+        f"{start} at least amplified DP-SGD, at every epsilon": ("holds in part", "1", "1", "1"),
+    }  # fmt: skip
+    pairs = pairs_table("title", group, fitted).rows
+    assert len(pairs) == len(set(pairs)) == 3 * 3 + 2 * 3  # each pair once
+
+
+def test_the_noise_of_mechanisms_is_shown_where_the_planner_chose_one():
+    budget, tree = Budget(8.0, 1e-5, 250, 5), ftrl_plan(OURS, Budget(8.0, 1e-5, 250, 5), 6_000)
+    assert mechanisms_tables("title", [(OURS, budget, tree)]) == []
+    method = Method("planned", 0.9)
+    plan = ftrl_plan(method, budget, 6_000)
+    (table,) = mechanisms_tables("title", [(method, budget, plan), (OURS, budget, tree)])
+    (_, _, name, _, rms), (_, _, trees, _, beside) = table.rows
+    assert name == mechanism_name(plan.mechanism) and trees == "trees of 24 steps"
+    assert float(rms) < float(beside)
+    assert [mechanism_name(each) for each in (Identity(), BandedToeplitz((1.0, 0.5)))] == [
+        "independent noise", "2 bands",
+    ]  # fmt: skip
 
 
 def test_figures_have_panels_with_lines_to_compare():

@@ -139,7 +139,7 @@ def test_a_model_has_its_mechanism(tmp_path: Path, mechanism: Any) -> None:
     if mechanism.restart_every is None:
         kinds.append(LeastSquaresSettings)
     for kind in kinds:
-        settings = kind(batch_size=2, mechanism=mechanism)
+        settings = kind(batch_size=1, mechanism=mechanism)
         result = fit(TableReader(tmp_path / "t.csv", SCHEMA), settings)
         save_model(tmp_path / "m", result, force=True)
         model = load_model(tmp_path / "m")

@@ -24,7 +24,7 @@ from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, touched
 from dpftrl_fast.accounting.sensitivity.squared import squared_of
 from dpftrl_fast.mechanisms import Mechanism, Tree, TreeLayout, mechanism_from_dict
 from dpftrl_fast.mechanisms.mechanism import register_kind
-from dpftrl_fast.mechanisms.run_error import NoiseStd, std_of
+from dpftrl_fast.mechanisms.run_error import per_step_std
 from dpftrl_fast.plan.planned_noise import PlannedTree, source_of
 from dpftrl_fast.run import RunAccount
 
@@ -107,8 +107,8 @@ def registered() -> None:
     touched.register(
         Blocks, lambda layout, pattern, bound="exact": Touched(*[pattern.most_uses()] * 2, 1)
     )
-    std_of.register(
-        Blocks, lambda layout, momentum: NoiseStd(*[np.sqrt(np.arange(1.0, layout.steps + 1))] * 2)
+    per_step_std.register(
+        Blocks, lambda layout, workload: np.sqrt(np.arange(1.0, layout.steps + 1))
     )
     source_of.register(Blocks, lambda layout: IndependentNoise)
 

@@ -279,7 +279,7 @@ def test_the_core_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="at least one coefficient"):
         _core.workload_error(np.ones(0), 0.0, 0.0, None, [(4, 1)], out)
     with pytest.raises(TypeError, match="float64"):
-        _core.workload_error(np.ones(1, np.float32), 0.0, 0.0, None, [(4, 1)], out)  # type: ignore[arg-type]
+        _core.workload_error(np.ones(1, np.float32), 0.0, 0.0, None, [(4, 1)], out)
     with pytest.raises(ValueError, match="trees must add up"):
         _core.workload_error_trees([(3, 1, False)], "honaker", 0.0, 0.1, None, out)
     with pytest.raises(ValueError, match="variant must be"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from mechanism_cases import MECHANISMS, TOEPLITZ
 
 from dpftrl_fast import PrivacyPlan, ToeplitzNoise
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.accounting.planner.choice import TreeSearch
+from dpftrl_fast.accounting.planner.mechanisms import best_mechanism
+from dpftrl_fast.accounting.sensitivity.squared import rule_of
 from dpftrl_fast.mechanisms import BandedInverse, Mechanism
 from dpftrl_fast.plan.planned_noise import PlannedToeplitz
 
@@ -123,3 +127,48 @@ def test_a_plan_states_its_epsilon_and_is_read_back(name: str) -> None:
     assert plan.layout.describe() in plan.describe(1e-6)
     guard = plan.guard()
     guard.admit([3])
+
+
+@pytest.mark.parametrize("name", TOEPLITZ)
+def test_a_plan_file_of_each_mechanism(name: str, tmp_path: Path) -> None:
+    plan = plan_of(TOEPLITZ[name])
+    plan.save(tmp_path / "plan.json")
+    assert PrivacyPlan.load(tmp_path / "plan.json") == plan
+    written = plan.to_dict()
+    assert written["version"] == 3 and "restart_every" not in written
+    other = {**written, "mechanism": {**written["mechanism"], "version": 2}}
+    with pytest.raises(ValueError, match="must be of version 1, got 2"):
+        PrivacyPlan.from_dict(other)
+    for version in (1, 4, "3"):
+        with pytest.raises(ValueError, match="version must be 2 or 3, got"):
+            PrivacyPlan.from_dict({**written, "version": version})
+    with pytest.raises(ValueError, match="a plan must have the keys"):
+        PrivacyPlan.from_dict({**written, "version": 2})
+
+
+@pytest.mark.parametrize("name", TOEPLITZ)
+def test_a_plan_names_its_rule_of_sensitivity(name: str) -> None:
+    plan = PrivacyPlan(1.0, 3.0, acc.FixedEpochs(5, 4), TOEPLITZ[name])
+    text = plan.describe(1e-6)
+    assert f"({rule_of(plan.layout, plan.participation, 'exact')}), mu" in text
+    zeta = float(text.split("zeta ")[1].split(" ")[0])
+    assert plan.sensitivity_squared <= zeta <= plan.sensitivity_squared * 1.001
+
+
+@pytest.mark.parametrize("choice", ["auto", "tree"])
+def test_a_calibrated_plan_has_the_chosen_mechanism(choice: Any) -> None:
+    pattern, workload = acc.FixedEpochs(20, 5), acc.Workload(0.9)
+    plan = PrivacyPlan.calibrate(
+        epsilon=2.0, delta=1e-6, clip_norm=1.0, participation=pattern, mechanism=choice,
+        workload=workload, max_vectors=1,
+    )  # fmt: skip
+    assert plan.epsilon(1e-6) <= 2.0 < plan.epsilon(1e-6) * (1 + 1e-9)
+    if choice == "tree":
+        best: Mechanism = TreeSearch().best(pattern, 2.0, 1e-6, momentum=0.9, bound="exact")
+    else:
+        best = best_mechanism(2.0, 1e-6, pattern, workload=workload, max_vectors=1)
+    assert plan.mechanism == best
+    with pytest.raises(ValueError, match="mechanism must be 'auto', 'tree' or a mechanism"):
+        PrivacyPlan.calibrate(
+            epsilon=2.0, delta=1e-6, clip_norm=1.0, participation=pattern, mechanism="best",  # type: ignore[arg-type]
+        )  # fmt: skip

@@ -18,7 +18,7 @@ REPLACED = re.compile(
     r"\b(lest|goes? on where|(raw|bare) sums?|of one's own|cannot be had|spare_restarts=)\b"
 )
 # Pages whose Python blocks run, one after the other.
-RUNNABLE = ("accounting", "kernels", "least_squares", "linear_model")
+RUNNABLE = ("accounting", "kernels", "least_squares", "linear_model", "mechanisms")
 # Not a name to call.
 NOT_LISTED = {"__version__"}
 

@@ -148,9 +148,7 @@ def some_tree(chance: random.Random) -> Tree:
     )
 
 
-def some_plan(
-    chance: random.Random, kind: str, mechanism: Mechanism | None = None
-) -> PrivacyPlan:
+def some_plan(chance: random.Random, kind: str, mechanism: Mechanism | None = None) -> PrivacyPlan:
     least = 1 if mechanism is None else mechanism.bands  # type: ignore[attr-defined]
     while True:
         plan = _some_plan(chance, kind, mechanism or some_tree(chance), least)

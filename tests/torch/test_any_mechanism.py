@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,27 @@ def test_slices_are_those_of_the_whole_vector_and_resume(name: str, memory: Any,
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
+def test_noise_on_a_gpu_is_made_by_the_class_of_the_layout(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked: list[Any] = []
+
+    def made(size: int, std: float, **options: Any) -> Any:
+        asked.append((size, std, options["layout"], options["device"]))
+
+    def source_of(layout: Any) -> Any:
+        assert layout == plan.layout
+        return made
+
+    module = ModuleType("noise without Triton")
+    module.device_source_of = source_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dpftrl_fast.torch.device.noise", module)
+    plan, gpu = plan_of(name), torch.device("cuda")
+    FlatNoise(plan, [(3, 5)], dtype="float32", device=gpu)
+    assert asked == [(5, 2.0, plan.layout, gpu)]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_parameters_are_the_start_less_the_noisy_sum(name: str) -> None:
     """So they are with DPFTRL, and with an SGD on residuals."""
     plan = plan_of(name)
@@ -136,7 +159,7 @@ def test_a_state_of_another_mechanism_is_refused_with_advice(kind: str) -> None:
             other.load_state_dict(made(tree).state_dict())
         assert other.steps_taken == 0
     made(tree).load_state_dict(made(tree).state_dict())
-    long = BandedInverse.square_root(10).rounded("float32")
+    long = BandedInverse((1.0, *[-0.1 / 3] * 9)).rounded("float32")
     with pytest.raises(ValueError, match="give the mechanism of the saved plan"):
         made(tree).load_state_dict(made(long).state_dict())
 

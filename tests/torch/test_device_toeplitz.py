@@ -200,7 +200,7 @@ def test_any_calls_in_any_order_have_the_bits_of_the_cpu(
 @pytest.mark.parametrize(
     ("name", "memory", "made"),
     [
-        ("two taps", "stored", 2),  # made again in the time of reading them
+        ("two taps", "stored", 2),
         ("four taps", "stored", 1),
         ("four taps", 2, 4),
         ("four taps", "regenerate", 4),

@@ -216,14 +216,15 @@ def test_neighbours_differ_in_the_noise_free_sums_by_at_most_the_clip_norm(seed:
 
 
 def test_the_schedule_is_the_planners_best() -> None:
-    run = private(epochs=20, epsilon=8.0, clip_norm=0.7)
+    run = private(epochs=20, epsilon=8.0, clip_norm=0.7, mechanism="tree")
     plan = run.data_loader.plan
     best = plan_schedule(8.0, DELTA, 3, 20).best
     assert plan == PrivacyPlan.from_schedule(best, clip_norm=0.7)
     assert run.ledger.epsilon_spent() == plan.epsilon(DELTA) <= 8.0
     assert run.ledger.epsilon_spent(1e-3) == plan.epsilon(1e-3)
     smoothed = plan_schedule(8.0, DELTA, 3, 20, momentum=0.9, rank_by="smoothed").best
-    run = private(epochs=20, epsilon=8.0, rates={"lr": 0.1, "momentum": 0.9})
+    rates = {"lr": 0.1, "momentum": 0.9}
+    run = private(epochs=20, epsilon=8.0, rates=rates, mechanism="tree")
     assert run.data_loader.plan == PrivacyPlan.from_schedule(smoothed, clip_norm=1.0)
 
 
@@ -233,7 +234,7 @@ def test_a_noise_multiplier_is_kept() -> None:
 
 
 def test_a_single_epoch_is_a_single_pass_on_one_tree() -> None:
-    plan = private(epsilon=4.0, epochs=1).data_loader.plan
+    plan = private(epsilon=4.0, epochs=1, mechanism="tree").data_loader.plan
     assert plan.participation == SinglePass(3) and plan.mechanism == Tree()
 
 

@@ -50,7 +50,7 @@ _ROOTS = (16, 64)
 
 
 class Cost(NamedTuple):
-    """What a mechanism asks for: vectors kept between steps, and normals a step and coordinate."""
+    """Memory and work of a mechanism: vectors kept between steps, and normals a step and coordinate."""
 
     vectors: int
     normals: int

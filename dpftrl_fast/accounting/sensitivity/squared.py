@@ -76,9 +76,9 @@ def sensitivity_squared(
     For Toeplitz mechanisms zeta is exact, up to rounding, where the coefficients c of the strategy
     are >= 0 and, under a minimum separation b, fall from c_b on; else it is an upper bound.
 
-    All values of trees are exact but one: under a minimum separation, ``"released"`` is the exact maximum up
-    to a fixed amount of work (about T = 2000 with 20 participations, more with vanilla), beyond
-    that an upper bound of it, mostly within 4 %, and never above ``"exact"``.
+    All values of trees are exact but one: under a minimum separation, ``"released"`` is the exact
+    maximum up to a fixed amount of work (about T = 2000 with 20 participations, more with vanilla),
+    beyond that an upper bound of it, mostly within 4 %, and never above ``"exact"``.
 
     References
     ----------

@@ -257,7 +257,7 @@ class LeastSquaresPlan(PrivacyStatement):
 
     @cached_property
     def variance_factors(self) -> NDArray[np.float64]:
-        """Variance of the noise at each step (v_t), of shape (steps,), for a unit standard deviation.
+        """Variance of the noise at each step (v_t), of shape (steps,), for unit noise vectors.
 
         The last one is that of the last model: of the completed tree, if it is completed.
 

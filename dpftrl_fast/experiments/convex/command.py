@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from dpftrl_fast._validate import choice
-from dpftrl_fast.experiments.convex import fashion, flights, insteval, theory
+from dpftrl_fast.experiments.convex import counter, fashion, flights, insteval, theory
 from dpftrl_fast.experiments.results import Results
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report
 from dpftrl_fast.files import check_folder, write_files
@@ -25,6 +25,7 @@ Experiment: TypeAlias = Callable[[Path | None, Laboratory, bool], Report]
 #: Name and function of each experiment, in order.
 EXPERIMENTS: Mapping[str, Experiment] = {
     "theory": lambda data, laboratory, quick: theory.study(laboratory, quick=quick),
+    "counter": lambda data, laboratory, quick: counter.study(laboratory, quick=quick),
     "flights": _loaded(flights),
     "insteval": _loaded(insteval),
     "fashion-mnist": _loaded(fashion),

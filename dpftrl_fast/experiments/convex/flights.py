@@ -18,6 +18,7 @@ from dpftrl_fast.experiments.convex.methods import (
     AMPLIFIED,
     FIXED,
     FTRL,
+    PLANNED,
     gradient_method,
     least_squares,
 )
@@ -106,7 +107,7 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
     ]
     runs = [
         Run(method, "row", epsilon, DELTA, batch, 1)
-        for method in (FTRL, FIXED, AMPLIFIED)
+        for method in (FTRL, PLANNED, FIXED, AMPLIFIED)
         for epsilon in epsilons
     ]
     outcomes = tuned(
@@ -130,4 +131,4 @@ def study(problem: Problem, laboratory: Laboratory, *, quick: bool = False) -> R
     )
 
 
-_ORDER = (_LS, _LS_PLAIN, FTRL, _UNTUNED, FIXED, AMPLIFIED, _ONCE)
+_ORDER = (_LS, _LS_PLAIN, FTRL, PLANNED, _UNTUNED, FIXED, AMPLIFIED, _ONCE)

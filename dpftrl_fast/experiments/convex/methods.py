@@ -15,6 +15,7 @@ from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 
 FTRL = "DP-FTRL"
+PLANNED = "DP-FTRL, mechanism of the planner"
 FIXED = "DP-SGD, fixed batches"
 AMPLIFIED = "DP-SGD, amplified"
 
@@ -42,12 +43,12 @@ def gradient_method(
     are those of the "last" iterate and of the "tail" average.
     """
     shared: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs}
-    if method == FTRL:
+    if method in (FTRL, PLANNED):
         kind = DPFTRLRegressor if problem.classes == 1 else DPFTRLClassifier
         model = kind(
             epsilon, delta, clip_norm=clip_norm, learning_rate=learning_rate, x_norm_bound=1.0,
             fit_intercept=problem.constant != 0.0, intercept_scaling=problem.constant or 1.0,
-            mechanism="tree", noise_seed=seed, threads=1, **shared,
+            mechanism="tree" if method == FTRL else "auto", noise_seed=seed, threads=1, **shared,
         )  # fmt: skip
         if problem.classes > 1:
             model.set_params(classes=np.arange(problem.classes))

@@ -73,7 +73,8 @@ class DeviceToeplitz(_OnDevice, PlannedToeplitz):
     Parameters
     ----------
     size, std, layout, **options
-        As for `PlannedToeplitz`. `threads` does not matter. Two taps keep nothing for any `memory`.
+        As for `PlannedToeplitz`. `threads` does not matter. Two taps keep no earlier z for any
+        `memory`; an integer that has no room for all earlier z of more taps keeps none of them.
     device : torch.device
         A CUDA device; the CPU under Triton's interpreter (``TRITON_INTERPRET=1``).
     """

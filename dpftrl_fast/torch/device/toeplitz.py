@@ -19,7 +19,7 @@ from dpftrl_fast.noise.arguments import MAX_STEPS
 from dpftrl_fast.torch.device.source import STORED, DeviceSource
 from dpftrl_fast.torch.device.toeplitz_stream import ToeplitzStream
 
-#: Earlier z that are worth a vector each: one is made again in the time in which it is read.
+#: Two taps keep no z: a vector of the size of the model would save one normal a step.
 _FEWEST_KEPT_Z = 2
 
 
