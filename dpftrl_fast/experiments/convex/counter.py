@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def study(laboratory: Laboratory, *, quick: bool = False) -> Report:
         for steps in places
     ]
     found = iter(laboratory.run("counter: noise", jobs))
-    data = [
+    data: list[Mapping[str, Any]] = [
         {"method": name, "steps": steps, **next(found)} for name in _MEASURES for steps in places
     ]
     longest = [row for row in data if row["steps"] == places[-1]]
