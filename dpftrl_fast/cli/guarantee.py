@@ -107,9 +107,10 @@ def calibrate(
     delta: Delta = 1e-6,
     json_: Json = False,
 ) -> None:
-    """Find the smallest noise multiplier that keeps a budget.
+    """Find the smallest noise multiplier of a tree that keeps a budget.
 
-    By default the run is a single pass. No data are read.
+    By default the run is a single pass on one tree. For other mechanisms, and to find the best one,
+    use "plan". No data are read.
     """
     pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
                       max_participations, min_separation, order)  # fmt: skip

@@ -11,6 +11,7 @@ import typer
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.accounting.planner.choice import chosen_mechanism
 from dpftrl_fast.cli.options import (
     Budget,
     Data,
@@ -34,7 +35,7 @@ from dpftrl_fast.cli.output import (
     warn_of_large_delta,
 )
 from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.plan.prefix_sum import PrefixSum, mechanism_of_sums
+from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import TableReader, minibatches
 from dpftrl_fast.tables.schema import Schema
@@ -84,7 +85,7 @@ def command(
         delta=delta,
         clip_norm=largest,
         participation=passes,
-        mechanism=mechanism_of_sums(mechanism.value, passes, epsilon, delta),
+        mechanism=chosen_mechanism(mechanism.value, passes, epsilon, delta),
     )
     warn_of_large_delta(delta, rows)
     running = PrefixSum(

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
-from dpftrl_fast.mechanisms import Mechanism
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
@@ -24,8 +23,6 @@ from dpftrl_fast.rounding import clip_limit, two_sum
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
 _BUDGET = (1.0, 1e-6)
-# "auto" takes a tree for more steps, where the search for a mechanism would take minutes.
-_MOST_STEPS = 2**20
 
 
 class PrefixSum(PrivacyStatement):
@@ -106,7 +103,7 @@ class PrefixSum(PrivacyStatement):
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             participation=passes,
-            mechanism=mechanism_of_sums(mechanism, passes, *_BUDGET, dtype=dtype),
+            mechanism=chosen_mechanism(mechanism, passes, *_BUDGET, dtype=dtype),
         )
         self._noise = self._plan.noise(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
@@ -237,29 +234,6 @@ class PrefixSum(PrivacyStatement):
 
     def __reduce__(self) -> Any:
         raise TypeError("a PrefixSum holds an un-noised sum and a secret key and is not pickled")
-
-
-def mechanism_of_sums(
-    mechanism: MechanismChoice,
-    passes: SinglePass,
-    epsilon: float,
-    delta: float,
-    *,
-    dtype: Any = None,
-) -> Mechanism:
-    """Return the mechanism that a choice stands for where running sums are released.
-
-    As :func:`~dpftrl_fast.accounting.planner.choice.chosen_mechanism`, but "auto" is "tree" above
-    2^20 steps.
-
-    Examples
-    --------
-    >>> mechanism_of_sums("auto", SinglePass(2**30), 1.0, 1e-6)
-    Tree(variant='honaker', restart_every=None, tree_lengths=None, complete=False)
-    """
-    if mechanism == "auto" and passes.steps > _MOST_STEPS:
-        mechanism = "tree"
-    return chosen_mechanism(mechanism, passes, epsilon, delta, dtype=dtype)
 
 
 def _real(cell: object) -> float:

@@ -149,7 +149,11 @@ def test_budgets_turned_round():
     """What a plan was calibrated for is what its noise allows."""
     steps = 4095  # one step more is one level more
     plan = PrivacyPlan.calibrate(
-        epsilon=3.0, delta=DELTA, clip_norm=1.0, participation=SinglePass(steps)
+        epsilon=3.0,
+        delta=DELTA,
+        clip_norm=1.0,
+        participation=SinglePass(steps),
+        mechanism=Tree(),
     )
     assert largest_steps(3.0, DELTA, plan.noise_multiplier) == steps
     plan = PrivacyPlan.calibrate(

@@ -57,7 +57,8 @@ def fit_arguments(tmp_path: Path, **change: object) -> list[object]:
 def test_fit_prints_its_guarantee_and_writes_a_model(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, 30, "test.csv", seed=1)
-    output = run(*fit_arguments(tmp_path, **{"test-public": tmp_path / "test.csv"})).stdout
+    options = {"test-public": tmp_path / "test.csv", "mechanism": "tree"}
+    output = run(*fit_arguments(tmp_path, **options)).stdout
     words = (
         "epsilon",
         "one record replaced by zero",
@@ -84,7 +85,9 @@ def test_fit_as_json(tmp_path: Path) -> None:
     options = fit_arguments(tmp_path, **{"test-public": tmp_path / "test.csv", "noise-seed": 5})
     facts = run_json(*options, "--these-rows-are-public")
     assert facts["epsilon"] <= 1.0
-    assert facts["sensitivity_squared"] == accounting.sensitivity_squared(
+    chosen = PrivacyPlan.from_dict(load_model(tmp_path / "m").facts["plan"])
+    assert facts["sensitivity_squared"] == chosen.sensitivity_squared
+    assert facts["sensitivity_squared"] < accounting.sensitivity_squared(
         accounting.SinglePass(10), bound="released"
     )
     assert facts["marks"] == ["reproducible, not private"]

@@ -16,6 +16,7 @@ from dpftrl_fast import accounting as acc
 from dpftrl_fast.cli import plan as cli_plan
 from dpftrl_fast.cli.output import guarantee_facts
 from dpftrl_fast.cli.patterns import read_order
+from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plots import Curve, error_curves_png
 
 CIFAR = ["--examples", 50_000, "--batch-size", 500, "--epochs", 100, "--delta", 1e-5]
@@ -56,7 +57,9 @@ def test_patterns(arguments: list[object], participation: acc.Participation) -> 
     assert facts["sensitivity_squared"] == plan.sensitivity_squared
     assert facts["neighbours"] == "one record (or user) replaced by zero"
     found = run_json("calibrate", "--epsilon", 3, *arguments)
-    wanted = PrivacyPlan.calibrate(epsilon=3, delta=1e-6, clip_norm=1, participation=participation)
+    wanted = PrivacyPlan.calibrate(
+        epsilon=3, delta=1e-6, clip_norm=1, participation=participation, mechanism=Tree()
+    )
     assert found["noise_multiplier"] == wanted.noise_multiplier and found["epsilon"] <= 3
 
 

@@ -207,7 +207,12 @@ def test_methods_are_the_estimators_and_score_the_test_rows():
     options = {"epsilon": 5.0, "delta": 1e-5, "batch_size": 50, "epochs": 2, "clip_norm": 0.5}
     found = gradient_method(FTRL, data, learning_rate=0.5, seed=3, **options)
     model = DPFTRLRegressor(
-        x_norm_bound=1.0, intercept_scaling=0.5, learning_rate=0.5, noise_seed=3, **options
+        x_norm_bound=1.0,
+        intercept_scaling=0.5,
+        learning_rate=0.5,
+        noise_seed=3,
+        mechanism="tree",
+        **options,
     ).fit(data.X, data.y)
     assert found["tail"] == pytest.approx(model.score(data.Z, data.z), abs=1e-6)
     model.set_params(average="last")

@@ -207,6 +207,7 @@ def test_classifier_on_one_tree() -> None:
     model = DPFTRLClassifier(
         noise_multiplier=0.8, epsilon=None, batch_size=12, learning_rate=0.3, clip_norm=0.5,
         x_norm_bound=0.9, fit_intercept=False, noise_seed=SEED, classes=[0, 1, 2],
+        mechanism="tree",
     ).fit(X, y.astype(int))  # fmt: skip
     batches = [(X[i : i + 12].tolist(), y[i : i + 12].tolist(), None) for i in range(0, 60, 12)]
     state = convex.run(

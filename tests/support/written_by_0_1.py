@@ -347,7 +347,7 @@ def fitted(options: Mapping[str, Any], how: str) -> Json:
     from dpftrl_fast.linear_model import DPFTRLRegressor
 
     X, y, users = rows()
-    model = DPFTRLRegressor(loss="linear", **options)
+    model = DPFTRLRegressor(loss="linear", mechanism="tree", **options)
     if how == "stream":
         for start in range(0, 24, model.batch_size):
             part = slice(start, start + model.batch_size)

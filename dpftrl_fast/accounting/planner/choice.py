@@ -18,6 +18,8 @@ from dpftrl_fast.mechanisms.workload import Workload
 
 #: Vectors that a mechanism chosen for "auto" keeps at most.
 MAX_VECTORS = 3
+# A search for longer runs takes a minute or more: they get a tree.
+_MOST_STEPS = 2**20
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def chosen_mechanism(
     ----------
     mechanism : Mechanism, TreeSearch, "auto" or "tree"
         "auto" is the best of all kinds within `max_vectors`, by the error of the workload; "tree"
-        is ``TreeSearch()``.
+        is ``TreeSearch()``, and so is "auto" above 2^20 steps.
     participation : participation
         Who takes part when.
     epsilon, delta : float
@@ -138,10 +140,12 @@ def chosen_mechanism(
     --------
     >>> chosen_mechanism(Tree(restart_every=5), SinglePass(10), 1.0, 1e-6).restart_every
     5
+    >>> chosen_mechanism("auto", SinglePass(2**30), 1.0, 1e-6)
+    Tree(variant='honaker', restart_every=None, tree_lengths=None, complete=False)
     """
     chosen = check_choice(mechanism)
     if isinstance(chosen, str):
-        if chosen == "auto":
+        if chosen == "auto" and participation.steps <= _MOST_STEPS:
             return _best(epsilon, delta, participation, workload, max_vectors, rank_by)
         chosen = TreeSearch()
     if isinstance(chosen, TreeSearch):

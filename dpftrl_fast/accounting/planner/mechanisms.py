@@ -339,7 +339,7 @@ def best_mechanism(
     --------
     >>> from dpftrl_fast.accounting import FixedEpochs
     >>> best_mechanism(8, 1e-5, FixedEpochs(100, 10), workload=Workload(0.9)).words
-    'noise anticorrelated with that of the step before, taps 1, -0.981004'
+    'noise anticorrelated with that of the step before, taps 1, -0.981'
     """
     non_negative("epsilon", epsilon), probability("delta", delta)
     found = _Search(participation, workload, max_vectors, max_normals, rank_by)

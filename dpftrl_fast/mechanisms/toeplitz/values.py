@@ -162,7 +162,7 @@ class BandedInverse(ToeplitzMechanism):
     def words(self) -> str:
         """Number of taps, with the second one if there are two."""
         if len(self.taps) == 2:
-            return f"noise anticorrelated with that of the step before, taps 1, {self.taps[1]:g}"
+            return f"noise anticorrelated with that of the step before, taps 1, {self.taps[1]:.3g}"
         return f"noise with a banded inverse, {len(self.taps)} taps"
 
     def strategy(self, steps: int) -> Column:
