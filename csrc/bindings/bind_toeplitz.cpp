@@ -105,12 +105,12 @@ void bind_toeplitz_of(py::module_& m, const char* name) {
   using P = PyToeplitz<T>;
   py::class_<P> c(m, name);
   define_source<P>(c);
-  c.def(py::init<std::size_t, double, const py::bytes&, int, int, std::uint64_t, const std::string&,
-                 std::vector<double>, std::vector<double>, std::int64_t, std::size_t,
-                 const std::optional<std::string>&>(),
-        py::kw_only(), py::arg("size"), py::arg("std"), py::arg("key"), py::arg("rounds"), py::arg("purpose"),
-        py::arg("offset"), py::arg("kind"), py::arg("first"), py::arg("second"), py::arg("memory"), py::arg("threads"),
-        py::arg("target"))
+  c.def(
+       py::init<std::size_t, double, const py::bytes&, int, int, std::uint64_t, const std::string&, std::vector<double>,
+                std::vector<double>, std::int64_t, std::size_t, const std::optional<std::string>&>(),
+       py::kw_only(), py::arg("size"), py::arg("std"), py::arg("key"), py::arg("rounds"), py::arg("purpose"),
+       py::arg("offset"), py::arg("kind"), py::arg("first"), py::arg("second"), py::arg("memory"), py::arg("threads"),
+       py::arg("target"))
       .def("current", &P::current, py::arg("out"))
       .def("restart", &P::restart)
       .def_property_readonly("block", &P::block)

@@ -102,7 +102,6 @@ class PyTree : public PySource<Tree<T>, T> {
             {level.cast<int>(), index.cast<std::uint64_t>()},
             saved_array<T>(array, source_.config().size)};
   }
-
 };
 
 template <class T>
@@ -111,9 +110,9 @@ void bind_tree_of(py::module_& m, const char* name) {
   py::class_<P> c(m, name);
   define_source<P>(c);
   c.def(py::init<std::size_t, double, const py::bytes&, int, int, std::uint64_t, const std::string&, std::int64_t,
-                    std::size_t, const std::optional<std::string>&>(),
-           py::kw_only(), py::arg("size"), py::arg("std"), py::arg("key"), py::arg("rounds"), py::arg("purpose"),
-           py::arg("offset"), py::arg("variant"), py::arg("memory"), py::arg("threads"), py::arg("target"))
+                 std::size_t, const std::optional<std::string>&>(),
+        py::kw_only(), py::arg("size"), py::arg("std"), py::arg("key"), py::arg("rounds"), py::arg("purpose"),
+        py::arg("offset"), py::arg("variant"), py::arg("memory"), py::arg("threads"), py::arg("target"))
       .def("node", &P::node, py::arg("level"), py::arg("index"), py::arg("out"))
       .def("restart", &P::restart, py::arg("complete"))
       .def_property_readonly("tree", &P::tree)

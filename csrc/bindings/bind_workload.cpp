@@ -42,7 +42,7 @@ void check_blocks(const Blocks& blocks, std::size_t total) {
 }
 
 void column_error(const py::array& inverse, double momentum, double decay, const std::optional<py::array>& rates,
-           const Blocks& blocks, const py::array& variance) {
+                  const Blocks& blocks, const py::array& variance) {
   const std::size_t total = length_of(variance), size = length_of(inverse);
   check_blocks(blocks, total);
   if (size == 0) throw py::value_error("inverse must hold at least one coefficient, got none");
@@ -79,10 +79,11 @@ void trees_error(const TreeRuns& trees, const std::string& variant, double momen
   workload_error_trees(runs.data(), runs.size(), variant == "honaker", workload, out);
 }
 
-std::pair<double, double> column_objective(const py::array& c, const py::array& d, std::size_t uses, std::size_t separation,
-                                    double momentum, double decay, const std::optional<py::array>& rates, bool last,
-                                    const std::vector<std::pair<std::size_t, double>>& starts, const py::array& by_c,
-                                    const py::array& by_d) {
+std::pair<double, double> column_objective(const py::array& c, const py::array& d, std::size_t uses,
+                                           std::size_t separation, double momentum, double decay,
+                                           const std::optional<py::array>& rates, bool last,
+                                           const std::vector<std::pair<std::size_t, double>>& starts,
+                                           const py::array& by_c, const py::array& by_d) {
   const std::size_t n = length_of(c);
   if (n == 0 || uses < 1 || separation < 1) {
     throw py::value_error("c must hold coefficients, and uses and separation must be >= 1");
@@ -112,7 +113,7 @@ void lagged(const py::array& x, const py::array& y, const py::array& out) {
 }
 
 void gradient_of_buffers(const py::array& decays, const py::array& scales, const py::array& by_c, const py::array& mu,
-              const py::array& d, const py::array& by_decay, const py::array& by_scale) {
+                         const py::array& d, const py::array& by_decay, const py::array& by_scale) {
   const std::size_t k = length_of(decays), n = length_of(d);
   const double* const each_decay = doubles(decays, "decay", k);
   const double* const each_scale = doubles(scales, "scale", k);
@@ -138,8 +139,8 @@ void bind_workload(py::module_& m) {
         py::arg("momentum"), py::arg("decay"), py::arg("rates"), py::arg("last"), py::arg("starts"), py::arg("by_c"),
         py::arg("by_d"));
   m.def("lagged_products", &lagged, py::arg("x"), py::arg("y"), py::arg("out"));
-  m.def("buffers_gradient", &gradient_of_buffers, py::arg("decay"), py::arg("scale"), py::arg("by_c"), py::arg("mu"), py::arg("d"),
-        py::arg("by_decay"), py::arg("by_scale"));
+  m.def("buffers_gradient", &gradient_of_buffers, py::arg("decay"), py::arg("scale"), py::arg("by_c"), py::arg("mu"),
+        py::arg("d"), py::arg("by_decay"), py::arg("by_scale"));
 }
 
 }  // namespace dpftrl::bindings

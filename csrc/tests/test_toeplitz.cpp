@@ -30,8 +30,8 @@ std::vector<double> long_row(std::size_t count) {
   return row;
 }
 
-// Dyadic coefficients, so that the same ones are exact in both dtypes. The long rows are past the terms of one pass, the
-// terms of a tree's sum (47), and what is held in cache (64).
+// Dyadic coefficients, so that the same ones are exact in both dtypes. The long rows are past the terms of one pass,
+// the terms of a tree's sum (47), and what is held in cache (64).
 std::vector<ToeplitzConfig> mechanisms() {
   const auto make = [](ToeplitzKind kind, std::vector<double> first, std::vector<double> second) {
     ToeplitzConfig c;
@@ -218,10 +218,15 @@ void refusals() {
   };
   const double inf = std::numeric_limits<double>::infinity();
   for (const ToeplitzConfig& bad : {
-           with(ToeplitzKind::taps, {}, {}), with(ToeplitzKind::taps, {0.5}, {}), with(ToeplitzKind::taps, {1.0}, {1.0}),
-           with(ToeplitzKind::taps, {1.0, inf}, {}), with(ToeplitzKind::taps, {1.0, 0.1}, {}),
-           with(ToeplitzKind::bands, {0.0, 1.0}, {}), with(ToeplitzKind::bands, {-1.0}, {}),
-           with(ToeplitzKind::buffers, {0.5}, {}), with(ToeplitzKind::buffers, {0.5}, {0.25, 0.5}),
+           with(ToeplitzKind::taps, {}, {}),
+           with(ToeplitzKind::taps, {0.5}, {}),
+           with(ToeplitzKind::taps, {1.0}, {1.0}),
+           with(ToeplitzKind::taps, {1.0, inf}, {}),
+           with(ToeplitzKind::taps, {1.0, 0.1}, {}),
+           with(ToeplitzKind::bands, {0.0, 1.0}, {}),
+           with(ToeplitzKind::bands, {-1.0}, {}),
+           with(ToeplitzKind::buffers, {0.5}, {}),
+           with(ToeplitzKind::buffers, {0.5}, {0.25, 0.5}),
            with(ToeplitzKind::buffers, {0.5}, {inf}),
        }) {
     CHECK_THROWS(Toeplitz<float>{bad}, std::invalid_argument, "coefficients must be");

@@ -65,14 +65,18 @@ Objective workload_objective(const double* c, const double* d, std::size_t n, st
   double error = 0.0;
   if (workload.rates == nullptr) {
     const double size = static_cast<double>(n);
-    error = last ? response.add(0, n, [](std::size_t) { return 1.0; }, by_d)
-                 : response.add(0, n, [=](std::size_t i) { return (size - static_cast<double>(i)) / size; }, by_d);
+    error = last ? response.add(
+                       0, n, [](std::size_t) { return 1.0; }, by_d)
+                 : response.add(
+                       0, n, [=](std::size_t i) { return (size - static_cast<double>(i)) / size; }, by_d);
   } else {
     for (const auto& [start, weight] : starts) {
       const std::size_t steps = n - start;
       const double by = weight / static_cast<double>(last ? 1 : n);
-      error += last ? response.add(start, steps, [=](std::size_t i) { return i + 1 == steps ? by : 0.0; }, by_d)
-                    : response.add(start, steps, [=](std::size_t) { return by; }, by_d);
+      error += last ? response.add(
+                          start, steps, [=](std::size_t i) { return i + 1 == steps ? by : 0.0; }, by_d)
+                    : response.add(
+                          start, steps, [=](std::size_t) { return by; }, by_d);
     }
   }
   for (std::size_t t = 0; t < n; ++t) by_d[t] /= error;

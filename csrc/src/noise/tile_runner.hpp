@@ -120,8 +120,8 @@ struct TileSpan {
 template <class T, class Body>
 void run_tiles(const SourceConfig& config, TileWork<T>& work, Scratch<T>& scratch, std::size_t scratch_tiles,
                const Body& body) {
-  constexpr std::size_t most_tiles_a_turn = 32;  // a worker takes this many at a time
-  constexpr std::size_t tiles_per_thread = 8;    // fewer than this a thread are not worth a thread
+  constexpr std::size_t most_tiles_a_turn = 32;               // a worker takes this many at a time
+  constexpr std::size_t tiles_per_thread = 8;                 // fewer than this a thread are not worth a thread
   constexpr std::size_t stream_bytes = std::size_t{8} << 20;  // vectors from here on bypass the caches
   const std::size_t size = config.size;
   const auto lead = static_cast<std::size_t>(config.offset % tile_size<T>());

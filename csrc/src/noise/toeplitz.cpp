@@ -238,8 +238,8 @@ void Toeplitz<T>::restore_vectors(const std::vector<KeptVector>& kept) {
   for (const KeptVector& v : kept) {
     if (v.kind == VectorKind::sum && last_.tree >= 0) sum_ = copy(v.data);
     if (v.kind != VectorKind::slot || !keeps || v.index >= slots.size() || slots[v.index]) continue;
-    const bool used = config_.kind == ToeplitzKind::buffers || last_.t >= slots.size() ||
-                      (v.index >= 1 && v.index <= last_.t);
+    const bool used =
+        config_.kind == ToeplitzKind::buffers || last_.t >= slots.size() || (v.index >= 1 && v.index <= last_.t);
     if (!used) continue;
     slots[v.index] = copy(v.data);
     ++found;

@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-
 namespace dpftrl {
 
 template <class T>

@@ -17,7 +17,8 @@ void solve_banded(const double* band, std::size_t p, const double* x, std::size_
 void solve_buffers(const double* decay, const double* scale, std::size_t k, const double* x, std::size_t n, double* out,
                    double* state) noexcept;
 
-// The first column of C: column[0] = 1, column[j] = sum of scale_i decay_i^(j-1), by recursion. `power` holds k doubles.
+// The first column of C: column[0] = 1, column[j] = sum of scale_i decay_i^(j-1), by recursion. `power` holds k
+// doubles.
 void buffers_column(const double* decay, const double* scale, std::size_t k, std::size_t n, double* column,
                     double* power) noexcept;
 

@@ -10,8 +10,8 @@
 //   buffers  x_t = ((z_t - scale_1 s_1) - scale_2 s_2) - ..; then s_i = decay_i s_i + x_t; s_i = 0 before step 1
 //   bands    x_t = (((z_t - c_1 x_(t-1)) - c_2 x_(t-2)) - ..)/c_0
 //
-// with what lies before step 1 left out. The vectors held here only save work: without them a call makes its block again
-// from step 1 (taps: the last z), tile by tile in cache, and an interrupted call drops them all.
+// with what lies before step 1 left out. The vectors held here only save work: without them a call makes its block
+// again from step 1 (taps: the last z), tile by tile in cache, and an interrupted call drops them all.
 
 #include <cstddef>
 #include <cstdint>
