@@ -123,10 +123,12 @@ void settings() {
       run_of<float>(c, 2, far);
       run_of<double>(c, 2, far);
     }
-    // Several tiles and workers.
+  }
+  // Several tiles and workers: taps, buffers, bands.
+  for (const std::size_t number : {1u, 5u, 10u}) {
+    ToeplitzConfig c = mechanisms()[number];
     c.size = 2048 * 17 + 5, c.offset = 2040, c.threads = 3;
     for (const std::size_t memory : {Memory::kStored, Memory::kRegenerate}) {
-      if (c.first.size() > 40) continue;
       c.memory.vectors = memory;
       run_of<float>(c, 1, 18);
     }

@@ -56,10 +56,11 @@ def main(grid: Grid, context: Context) -> None:
     model = ArrayRecord({name: Array(array) for name, array in task.initial_model().items()})
     with strategy:
         result = strategy.start(grid, model, evaluate_fn=evaluate)
-        replaced = strategy.server.epsilon(delta, neighbours="replace-one")
+        # None where so little noise hides no replacement at this delta.
+        replaced = strategy.server.replace_one(delta)
         last = result.evaluate_metrics_serverapp.get(strategy.rounds_done, {})
         print(
             f"after {strategy.rounds_done} rounds: epsilon {up(strategy.epsilon_spent())} at delta "
-            f"{delta} (replace-one {up(replaced)}), accuracy {last.get('accuracy', nan):.3f}",
+            f"{delta} (replace-one {'none' if replaced is None else up(replaced)}), accuracy {last.get('accuracy', nan):.3f}",
             flush=True,
         )
