@@ -58,9 +58,10 @@ def main(grid: Grid, context: Context) -> None:
         result = strategy.start(grid, model, evaluate_fn=evaluate)
         # None where so little noise hides no replacement at this delta.
         replaced = strategy.server.replace_one(delta)
+        other = "none" if replaced is None else up(replaced)
         last = result.evaluate_metrics_serverapp.get(strategy.rounds_done, {})
         print(
             f"after {strategy.rounds_done} rounds: epsilon {up(strategy.epsilon_spent())} at delta "
-            f"{delta} (replace-one {'none' if replaced is None else up(replaced)}), accuracy {last.get('accuracy', nan):.3f}",
+            f"{delta} (replace-one {other}), accuracy {last.get('accuracy', nan):.3f}",
             flush=True,
         )
