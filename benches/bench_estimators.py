@@ -83,7 +83,7 @@ def estimator() -> Call:
     X, y = rows()
     model = DPFTRLRegressor(
         1.0, 1e-6, clip_norm=CLIP_NORM, x_norm_bound=ROW_BOUND, intercept_scaling=CONSTANT,
-        learning_rate=RATE, batch_size=B, threads=1,
+        learning_rate=RATE, batch_size=B, threads=1, mechanism="tree",
     )  # fmt: skip
 
     def fit() -> Array:
@@ -97,7 +97,7 @@ def estimator() -> Call:
 def plan_of(count: int) -> PrivacyPlan:
     return PrivacyPlan.calibrate(
         epsilon=1.0, delta=1e-6, clip_norm=CLIP_NORM, participation=SinglePass(-(-count // B)),
-        bound="released",
+        mechanism="tree", bound="released",
     )  # fmt: skip
 
 

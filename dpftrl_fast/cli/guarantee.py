@@ -107,7 +107,7 @@ def calibrate(
     delta: Delta = 1e-6,
     json_: Json = False,
 ) -> None:
-    """Find the smallest noise multiplier of a tree that keeps a budget.
+    """Find the least noise multiplier of a tree for a budget.
 
     By default the run is a single pass on one tree. For other mechanisms, and to find the best one,
     use "plan". No data are read.
