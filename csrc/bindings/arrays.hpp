@@ -37,6 +37,30 @@ T* writable(const py::array& out, std::size_t size) {
   return static_cast<T*>(data);
 }
 
+// The elements of a vector that is read. Throws TypeError or ValueError.
+template <class T>
+const T* readable(const char* name, const py::array& array) {
+  if (!py::isinstance<py::array_t<T, py::array::c_style>>(array) || array.ndim() != 1) {
+    throw py::type_error(std::string(name) + " must be a one-dimensional C-contiguous " +
+                         std::string(py::str(py::object(py::dtype::of<T>()))) + " array");
+  }
+  if (reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) != 0) {
+    throw py::value_error(std::string(name) + " must be aligned to " + std::to_string(alignof(T)) +
+                          " bytes, got an array that is not");
+  }
+  return static_cast<const T*>(array.data());
+}
+
+template <class T>
+const T* readable(const char* name, const py::array& array, std::size_t size) {
+  const T* const data = readable<T>(name, array);
+  if (static_cast<std::size_t>(array.size()) != size) {
+    throw py::value_error(std::string(name) + " must have " + std::to_string(size) + " elements, got " +
+                          std::to_string(array.size()));
+  }
+  return data;
+}
+
 inline Key key_from_bytes(const py::bytes& bytes) {
   const auto text = static_cast<std::string_view>(bytes);
   if (text.size() != 32) throw py::value_error("key must be 32 bytes, got " + std::to_string(text.size()));

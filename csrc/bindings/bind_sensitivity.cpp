@@ -29,20 +29,10 @@ Statistic counts_by_name(const std::string& name) {
   throw py::value_error("statistic must be 'all_nodes' or 'even_nodes', got '" + name + "'");
 }
 
-const std::int64_t* readable(const char* name, const py::array& array) {
-  if (!py::isinstance<Int64Array>(array) || array.ndim() != 1) {
-    throw py::type_error(std::string(name) + " must be a C-contiguous one-dimensional int64 array");
-  }
-  if (reinterpret_cast<std::uintptr_t>(array.data()) % alignof(std::int64_t) != 0) {
-    throw py::value_error(std::string(name) + " must be aligned to 8 bytes, got an array that is not");
-  }
-  return static_cast<const std::int64_t*>(array.data());
-}
-
 Order checked_order(const std::vector<EqualTrees>& runs, const py::array& ids, const py::array& offsets,
                     std::int64_t n_ids) {
-  const std::int64_t* id = readable("ids", ids);
-  const std::int64_t* offset = readable("offsets", offsets);
+  const std::int64_t* id = readable<std::int64_t>("ids", ids);
+  const std::int64_t* offset = readable<std::int64_t>("offsets", offsets);
   const std::uint64_t steps = steps_of(runs);
   if (static_cast<std::uint64_t>(offsets.size()) != steps + 1) {
     throw py::value_error("offsets must have one element more than the " + std::to_string(steps) +

@@ -13,19 +13,11 @@
 namespace dpftrl::bindings {
 namespace {
 
-// The elements of an array of float64 that is read.
-const double* readable(const py::array& x, const char* name) {
-  if (!py::isinstance<py::array_t<double>>(x) || x.ndim() != 1 || (x.flags() & py::array::c_style) == 0) {
-    throw py::type_error(std::string(name) + " must be a one-dimensional C-contiguous float64 array");
-  }
-  return static_cast<const double*>(x.data());
-}
-
 void banded(const py::array& band, const py::array& x, const py::array& out) {
   const auto n = static_cast<std::size_t>(x.size());
   const auto p = static_cast<std::size_t>(band.size());
-  const double* const coefficients = readable(band, "band");
-  const double* const from = readable(x, "x");
+  const double* const coefficients = readable<double>("band", band);
+  const double* const from = readable<double>("x", x);
   double* const to = writable<double>(out, n);
   if (p == 0) throw py::value_error("band must hold at least one coefficient, got none");
   const py::gil_scoped_release release;
@@ -43,9 +35,9 @@ std::size_t buffers_of(const py::array& decay, const py::array& scale) {
 void buffers(const py::array& decay, const py::array& scale, const py::array& x, const py::array& out) {
   const auto n = static_cast<std::size_t>(x.size());
   std::vector<double> state(buffers_of(decay, scale));
-  const double* const decays = readable(decay, "decay");
-  const double* const scales = readable(scale, "scale");
-  const double* const from = readable(x, "x");
+  const double* const decays = readable<double>("decay", decay);
+  const double* const scales = readable<double>("scale", scale);
+  const double* const from = readable<double>("x", x);
   double* const to = writable<double>(out, n);
   const py::gil_scoped_release release;
   solve_buffers(decays, scales, state.size(), from, n, to, state.data());
@@ -54,28 +46,17 @@ void buffers(const py::array& decay, const py::array& scale, const py::array& x,
 void column(const py::array& decay, const py::array& scale, const py::array& out) {
   const auto n = static_cast<std::size_t>(out.size());
   std::vector<double> power(buffers_of(decay, scale));
-  const double* const decays = readable(decay, "decay");
-  const double* const scales = readable(scale, "scale");
+  const double* const decays = readable<double>("decay", decay);
+  const double* const scales = readable<double>("scale", scale);
   double* const to = writable<double>(out, n);
   const py::gil_scoped_release release;
   buffers_column(decays, scales, power.size(), n, to, power.data());
 }
 
-const std::int64_t* integers(const py::array& x, const char* name, py::ssize_t size) {
-  if (!py::isinstance<py::array_t<std::int64_t>>(x) || x.ndim() != 1 || (x.flags() & py::array::c_style) == 0) {
-    throw py::type_error(std::string(name) + " must be a one-dimensional C-contiguous int64 array");
-  }
-  if (x.size() != size) {
-    throw py::value_error(std::string(name) + " must have " + std::to_string(size) + " elements, got " +
-                          std::to_string(x.size()));
-  }
-  return static_cast<const std::int64_t*>(x.data());
-}
-
 Stretches checked_stretches(const py::array& lengths, const py::array& starts, const py::array& uses) {
   const auto count = static_cast<std::size_t>(lengths.size());
-  const Stretches all{count, integers(lengths, "lengths", lengths.size()),
-                      integers(starts, "starts", lengths.size() + 1), integers(uses, "uses", uses.size())};
+  const Stretches all{count, readable<std::int64_t>("lengths", lengths),
+                      readable<std::int64_t>("starts", starts, count + 1), readable<std::int64_t>("uses", uses)};
   bool right = all.starts[0] == 0 && all.starts[count] == uses.size();
   for (std::size_t i = 0; i < count && right; ++i) {
     right = all.starts[i] < all.starts[i + 1] && all.starts[i + 1] <= uses.size();
@@ -91,7 +72,7 @@ Stretches checked_stretches(const py::array& lengths, const py::array& starts, c
 
 bool sums_of_columns(const py::array& column, const py::array& lengths, const py::array& starts, const py::array& uses,
                      std::int64_t work_limit, const py::array& out) {
-  const double* const x = readable(column, "column");
+  const double* const x = readable<double>("column", column);
   const Stretches all = checked_stretches(lengths, starts, uses);
   double* const to = writable<double>(out, all.count);
   const py::gil_scoped_release release;
@@ -100,7 +81,7 @@ bool sums_of_columns(const py::array& column, const py::array& lengths, const py
 
 bool products_of_columns(const py::array& column, double slack, const py::array& lengths, const py::array& starts,
                          const py::array& uses, std::int64_t work_limit, const py::array& out) {
-  const double* const x = readable(column, "column");
+  const double* const x = readable<double>("column", column);
   const Stretches all = checked_stretches(lengths, starts, uses);
   double* const to = writable<double>(out, all.count);
   const py::gil_scoped_release release;
@@ -110,8 +91,8 @@ bool products_of_columns(const py::array& column, double slack, const py::array&
 void sums_of_buffers(const py::array& decay, const py::array& scale, const py::array& lengths, const py::array& starts,
                      const py::array& uses, const py::array& out) {
   const std::size_t k = buffers_of(decay, scale);
-  const double* const decays = readable(decay, "decay");
-  const double* const scales = readable(scale, "scale");
+  const double* const decays = readable<double>("decay", decay);
+  const double* const scales = readable<double>("scale", scale);
   const Stretches all = checked_stretches(lengths, starts, uses);
   double* const to = writable<double>(out, all.count);
   const py::gil_scoped_release release;

@@ -15,21 +15,10 @@
 namespace dpftrl::bindings {
 namespace {
 
-const double* doubles(const py::array& x, const char* name, std::size_t size) {
-  if (!py::isinstance<py::array_t<double>>(x) || x.ndim() != 1 || (x.flags() & py::array::c_style) == 0) {
-    throw py::type_error(std::string(name) + " must be a one-dimensional C-contiguous float64 array");
-  }
-  if (static_cast<std::size_t>(x.size()) != size) {
-    throw py::value_error(std::string(name) + " must have " + std::to_string(size) + " elements, got " +
-                          std::to_string(x.size()));
-  }
-  return static_cast<const double*>(x.data());
-}
-
 std::size_t length_of(const py::array& x) { return static_cast<std::size_t>(x.size()); }
 
 Workload workload_of(double momentum, double decay, const std::optional<py::array>& rates, std::size_t steps) {
-  return {momentum, decay, rates ? doubles(*rates, "rates", steps) : nullptr};
+  return {momentum, decay, rates ? readable<double>("rates", *rates, steps) : nullptr};
 }
 
 void check_blocks(const Blocks& blocks, std::size_t total) {
@@ -47,7 +36,7 @@ void column_error(const py::array& inverse, double momentum, double decay, const
   check_blocks(blocks, total);
   if (size == 0) throw py::value_error("inverse must hold at least one coefficient, got none");
   const Workload workload = workload_of(momentum, decay, rates, total);
-  const double* const coefficients = doubles(inverse, "inverse", size);
+  const double* const coefficients = readable<double>("inverse", inverse, size);
   double* const out = writable<double>(variance, total);
   const py::gil_scoped_release release;
   workload_error(coefficients, size, workload, blocks, out);
@@ -58,8 +47,8 @@ void buffers_error(const py::array& decays, const py::array& scales, double mome
   const std::size_t total = length_of(variance), k = length_of(decays);
   check_blocks(blocks, total);
   const Workload workload = workload_of(momentum, decay, rates, total);
-  const double* const each_decay = doubles(decays, "decay", k);
-  const double* const each_scale = doubles(scales, "scale", k);
+  const double* const each_decay = readable<double>("decay", decays, k);
+  const double* const each_scale = readable<double>("scale", scales, k);
   double* const out = writable<double>(variance, total);
   const py::gil_scoped_release release;
   workload_error_buffers(each_decay, each_scale, k, workload, blocks, out);
@@ -92,8 +81,8 @@ std::pair<double, double> column_objective(const py::array& c, const py::array& 
     if (start >= n) throw py::value_error("starts must lie below the number of steps");
   }
   const Workload workload = workload_of(momentum, decay, rates, n);
-  const double* const strategy = doubles(c, "c", n);
-  const double* const inverse = doubles(d, "d", n);
+  const double* const strategy = readable<double>("c", c, n);
+  const double* const inverse = readable<double>("d", d, n);
   double* const out_c = writable<double>(by_c, n);
   double* const out_d = writable<double>(by_d, n);
   const py::gil_scoped_release release;
@@ -105,8 +94,8 @@ std::pair<double, double> column_objective(const py::array& c, const py::array& 
 void lagged(const py::array& x, const py::array& y, const py::array& out) {
   const std::size_t n = length_of(x), size = length_of(out);
   if (size > n) throw py::value_error("out must not be longer than x");
-  const double* const from_x = doubles(x, "x", n);
-  const double* const from_y = doubles(y, "y", n);
+  const double* const from_x = readable<double>("x", x, n);
+  const double* const from_y = readable<double>("y", y, n);
   double* const to = writable<double>(out, size);
   const py::gil_scoped_release release;
   lagged_products(from_x, from_y, n, size, to);
@@ -115,11 +104,11 @@ void lagged(const py::array& x, const py::array& y, const py::array& out) {
 void gradient_of_buffers(const py::array& decays, const py::array& scales, const py::array& by_c, const py::array& mu,
                          const py::array& d, const py::array& by_decay, const py::array& by_scale) {
   const std::size_t k = length_of(decays), n = length_of(d);
-  const double* const each_decay = doubles(decays, "decay", k);
-  const double* const each_scale = doubles(scales, "scale", k);
-  const double* const c = doubles(by_c, "by_c", n);
-  const double* const multipliers = doubles(mu, "mu", n);
-  const double* const inverse = doubles(d, "d", n);
+  const double* const each_decay = readable<double>("decay", decays, k);
+  const double* const each_scale = readable<double>("scale", scales, k);
+  const double* const c = readable<double>("by_c", by_c, n);
+  const double* const multipliers = readable<double>("mu", mu, n);
+  const double* const inverse = readable<double>("d", d, n);
   double* const out_decay = writable<double>(by_decay, k);
   double* const out_scale = writable<double>(by_scale, k);
   const py::gil_scoped_release release;

@@ -214,8 +214,8 @@ class Problem:
         def value(x: Vector) -> tuple[float, Vector]:
             total, weights = taps_of(x)
             taps = np.concatenate([[1.0], -total * weights])
-            c = banded_inverse(taps, self.steps)  # type: ignore[arg-type]
-            objective = self.evaluate(c, padded(taps, self.steps))  # type: ignore[arg-type]
+            c = banded_inverse(taps, self.steps)
+            objective = self.evaluate(c, padded(taps, self.steps))
             by_taps = self._by_band(taps, c, self._by_c)
             by_taps = -(self._by_d[1:size] - by_taps[1:])  # by the absolute values
             by_total = float(np.dot(by_taps, weights))
@@ -223,10 +223,9 @@ class Problem:
             return objective, np.concatenate([[by_total * total * (1.0 - total)], by_weights])
 
         roots = np.log(-np.array(BandedInverse.square_root(size).taps[1:]))
-        starts = [np.concatenate([[logit], roots]) for logit in (4.0,)]
-        total, weights = taps_of(
-            self._descend(value, starts, [(-4.0, _LOGIT)] + [(-40.0, 20.0)] * (size - 1))
-        )
+        start = np.concatenate([[4.0], roots])
+        bounds = [(-4.0, _LOGIT)] + [(-40.0, 20.0)] * (size - 1)
+        total, weights = taps_of(self._descend(value, start, bounds))
         return self._found(BandedInverse([1.0, *(-total * weights).tolist()]))
 
     def bands(self, size: int) -> Found:
@@ -234,47 +233,34 @@ class Problem:
 
         def value(x: Vector) -> tuple[float, Vector]:
             band = np.concatenate([[1.0], np.exp(x)])
-            d = banded_inverse(band, self.steps)  # type: ignore[arg-type]
-            objective = self.evaluate(padded(band, self.steps), d)  # type: ignore[arg-type]
+            d = banded_inverse(band, self.steps)
+            objective = self.evaluate(padded(band, self.steps), d)
             gradient = self._by_c[1:size] - self._by_band(band, d, self._by_d)[1:]
             return objective, gradient * band[1:]
 
         j = np.arange(1, size)
         start = np.cumsum(np.log((2 * j - 1) / (2 * j)))
-        found = self._descend(value, [start], [(-40.0, 5.0)] * (size - 1))
+        found = self._descend(value, start, [(-40.0, 5.0)] * (size - 1))
         return self._found(BandedToeplitz([1.0, *np.exp(found).tolist()]))
 
     def buffers(self, most: int) -> Iterator[Found]:
         """1, 2, .. `most` buffers, each count from the one before."""
         decays, scales = np.zeros(0), np.zeros(0)
-        best: Found | None = None
         for count in range(1, most + 1):
-            starts = [
-                np.concatenate([decays, [decay], scales, [scale]])
-                for decay, scale in self._more_buffers(count)
-            ]
+            decay, scale = (4.0, -1.0) if count == 1 else (0.0, -3.0)
+            start = np.concatenate([decays, [decay], scales, [scale]])
             bounds = [(-6.0, _LOGIT)] * count + [(-20.0, 3.0)] * count
-            found = self._descend(self._buffers_value, starts, bounds)
+            found = self._descend(self._buffers_value, start, bounds)
             decays, scales = found[:count], found[count:]
-            here = self._found(
-                BufferedToeplitz(_sigmoids(decays).tolist(), np.exp(scales).tolist())
-            )
-            if best is None or here.value < best.value:
-                best = here
-            yield here
-
-    def _more_buffers(self, count: int) -> list[tuple[float, float]]:
-        if count == 1:
-            return [(4.0, -1.0)]
-        return [(0.0, -3.0)]
+            yield self._found(BufferedToeplitz(_sigmoids(decays).tolist(), np.exp(scales).tolist()))
 
     def _buffers_value(self, x: Vector) -> tuple[float, Vector]:
         k = x.size // 2
         decay, scale = _sigmoids(x[:k]), np.exp(x[k:])
-        c = buffers_column(decay, scale, self.steps)  # type: ignore[arg-type]
-        d = buffers_inverse(decay, scale, self.steps)  # type: ignore[arg-type]
+        c = buffers_column(decay, scale, self.steps)
+        d = buffers_inverse(decay, scale, self.steps)
         objective = self.evaluate(c, d)
-        backwards = solve_buffers(decay, scale, self._by_d[::-1].copy())[::-1].copy()  # type: ignore[arg-type]
+        backwards = solve_buffers(decay, scale, self._by_d[::-1].copy())[::-1].copy()
         by_decay, by_scale = np.empty(k), np.empty(k)
         _core.buffers_gradient(decay, scale, self._by_c, backwards, d, by_decay, by_scale)
         return objective, np.concatenate([by_decay * decay * (1.0 - decay), by_scale * scale])
@@ -291,10 +277,10 @@ class Problem:
     def _descend(
         self,
         value: Callable[[Vector], tuple[float, Vector]],
-        starts: list[Vector],
+        start: Vector,
         bounds: list[tuple[float, float]],
     ) -> Vector:
-        """Return the best point from several starts; never worse than a start."""
+        """Return the best point that is found from a start."""
         from scipy.optimize import minimize
 
         def finite(x: Vector) -> tuple[float, Vector]:
@@ -304,22 +290,21 @@ class Problem:
                 return objective, gradient
             return 1e10, np.zeros(x.size)
 
-        best, least = starts[0], math.inf
-        for start in starts:
-            before, at = math.inf, start
-            # A line search can end at a step that gains nothing by chance: start afresh there.
-            for _ in range(_ROUNDS):
-                found = minimize(
-                    finite, at, jac=True, method="L-BFGS-B", bounds=bounds,
-                    options={"maxiter": 500, "maxcor": 20, "ftol": self._tolerance,
-                             "gtol": self._slope},
-                )  # fmt: skip
-                at, value_here = found.x, float(found.fun)
-                if value_here < least:
-                    best, least = at, value_here
-                if np.abs(found.jac).max() < _FLAT or before - value_here < _GAIN:
-                    break
-                before = value_here
+        best, least = start, math.inf
+        before, at = math.inf, start
+        # A line search can end at a step that gains nothing by chance: start afresh there.
+        for _ in range(_ROUNDS):
+            found = minimize(
+                finite, at, jac=True, method="L-BFGS-B", bounds=bounds,
+                options={"maxiter": 500, "maxcor": 20, "ftol": self._tolerance,
+                         "gtol": self._slope},
+            )  # fmt: skip
+            at, value_here = found.x, float(found.fun)
+            if value_here < least:
+                best, least = at, value_here
+            if np.abs(found.jac).max() < _FLAT or before - value_here < _GAIN:
+                break
+            before = value_here
         return best
 
     def _found(self, mechanism: ToeplitzMechanism) -> Found:

@@ -209,6 +209,10 @@ class NoiseSource:
         """Steps of the present block."""
         return int(self._core.t)
 
+    def current(self) -> Any:
+        """Return the noise in the running sum, an array of shape (size,)."""
+        raise NotImplementedError
+
     @property
     def _block(self) -> int:
         """Restarts so far."""

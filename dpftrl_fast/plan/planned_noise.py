@@ -112,10 +112,6 @@ class PlannedNoise(NoiseSource):
         """
         return self.prefix(self._ends(self._layout.run_of(self._block)))
 
-    def current(self) -> Any:
-        """Return the noise in the running sum, as `TreeNoise.current` does."""
-        raise NotImplementedError
-
     def restart(self, complete: bool = False) -> None:
         """Refuse: the plan decides when a block begins."""
         count = self._layout.count
@@ -161,7 +157,6 @@ class PlannedTree(PlannedNoise, TreeNoise):
     """
 
     _word = "tree"
-    current = TreeNoise.current
 
     def __init__(self, size: int, std: float, *, layout: TreeLayout, **options: Any) -> None:
         TreeNoise.__init__(self, size, std, variant=layout.variant, **options)
@@ -196,7 +191,6 @@ class PlannedToeplitz(PlannedNoise, ToeplitzNoise):
     """
 
     _word = "block"
-    current = ToeplitzNoise.current
 
     def __init__(
         self,

@@ -72,9 +72,9 @@ def slope(value: Callable[[Vector], float], x: Vector) -> Vector:
 def test_gradients(workload: acc.Workload, rank_by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[Any, Vector]] = []
 
-    def keep(self: Problem, value: Any, starts: list[Vector], bounds: Any) -> Vector:
-        found.append((value, starts[0]))
-        return starts[0]
+    def keep(self: Problem, value: Any, start: Vector, bounds: Any) -> Vector:
+        found.append((value, start))
+        return start
 
     monkeypatch.setattr(Problem, "_descend", keep)
     problem = Problem(SMALL, workload, rank_by)

@@ -74,11 +74,13 @@ def check_choice(mechanism: Any) -> MechanismChoice:
         If it is neither.
     """
     if isinstance(mechanism, str):
-        if mechanism not in ("auto", "tree"):
-            raise ValueError(
-                f"mechanism must be 'auto', 'tree' or a mechanism such as Tree(), got {mechanism!r}"
-            )
-        return mechanism  # type: ignore[return-value]
+        words: tuple[Literal["auto", "tree"], ...] = ("auto", "tree")
+        for word in words:
+            if mechanism == word:
+                return word
+        raise ValueError(
+            f"mechanism must be 'auto', 'tree' or a mechanism such as Tree(), got {mechanism!r}"
+        )
     return mechanism if isinstance(mechanism, TreeSearch) else check_mechanism(mechanism)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ class Engine(NamedTuple):
     """Scales of the buffers."""
 
 
-class ToeplitzMechanism:
+class ToeplitzMechanism(ABC):
     """Base of the Toeplitz mechanisms: frozen dataclasses with the field `restart_every`."""
 
     kind: ClassVar[str]
@@ -49,14 +50,14 @@ class ToeplitzMechanism:
         return 1
 
     @property
+    @abstractmethod
     def engine(self) -> Engine:
         """Coefficients as a source of noise takes them."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def vectors(self) -> int:
         """Vectors kept between steps. Taps are made again from the key: none."""
-        raise NotImplementedError
 
     @property
     def normals(self) -> int:
@@ -64,17 +65,17 @@ class ToeplitzMechanism:
         return 1
 
     @property
+    @abstractmethod
     def words(self) -> str:
         """The mechanism in words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def strategy(self, steps: int) -> Column:
         """Return c_0 .. c_(steps-1), the first column of C, a float64 array."""
-        raise NotImplementedError
 
+    @abstractmethod
     def inverse(self, steps: int) -> Column:
         """Return d_0 .. d_(steps-1), the first column of C^-1, a float64 array."""
-        raise NotImplementedError
 
     def layout(self, steps: int) -> ToeplitzLayout:
         """Lay out the steps of a run.

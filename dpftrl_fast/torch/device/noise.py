@@ -64,7 +64,6 @@ class DeviceNoise(_OnDevice, PlannedTree):
     """
 
     _device_core = DeviceTree
-    current = PlannedTree.current
 
 
 class DeviceToeplitz(_OnDevice, PlannedToeplitz):
@@ -80,7 +79,6 @@ class DeviceToeplitz(_OnDevice, PlannedToeplitz):
     """
 
     _device_core = ToeplitzCore
-    current = PlannedToeplitz.current
 
 
 def device_source_of(layout: Layout) -> type[DeviceNoise] | type[DeviceToeplitz]:
