@@ -41,7 +41,7 @@ T* writable(const py::array& out, std::size_t size) {
 template <class T>
 const T* readable(const char* name, const py::array& array) {
   if (!py::isinstance<py::array_t<T, py::array::c_style>>(array) || array.ndim() != 1) {
-    throw py::type_error(std::string(name) + " must be a one-dimensional C-contiguous " +
+    throw py::type_error(std::string(name) + " must be a C-contiguous one-dimensional " +
                          std::string(py::str(py::object(py::dtype::of<T>()))) + " array");
   }
   if (reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) != 0) {

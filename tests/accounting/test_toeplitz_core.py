@@ -110,9 +110,9 @@ def test_wrong_arrays_are_refused() -> None:
     lengths, starts, uses = stretches((5, [1, 2]))
     out = np.empty(1)
     for wrong in (uses.astype(np.int32), uses.reshape(1, 2), np.arange(4, dtype=np.int64)[::2]):
-        with pytest.raises(TypeError, match="uses must be a one-dimensional C-contiguous int64"):
+        with pytest.raises(TypeError, match="uses must be a C-contiguous one-dimensional int64"):
             _core.column_sums(np.ones(3), lengths, starts, wrong, NO_LIMIT, out)
-    with pytest.raises(TypeError, match="column must be a one-dimensional C-contiguous float64"):
+    with pytest.raises(TypeError, match="column must be a C-contiguous one-dimensional float64"):
         _core.column_sums(np.ones(3, np.float32), lengths, starts, uses, NO_LIMIT, out)
     with pytest.raises(ValueError, match="out must be"):
         _core.column_sums(np.ones(3), lengths, starts, uses, NO_LIMIT, np.empty(2))
