@@ -19,9 +19,32 @@ from numpy.typing import NDArray
 from participation_oracle import all_patterns
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.mechanisms import BandedInverse, BandedToeplitz, BufferedToeplitz, Identity
 
 Matrix = NDArray[np.float64]
 
+# c >= 0, falling or not, and c of both signs.
+POSITIVE = {
+    "identity": Identity(),
+    "square root": BandedInverse.square_root(4),
+    "anticorrelated": BandedInverse.anticorrelated(0.9),
+    "prefix": BandedInverse.anticorrelated(1.0),
+    "ripples": BandedInverse([1.0, -0.1, -0.6, 0.0, -0.1]),
+    "buffers": BufferedToeplitz([0.9, 0.3], [0.3, 0.9]),
+    "constant buffer": BufferedToeplitz([1.0], [0.5]),
+    "rising buffer": BufferedToeplitz([0.99], [2.0]),
+    "no buffer": BufferedToeplitz([0.5], [0.0]),
+    "bands": BandedToeplitz([1.0, 0.5, 0.75]),
+    "one band": BandedToeplitz([0.25]),
+}
+SIGNED = {
+    "both signs": BandedInverse([1.0, 0.4, -0.5, 0.2]),
+    "alternating": BandedInverse([1.0, 0.7]),
+    "signed bands": BandedToeplitz([1.0, -0.5, 0.3, -0.2, 0.1]),
+    "negative bands": BandedToeplitz([0.5, -1.0, -0.25]),
+    "zero bands": BandedToeplitz([1.0, 0.0, -0.5, 0.0]),
+}
+ALL = {**POSITIVE, **SIGNED}
 
 # ---- The strategy ----
 

@@ -72,7 +72,7 @@ def grid(data: str, size: Size) -> Grid:
     --------
     >>> found = grid("shakespeare", "reduced")
     >>> found.sizes.parameters, len(found.cells)
-    (59672, 14)
+    (59672, 17)
     """
     goal = {"online-retail": 165}.get(data, 78)  # 32 and 16 rounds a pass
     first_step = {"online-retail": 0.0}.get(data, -2.0)
@@ -102,7 +102,7 @@ def grid(data: str, size: Size) -> Grid:
         Method("fixed", 0.0),
         Method("amplified", 0.0),
     ]
-    pairs = [*product(leading, (4.0, 8.0, 16.0)), *product(others, (8.0,))]
+    pairs = [*product([*leading, planned], (4.0, 8.0, 16.0)), *product(others, (8.0,))]
     cells = _cells(pairs, goal, 4)
     return Grid(500, sizes, 64, (1.0,), (0.3,), first_step, 3, cells, (0.08,))
 

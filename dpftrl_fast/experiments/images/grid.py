@@ -87,7 +87,7 @@ def groups(data: str, size: Size) -> list[Group]:
         ]
     if data == "digits":
         return [_group(BATCH, 5, product(all_methods(5), (4.0, 20.0)), 1)]
-    pairs = [*product((ours, fixed, sgd), (1.0, 4.0, 20.0)), *product(others, (4.0,))]
+    pairs = [*product((planned, ours, fixed, sgd), (1.0, 4.0, 20.0)), *product(others, (4.0,))]
     return [
         _group(BATCH, 5, pairs, 1),
         _group(LARGE_BATCH, 20, product((Method("ftrl", MOMENTUM, 5, True), sgd), (20.0,)), 5),
