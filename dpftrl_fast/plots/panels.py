@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#d6a100")
+COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#d6a100", "#c51b8a", "#17a2a2")
 
 
 class Line(NamedTuple):
