@@ -258,7 +258,7 @@ void fill_cheaply(const NodeStream& s, std::uint64_t first, std::size_t n, float
 
 // Calls over `far` steps, each ended at its first poll, beside a run that is not interrupted.
 void interrupted_run(ToeplitzConfig c, std::size_t size, std::uint64_t far) {
-  static NoiseKernels cheap = kScalarKernels;
+  static NoiseKernels cheap = active_kernels();
   cheap.f32.fill = fill_cheaply;
   c.size = size, c.offset = 100, c.kernels = &cheap;
   Toeplitz<float> noise(c);
