@@ -59,14 +59,10 @@ class PyToeplitz : public PySource<Toeplitz<T>, T> {
     return alone([&] { return source_.block(); });
   }
 
-  py::list kept_vectors() {
-    const Turns::Turn turn = Base::turn();
-    py::list kept;
-    for (const Kept& v : source_.kept_vectors()) {
-      py::array_t<T> copy(static_cast<py::ssize_t>(source_.config().size), v.data);
-      kept.append(py::make_tuple(v.kind == Kind::sum ? "sum" : "slot", v.index, copy));
-    }
-    return kept;
+  py::tuple saved() {
+    return Base::saved_as([](const Kept& v, const py::array_t<T>& array) {
+      return py::make_tuple(v.kind == Kind::sum ? "sum" : "slot", v.index, array);
+    });
   }
 
   // All or nothing: the arrays are checked before the position changes.
@@ -114,7 +110,6 @@ void bind_toeplitz_of(py::module_& m, const char* name) {
       .def("current", &P::current, py::arg("out"))
       .def("restart", &P::restart)
       .def_property_readonly("block", &P::block)
-      .def("kept_vectors", &P::kept_vectors)
       .def("set_position", &P::set_position, py::arg("t"), py::arg("ends"), py::arg("last_block"), py::arg("last_t"),
            py::arg("vectors"));
 }

@@ -52,15 +52,11 @@ class PyTree : public PySource<Tree<T>, T> {
   std::uint64_t tree() {
     return alone([&] { return source_.tree(); });
   }
-  py::list kept_vectors() {
-    const Turns::Turn turn = Base::turn();
-    static constexpr const char* names[] = {"carry", "last", "average"};
-    py::list kept;
-    for (const auto& v : source_.kept_vectors()) {
-      py::array_t<T> copy(static_cast<py::ssize_t>(source_.config().size), v.data);
-      kept.append(py::make_tuple(names[static_cast<int>(v.kind)], v.node.level, v.node.index, copy));
-    }
-    return kept;
+  py::tuple saved() {
+    return Base::saved_as([](const auto& v, const py::array_t<T>& array) {
+      constexpr const char* names[] = {"carry", "last", "average"};
+      return py::make_tuple(names[static_cast<int>(v.kind)], v.node.level, v.node.index, array);
+    });
   }
 
   // All or nothing: the arrays are checked before the position changes. They are secret: no message shows them.
@@ -116,7 +112,6 @@ void bind_tree_of(py::module_& m, const char* name) {
       .def("node", &P::node, py::arg("level"), py::arg("index"), py::arg("out"))
       .def("restart", &P::restart, py::arg("complete"))
       .def_property_readonly("tree", &P::tree)
-      .def("kept_vectors", &P::kept_vectors)
       .def("set_position", &P::set_position, py::arg("t"), py::arg("ends"), py::arg("last_tree"), py::arg("last_t"),
            py::arg("vectors"));
 }

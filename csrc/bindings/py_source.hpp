@@ -129,8 +129,19 @@ class PySource {
   }
 
  protected:
-  // For calls that need the GIL while they hold the source.
-  Turns::Turn turn() {
+  // Position and kept vectors of one moment; named(vector, array) is a vector as Python saves it.
+  template <class Named>
+  py::tuple saved_as(Named&& named) {
+    const Turns::Turn turn = turn_with_gil();
+    const SourcePosition p = source_.position();
+    py::list vectors;
+    for (const auto& v : source_.kept_vectors()) {
+      vectors.append(named(v, py::array_t<T>(static_cast<py::ssize_t>(source_.config().size), v.data)));
+    }
+    return py::make_tuple(p.t, p.ends, p.last.tree, p.last.t, vectors);
+  }
+
+  Turns::Turn turn_with_gil() {
     const py::gil_scoped_release release;
     return Turns::Turn(turns_);
   }
@@ -148,7 +159,8 @@ void define_source(Class& c) {
       .def("advance_to", &P::advance_to, py::arg("t"))
       .def_property_readonly("t", &P::t)
       .def_property_readonly("allocated_vectors", &P::allocated)
-      .def("position", &P::position);
+      .def("position", &P::position)
+      .def("saved", &P::saved);
 }
 
 }  // namespace dpftrl::bindings

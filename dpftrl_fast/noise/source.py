@@ -280,11 +280,15 @@ class NoiseSource:
             bytes.
         """
         with_key = flag("key", key)
-        t, ends, last_block, last_t = self._core.position()
-        position = Position(t, ends, last_block, last_t, self._reproducible, self._node_was_used)
-        state = state_of(self._format, self._identity(), position, self._key if with_key else None)
+        core, vectors = self._core, []
         if with_key and self._saves_vectors:
-            state["vectors"] = self._core.kept_vectors()
+            *at, vectors = core.saved()  # of one moment: a step may come between two calls
+        else:
+            at = core.position()
+        position = Position(*at, self._reproducible, self._node_was_used)
+        state = state_of(self._format, self._identity(), position, self._key if with_key else None)
+        if vectors:
+            state["vectors"] = vectors
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import singledispatch
 from itertools import chain, islice, repeat
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ class PlannedNoise(NoiseSource):
     def _follow(self, layout: TreeLayout | ToeplitzLayout) -> None:
         self._layout = layout
         self._turn = threading.RLock()
+        self._busy = False
 
     @property
     def steps(self) -> int:
@@ -51,15 +53,31 @@ class PlannedNoise(NoiseSource):
 
         ValueError if all declared steps are taken.
         """
-        with self._turn:
+        with self._alone():
             self._restart_if_due()
             return super().step(out)
 
     def residual(self, out: Any = None) -> Any:
         """Take the next step and return its noise less the noise last returned; as `step`."""
-        with self._turn:
+        with self._alone():
             self._restart_if_due()
             return super().residual(out)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the position: other threads wait, a call from within this one is refused."""
+        with self._turn:
+            outer = self._busy
+            try:
+                if outer:
+                    raise RuntimeError(
+                        "this object is in the middle of a call on this thread: try again when it "
+                        "has ended"
+                    )
+                self._busy = True
+                yield
+            finally:
+                self._busy = outer
 
     def _restart_if_due(self) -> None:
         run = self._layout.run_of(self._block)
@@ -81,7 +99,7 @@ class PlannedNoise(NoiseSource):
 
     def advance_to(self, t: int) -> None:
         """Advance within the present block, at most to its end in the plan."""
-        with self._turn:
+        with self._alone():
             end = self._layout.run_of(self._block).steps
             if integer("t", t) > end:
                 raise ValueError(
@@ -120,12 +138,17 @@ class PlannedNoise(NoiseSource):
             f"this {self._word} restarts {when}, as its plan says: got a call of restart"
         )
 
+    def state_dict(self, *, key: bool = True) -> dict[str, Any]:
+        """Return the state, **a secret**, as `TreeNoise.state_dict` does."""
+        with self._alone():
+            return super().state_dict(key=key)
+
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Resume from a state of this plan, as `TreeNoise.load_state_dict` does.
 
         A state of other blocks, or after a call of `node`, is a ValueError.
         """
-        with self._turn:
+        with self._alone():
             super().load_state_dict(state, allow_fork=allow_fork)
 
     def _check_position(self, position: Position) -> None:
@@ -228,7 +251,8 @@ class PlannedToeplitz(PlannedNoise, ToeplitzNoise):
     def carried(self) -> Any:
         """Return the noise of the present block at its planned end; it stays in later sums."""
         with self._turn:
-            if self.block == 0 and self.t == self._layout.run_of(0).steps:
+            _, ends, *last = self._core.position()
+            if not ends and last == [0, self._layout.run_of(0).steps]:
                 return self.current()  # kept, where a prefix takes all steps to make again
             return super().carried()
 

@@ -296,20 +296,22 @@ class DPFTRL(Optimizer):
         Raises
         ------
         RuntimeError
-            If a step was interrupted half-way: its noise may be in one part of the sums only.
+            If a step was interrupted half-way: its noise may be in one part of the sums only; or
+            if another thread is taking a step.
         """
-        update = self._started()
-        return {
-            **_HEADER,
-            **self._run.state_dict(),
-            **self._settings(),
-            "param_groups": [
-                {name: _plain(value) for name, value in group.items() if name not in _TENSORS}
-                for group in self.param_groups
-            ],
-            "l1_weights": list(update.l1_weights),
-            "vectors": {name: vector.clone() for name, vector in update.vectors().items()},
-        }
+        with self._run.steps.alone():
+            update = self._started()
+            return {
+                **_HEADER,
+                **self._run.state_dict(),
+                **self._settings(),
+                "param_groups": [
+                    {name: _plain(value) for name, value in group.items() if name not in _TENSORS}
+                    for group in self.param_groups
+                ],
+                "l1_weights": list(update.l1_weights),
+                "vectors": {name: vector.clone() for name, vector in update.vectors().items()},
+            }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Resume from a state of :meth:`state_dict`, with the same steps to the bit.
@@ -331,7 +333,13 @@ class DPFTRL(Optimizer):
         TypeError, ValueError
             If the state is of another run, incomplete, or behind this optimiser's own position;
             nothing has changed then.
+        RuntimeError
+            If another thread is taking a step.
         """
+        with self._run.steps.alone():
+            self._load(state_dict, allow_fork)
+
+    def _load(self, state_dict: Mapping[str, Any], allow_fork: bool) -> None:
         update = self._started()
         self._run.check_state(state_dict, {**_HEADER, **self._settings()}, _REST)
         _check_vectors(state_dict["vectors"], update.vectors())
@@ -362,12 +370,14 @@ class DPFTRL(Optimizer):
         account : RunAccount
             Of this plan, with this recovery in it; it continues with the next step of this run.
         """
-        update, run = self._started(), self._run
-        run.check_account(account)
-        with run.steps.changing():
-            run.noise.so_far(run.vector)
-            update.add_to_sum(run.vector)
-            run.recover(account)
+        run = self._run
+        with run.steps.alone():
+            update = self._started()
+            run.check_account(account)
+            with run.steps.changing():
+                run.noise.so_far(run.vector)
+                update.add_to_sum(run.vector)
+                run.recover(account)
 
     def _settings(self) -> dict[str, Any]:
         return {"batch_size": self._batch_size, "radius": self._radius}

@@ -175,14 +175,15 @@ class ResidualNoise:
 
     def state_dict(self) -> dict[str, Any]:
         """Return position and key of the noise, **a secret**, as :meth:`DPFTRL.state_dict`."""
-        run = self._started()
-        return {**_HEADER, **run.state_dict(), "batch_size": self._batch_size}
+        with self._run.steps.alone():
+            return {**_HEADER, **self._started().state_dict(), "batch_size": self._batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Resume from a state of :meth:`state_dict`, as :meth:`DPFTRL.load_state_dict`."""
-        run = self._started()
-        run.check_state(state, {**_HEADER, "batch_size": self._batch_size})
-        run.load_noise(state, allow_fork=allow_fork)
+        with self._run.steps.alone():
+            run = self._started()
+            run.check_state(state, {**_HEADER, "batch_size": self._batch_size})
+            run.load_noise(state, allow_fork=allow_fork)
 
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise, as :meth:`DPFTRL.recover`.
@@ -190,10 +191,12 @@ class ResidualNoise:
         The noise so far stays in the noisy sums that were released: the first residual of the fresh
         noise is its first noise.
         """
-        run = self._started()
-        run.check_account(account)
-        with run.steps.changing():
-            run.recover(account)
+        run = self._run
+        with run.steps.alone():
+            self._started()
+            run.check_account(account)
+            with run.steps.changing():
+                run.recover(account)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuse to be pickled or copied: the key is secret."""

@@ -152,9 +152,12 @@ class Steps:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the run for a step; RuntimeError if another thread does."""
+        """Hold the run for a step or a state; RuntimeError if another call does."""
         if not self._turn.acquire(blocking=False):
-            raise RuntimeError("expected one step at a time, got one while another is being taken")
+            raise RuntimeError(
+                "expected one step at a time, and no state saved or loaded meanwhile, got a call "
+                "while another is under way: try again when it has ended"
+            )
         try:
             yield
         finally:

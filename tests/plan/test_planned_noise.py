@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mechanism_cases import MECHANISMS
 
 import dpftrl_fast as dpf
 from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 
 def plan(steps: int, every: int | None = None, complete: Any = False) -> dpf.PrivacyPlan:
@@ -252,3 +255,122 @@ def test_a_long_sum_does_not_drift() -> None:
     exact = n * 0.1  # one rounding: n is a small integer
     assert abs((value - b).item() - exact) < 4e-12
     assert abs(sum([0.1] * n) - exact) > 1e-9
+
+
+# ---- Calls that come in between ----
+
+
+def planned(name: str, steps: int = 8) -> PlannedNoise:
+    made = dpf.PrivacyPlan(
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        participation=dpf.SinglePass(steps),
+        mechanism=MECHANISMS[name],
+    )
+    return made.noise(3, seed=0)
+
+
+class Calling:
+    """An `out` that calls back when it is asked where it lies: after the checks of a step."""
+
+    def __init__(self, call: Any) -> None:
+        self.call, self.array = call, np.zeros(3, np.float32)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        self.call()
+        return (1, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("taken", [0, 3, 7])
+def test_a_call_from_within_a_step_is_refused(name: str, taken: int) -> None:
+    noise, plain = planned(name), planned(name)
+    for _ in range(taken):
+        noise.step(), plain.step()
+    state = noise.state_dict()
+    calls = [
+        noise.step,
+        noise.residual,
+        noise.state_dict,
+        lambda: noise.advance_to(noise.t + 1),
+        lambda: noise.load_state_dict(state, allow_fork=True),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="in the middle of a call on this thread"):
+            noise.step(Calling(call))
+        assert noise.steps_taken == taken
+    assert np.array_equal(noise.step(), plain.step())
+    assert noise.steps_taken == taken + 1
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_signal_handler_takes_no_step_past_the_declared_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = planned(name, 5)
+    for _ in range(4):
+        noise.step()
+    real = PlannedNoise._restart_if_due
+
+    def interrupted(self: PlannedNoise) -> None:
+        real(self)
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(PlannedNoise, "_restart_if_due", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: noise.step())
+    try:
+        with pytest.raises(RuntimeError, match="in the middle of a call"):
+            noise.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert noise.steps_taken == 4
+
+
+class SteppingCore:
+    """A compiled source in which another thread takes a step after each call."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._core, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any) -> Any:
+            result = found(*args)
+            self._core.step(None)
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_state_is_that_of_one_moment(name: str) -> None:
+    noise, plain, resumed = planned(name), planned(name), planned(name)
+    for _ in range(2):
+        noise.step(), plain.step()
+    noise._core = SteppingCore(noise._core)
+    resumed.load_state_dict(noise.state_dict())
+    for _ in range(6):
+        assert np.array_equal(resumed.step(), plain.step())
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("stepped", [0, 1, 4])
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_noise_that_is_carried_is_that_at_the_end_of_the_block(
+    name: str, stepped: int, saved: bool
+) -> None:
+    noise, plain = planned(name, 4), planned(name, 4)
+    for _ in range(stepped):
+        noise.step()
+    noise.advance_to(4)
+    if saved:
+        other = planned(name, 4)
+        other.load_state_dict(noise.state_dict())
+        noise = other
+    assert np.array_equal(noise.carried(), plain.prefix(4))

@@ -186,12 +186,12 @@ def test_any_calls_in_any_order_have_the_bits_of_the_cpu(
             cpu.advance_to(t)
             core.advance_to(t)
         elif kind == "state":
-            position, vectors = core.position(), core.kept_vectors()
+            *position, vectors = core.saved()
             core = a_core(mechanism, memory, dtype)
             core.set_position(*position, vectors if chance.random() < 0.5 else [])
         elif kind == "from CPU":
             core = a_core(mechanism, memory, dtype)
-            core.set_position(*cpu._core.position(), cpu._core.kept_vectors())
+            core.set_position(*cpu._core.saved())
         assert core.allocated_vectors <= most_vectors(mechanism, memory)
         assert (core.t, core.block) == (cpu.t, cpu.block)
 

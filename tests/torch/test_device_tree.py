@@ -123,7 +123,7 @@ def test_any_calls_in_any_order_have_the_bits_of_the_cpu(
             cpu.advance_to(t)
             tree.advance_to(t)
         elif kind == "state":
-            position, vectors = tree.position(), tree.kept_vectors()
+            *position, vectors = tree.saved()
             tree = on_device()
             tree.set_position(*position, vectors if chance.random() < 0.5 else [])
         assert (tree.t, tree.tree) == (cpu.t, cpu.tree)

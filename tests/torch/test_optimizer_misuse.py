@@ -187,8 +187,9 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch
     assert dpftrl.steps_taken == 1
 
 
-def test_two_threads_do_not_take_a_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_steps_or_saves_or_loads_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     dpftrl, members = ready(noise_seed=1)
+    state = dpftrl.state_dict()
     gradients(members, 0)
     inside, go_on = threading.Event(), threading.Event()
     real = FlatFTRL.step
@@ -203,8 +204,16 @@ def test_two_threads_do_not_take_a_step_at_once(monkeypatch: pytest.MonkeyPatch)
         first = threading.Thread(target=dpftrl.step)
         first.start()
         assert inside.wait(60)
-        with pytest.raises(RuntimeError, match="one step at a time"):
-            dpftrl.step()
+        account = RunAccount(dpftrl.plan).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
+        calls = [
+            dpftrl.step,
+            dpftrl.state_dict,
+            lambda: dpftrl.load_state_dict(state, allow_fork=True),
+            lambda: dpftrl.recover(account),
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="one step at a time, and no state"):
+                call()
         go_on.set()
         first.join()
     assert dpftrl.steps_taken == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from torch import nn
 
 from dpftrl_fast import PrivacyPlan, accounting
 from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch import DPFTRL, ResidualNoise
+from dpftrl_fast.torch.flat.noise import FlatNoise
 
 PLAN = PrivacyPlan(
     1.0, 0.5, accounting.SinglePass(25), mechanism=Tree(restart_every=6, complete=True)
@@ -159,6 +162,41 @@ def test_bad_states_are_refused() -> None:
         )
     with pytest.raises(TypeError, match="must be a mapping"):
         noise.load_state_dict(3)  # type: ignore[arg-type]
+
+
+def test_no_thread_adds_or_saves_or_loads_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = parameters()
+    noise = ResidualNoise(members, plan=PLAN, noise_seed=1)
+    state, account = (
+        noise.state_dict(),
+        RunAccount(PLAN).recovered(1, 1, accept_epsilon=(1e9, 1e-6)),
+    )
+    gradients(members, 0)
+    inside, go_on = threading.Event(), threading.Event()
+    real = FlatNoise.residual
+
+    def waits(*args: Any) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        real(*args)
+
+    calls = [
+        noise.add_,
+        noise.state_dict,
+        lambda: noise.load_state_dict(state, allow_fork=True),
+        lambda: noise.recover(account),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(FlatNoise, "residual", waits)
+        first = threading.Thread(target=noise.add_)
+        first.start()
+        assert inside.wait(60)
+        for call in calls:
+            with pytest.raises(RuntimeError, match="one step at a time, and no state"):
+                call()
+        go_on.set()
+        first.join()
+    assert noise.state_dict()["noise"]["steps_taken"] == noise.steps_taken == 1
 
 
 def test_it_is_not_pickled_and_marks_seeds() -> None:

@@ -124,15 +124,15 @@ class ToeplitzCore(DeviceSource):
 
     # ---- saving ----
 
-    def kept_vectors(self) -> list[tuple[str, int, np.ndarray[Any, Any]]]:
-        """Return the vectors to save, as NumPy arrays: the compiled cores' form."""
+    def saved(self) -> tuple[Any, ...]:
+        """Return position and kept vectors, as NumPy arrays: the compiled cores' form."""
         kept: list[tuple[str, int, torch.Tensor]] = []
         if self._sum is not None:
             kept.append(("sum", 0, self._sum))
         if self._ring is not None and self._kind != "taps":
             slots = enumerate(self._ring.vectors)
             kept += [("slot", i, vector) for i, vector in slots if vector is not None]
-        return [(kind, i, vector.cpu().numpy().copy()) for kind, i, vector in kept]
+        return *self.position(), [(kind, i, v.cpu().numpy().copy()) for kind, i, v in kept]
 
     def set_position(
         self,

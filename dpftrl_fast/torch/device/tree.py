@@ -113,15 +113,15 @@ class DeviceTree(DeviceSource):
 
     # ---- saving ----
 
-    def kept_vectors(self) -> list[tuple[str, int, int, np.ndarray[Any, Any]]]:
-        """Return the vectors to save, as NumPy arrays: the compiled trees' form."""
+    def saved(self) -> tuple[Any, ...]:
+        """Return position and kept vectors, as NumPy arrays: the compiled trees' form."""
         kept: list[tuple[str, int, int, torch.Tensor]] = []
         if self._carry is not None:
             kept.append(("carry", 0, 0, self._carry))
         if self._last_value is not None:
             kept.append(("last", 0, 0, self._last_value))
         kept += [("average", *node, vector) for node, vector in self._averages.items()]
-        return [(*head, vector.cpu().numpy().copy()) for *head, vector in kept]  # type: ignore[misc]
+        return *self.position(), [(*head, v.cpu().numpy().copy()) for *head, v in kept]
 
     def set_position(
         self,
