@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 import dpftrl_fast._core as _core
 from dpftrl_fast._validate import choice, integer
-from dpftrl_fast.mechanisms.run_error import check_error_steps
+from dpftrl_fast.mechanisms.run_error import check_error_steps, mechanism_error
 from dpftrl_fast.mechanisms.toeplitz.columns import (
     banded_inverse,
     buffers_column,
@@ -53,6 +53,8 @@ Vector = NDArray[np.float64]
 MAX_BUFFERS = 8
 # With a schedule of rates the error is summed over so many starts of the noise.
 _STARTS = 48
+# Runs of so few steps have all starts.
+_ALL_STARTS = 512
 # Descents from one start.
 _ROUNDS = 5
 # A slope, and a gain of a descent, after which no other one follows.
@@ -175,11 +177,13 @@ class Problem:
 
     def evaluate(self, c: Vector, d: Vector) -> float:
         """Return log zeta + log error, and leave its gradients by c and d in the two arrays."""
-        logs = _core.workload_objective(
+        return sum(self._logs(c, d))
+
+    def _logs(self, c: Vector, d: Vector) -> tuple[float, float]:
+        return _core.workload_objective(
             c, d, self._uses, self._separation, self._workload.momentum, self._workload.decay,
             self._rates, self._last, self._starts, self._by_c, self._by_d,
         )  # fmt: skip
-        return sum(logs)
 
     def value_of(self, mechanism: ToeplitzMechanism) -> float:
         """Return the objective of a mechanism."""
@@ -193,9 +197,14 @@ class Problem:
 
         def value(logit: float) -> float:
             lam = _sigmoid(logit)
-            return self.evaluate(
+            logs = self._logs(
                 banded_inverse((1.0, -lam), self.steps), padded((1.0, -lam), self.steps)
             )
+            if self._rates is None:
+                return sum(logs)
+            two = BandedInverse.anticorrelated(lam)
+            error = mechanism_error(two, self.steps, self._workload)  # exact, and cheap here
+            return logs[0] + 2.0 * math.log(error.last if self._last else error.rms)
 
         found = minimize_scalar(
             value, bounds=(-4.0, _LOGIT / 2), method="bounded", options={"xatol": self._width}
@@ -314,7 +323,8 @@ class Problem:
 
 def _starts(steps: int) -> list[tuple[int, float]]:
     """Return steps, the first and the last among them, with weights of the trapezoidal rule."""
-    at = np.unique(np.linspace(0, steps - 1, min(steps, _STARTS)).round().astype(np.int64))
+    count = steps if steps <= _ALL_STARTS else _STARTS
+    at = np.unique(np.linspace(0, steps - 1, count).round().astype(np.int64))
     ends = np.concatenate([[-0.5], (at[1:] + at[:-1]) / 2, [steps - 0.5]])
     return list(zip(at.tolist(), np.diff(ends).tolist(), strict=True))
 

@@ -154,7 +154,8 @@ def mechanism_error(
     ------
     TypeError, ValueError
         If an argument is not as above, the mechanism does not fit the steps, the workload has rates
-        for another number of steps, or these rates ask for more than 2^36 operations.
+        for another number of steps, these rates ask for more than 2^36 operations, or the error
+        overflows.
 
     Notes
     -----
@@ -173,7 +174,15 @@ def mechanism_error(
     """
     total = check_error_steps(step_count("steps", getattr(steps, "steps", steps)))
     layout = check_mechanism(mechanism).layout(total)
-    return MechanismError(per_step_std(layout, check_workload(workload, total)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        std = per_step_std(layout, check_workload(workload, total))
+    if not np.isfinite(std).all():
+        raise ValueError(
+            "the noise in the workload's sums must stay finite, got one that overflows: a weight "
+            "decay times learning rate above 2 (1 + momentum) makes it grow with every step, and "
+            "so do bands whose inverse grows"
+        )
+    return MechanismError(std)
 
 
 def check_momentum(momentum: Any) -> float:

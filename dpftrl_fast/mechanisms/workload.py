@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,11 @@ class Workload:
         set_field(self, "weight_decay", non_negative("weight_decay", self.weight_decay))
         if self.learning_rates is not None:
             set_field(self, "learning_rates", _rates(self.learning_rates))
+        if not math.isfinite(self.decay):
+            raise ValueError(
+                "weight_decay times the largest learning rate must be finite, got "
+                f"{self.weight_decay} times {self._largest}"
+            )
 
     @cached_property
     def _largest(self) -> float:

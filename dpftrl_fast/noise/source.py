@@ -280,12 +280,13 @@ class NoiseSource:
             bytes.
         """
         with_key = flag("key", key)
-        core, vectors = self._core, []
+        core = self._core
         if with_key and self._saves_vectors:
-            *at, vectors = core.saved()  # of one moment: a step may come between two calls
+            # Of one moment: a step may come between two calls.
+            t, ends, last_block, last_t, vectors = core.saved()
         else:
-            at = core.position()
-        position = Position(*at, self._reproducible, self._node_was_used)
+            (t, ends, last_block, last_t), vectors = core.position(), []
+        position = Position(t, ends, last_block, last_t, self._reproducible, self._node_was_used)
         state = state_of(self._format, self._identity(), position, self._key if with_key else None)
         if vectors:
             state["vectors"] = vectors

@@ -170,6 +170,44 @@ def test_the_best_mechanism(
     assert vectors is None or found.vectors <= vectors
 
 
+@pytest.mark.parametrize("rank_by", ["rms", "last"])
+def test_two_taps_are_the_best_ones_under_any_schedule(rank_by: Any) -> None:
+    pattern, generator = acc.SinglePass(86), np.random.default_rng(0)
+    for _ in range(6):
+        rates = generator.random(86) * (generator.random(86) < 0.7)
+        workload = acc.Workload(0.9, 1.5, [0.1, *rates[1:].tolist()])
+
+        def score(mechanism: mech.Mechanism, workload: acc.Workload = workload) -> float:
+            zeta = acc.sensitivity_squared(pattern, mechanism)
+            error = acc.mechanism_error(mechanism, pattern, workload)
+            return float(np.sqrt(zeta) * getattr(error, rank_by))
+
+        found = mech.optimise("anticorrelated", pattern, workload, rank_by=rank_by)
+        tried = [mech.BandedInverse.anticorrelated(lam) for lam in np.linspace(0.02, 0.98, 49)]
+        least = min(map(score, tried))
+        assert score(found) <= 1.001 * least
+        best = best_mechanism(
+            2, 1e-5, pattern, workload=workload, max_vectors=None, rank_by=rank_by
+        )
+        assert score(best) <= (1.001 + planner.WORTH) * least
+
+
+def test_trees_are_ranked_by_the_bound_of_the_plan() -> None:
+    # A bound of "exact" has less noise only where the zeta of the released prefixes is larger.
+    pattern = acc.MinSeparation(64, 3, 5)
+    search = {
+        bound: planner._Search(pattern, acc.Workload(), None, None, "rms", bound)
+        for bound in ("exact", "released")
+    }
+    for bound, one in search.items():
+        zeta = acc.sensitivity_squared(pattern, mech.Tree(), bound=bound)
+        error = acc.mechanism_error(mech.Tree(), 64).rms
+        assert one.score(mech.Tree()) == pytest.approx(np.sqrt(zeta) * error)
+    two = mech.BandedInverse.anticorrelated(0.5)
+    assert search["exact"].score(two) == search["released"].score(two)
+    assert search["exact"].score(mech.Tree()) != search["released"].score(mech.Tree())
+
+
 def test_of_equal_errors_the_cheaper_one_is_chosen() -> None:
     two = best_mechanism(8, 1e-5, A, workload=acc.Workload(0.9))
     assert isinstance(two, mech.BandedInverse) and two.bands == 2

@@ -281,6 +281,18 @@ def test_an_order_with_ids_far_apart_and_chunks_of_steps() -> None:
         assert value <= np.sum(y * y) * (1 + 1e-10)
 
 
+@pytest.mark.parametrize(("buffers", "uses"), [(8, 20_000), (24, 20_000), (64, 7_500)])
+def test_many_equal_buffers_and_many_uses_are_rounded_up(buffers: int, uses: int) -> None:
+    # Every sum of pairs is rounded the same way, so that the errors add up.
+    scale = 25.496362809831425
+    order = acc.FixedOrder([0, -1] * uses)
+    mechanism = BufferedToeplitz([2.0**-60] * buffers, [scale] * buffers)
+    # Of a use c_0 and c_1 alone, which no other use meets.
+    least = uses * (1 + (buffers * Fraction(scale)) ** 2)
+    zeta = Fraction(acc.sensitivity_squared(order, mechanism))
+    assert least <= zeta <= least * (1 + Fraction(1, 10**9))
+
+
 def test_many_ids_with_the_same_uses_are_computed_once() -> None:
     order = acc.FixedOrder(
         np.tile(np.arange(200_000), 5), np.arange(0, 1_000_001, 1_000)

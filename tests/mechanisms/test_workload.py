@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpftrl_fast import ToeplitzNoise, TreeNoise, _core, reference
+from dpftrl_fast import PrivacyPlan, ToeplitzNoise, TreeNoise, _core, reference
 from dpftrl_fast import accounting as acc
 from dpftrl_fast import mechanisms as mech
 
@@ -232,6 +233,7 @@ def test_a_workload_is_a_value() -> None:
         ({"learning_rates": [1.0, None]}, TypeError, "each of learning_rates must be"),
         ({"learning_rates": 0.1}, TypeError, "learning_rates must be a sequence of numbers"),
         ({"learning_rates": "11"}, TypeError, "learning_rates must be a sequence of numbers"),
+        ({"weight_decay": 1e10, "learning_rates": [1e300]}, ValueError, "rate must be finite"),
     ],
 )
 def test_a_workload_refuses(arguments: Any, error: type[Exception], words: str) -> None:
@@ -258,6 +260,36 @@ def test_mechanism_error_refuses() -> None:
         acc.mechanism_error(tree, 2**26 + 1)
     with pytest.raises(ValueError, match="number of taps or bands, 4, got 3"):
         acc.mechanism_error(mech.BandedInverse.square_root(4), 3)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e16, 1e17, 1e30])
+@pytest.mark.parametrize("rates", [None, np.linspace(1.0, 0.1, 50).tolist()])
+def test_bands_of_any_size_have_the_error_of_the_noise_that_they_scale(
+    size: float, rates: list[float] | None
+) -> None:
+    workload = acc.Workload(0.5, 0.01, rates)
+    for bands in ((1.0, -0.5), (1.0, 0.5, 0.25)):
+        scaled = mech.BandedToeplitz([size * band for band in bands])
+        per_step = acc.mechanism_error(scaled, 50, workload).per_step * size
+        expected = acc.mechanism_error(mech.BandedToeplitz(bands), 50, workload).per_step
+        np.testing.assert_allclose(per_step, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [acc.Workload(weight_decay=10.0), acc.Workload(0.9, 5.0), acc.Workload(0.0, 1e300)],
+)
+@pytest.mark.parametrize("mechanism", [mech.Identity(), mech.Tree(), mech.Tree(restart_every=100)])
+def test_an_error_that_overflows_is_refused(mechanism: Any, workload: acc.Workload) -> None:
+    pattern = acc.FixedEpochs(10, 100)
+    calibrate = partial(PrivacyPlan.calibrate, epsilon=8.0, delta=1e-5, clip_norm=1.0)
+    for call in (
+        lambda: acc.mechanism_error(mechanism, 1000, workload),
+        lambda: acc.plan_mechanism(8.0, 1e-5, pattern, workload=workload),
+        lambda: calibrate(participation=pattern, workload=workload),
+    ):
+        with pytest.raises(ValueError, match="must stay finite"):
+            call()
 
 
 def test_a_schedule_that_asks_for_too_much_work_is_refused() -> None:

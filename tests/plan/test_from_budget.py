@@ -10,6 +10,7 @@ import pytest
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass, plan_schedule
+from dpftrl_fast.accounting.planner import choice
 from dpftrl_fast.accounting.planner.mechanisms import best_mechanism
 from dpftrl_fast.mechanisms import BandedInverse, Mechanism, Tree
 from dpftrl_fast.mechanisms.workload import Workload
@@ -87,6 +88,24 @@ def test_auto_is_the_best_mechanism_for_the_workload(budget: Any, momentum: floa
     assert found.mechanism == best_mechanism(ranked_for, DELTA, MANY, workload=workload)
     kept = found.noise_multiplier if "epsilon" not in budget else found.epsilon(DELTA)
     assert kept == pytest.approx(*budget.values(), rel=1e-6)
+
+
+@pytest.mark.parametrize("bound", ["exact", "released"])
+def test_auto_ranks_by_the_bound_of_the_plan(bound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def best(*args: Any, **options: Any) -> Any:
+        asked.append(options["bound"])
+        return best_mechanism(*args, **options)
+
+    monkeypatch.setattr(choice, "best_mechanism", best)
+    choice._best.cache_clear()
+    calibrated = PrivacyPlan.calibrate(
+        epsilon=4.0, delta=DELTA, clip_norm=1.0, participation=MANY, bound=bound
+    )
+    assert calibrated.bound == bound
+    plan(mechanism="auto", epsilon=4.0, bound=bound)
+    assert asked == [bound]
 
 
 def test_auto_keeps_no_more_vectors_than_allowed() -> None:

@@ -186,15 +186,17 @@ void buffer_sums(const double* decay, const double* scale, std::size_t k, const 
       while (at < one.n && one.uses[at] == use) ++times, ++at;
       double shift = times;
       for (std::size_t i = 0; i < k; ++i) shift += state[i];
-      total += shift * shift;
+      // Of one use by itself: one sum over all uses would round each term k^2 times a use.
+      double part = shift * shift;
       for (std::size_t i = 0; i < k; ++i) state[i] = decay[i] * state[i] + times * scale[i];
       // The steps after it and before the next use, or the end.
       const auto gap = static_cast<std::size_t>((at < one.n ? one.uses[at] : one.length) - use - 1);
       const double* const sum = &sums[gap * pairs];
       std::size_t both = 0;
       for (std::size_t i = 0; i < k; ++i) {
-        for (std::size_t j = i; j < k; ++j, ++both) total += state[i] * state[j] * sum[both];
+        for (std::size_t j = i; j < k; ++j, ++both) part += state[i] * state[j] * sum[both];
       }
+      total += part;
       for (std::size_t i = 0; i < k; ++i) state[i] *= powers[gap * k + i];
     }
     return total;

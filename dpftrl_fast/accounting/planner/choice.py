@@ -91,6 +91,7 @@ def _best(
     participation: Participation,
     workload: Workload,
     max_vectors: int | None,
+    bound: PlanBound,
     rank_by: Literal["rms", "last", "worst"],
 ) -> Mechanism:
     """Return `best_mechanism`, kept: it takes a second, and searches make the same plan often."""
@@ -100,6 +101,7 @@ def _best(
         participation,
         workload=workload,
         max_vectors=max_vectors,
+        bound=bound,
         rank_by=rank_by,
     )
 
@@ -132,7 +134,7 @@ def chosen_mechanism(
     max_vectors : int or None
         Vectors that the mechanism may keep between steps, for "auto".
     bound : {"released", "exact"}
-        Of the guarantee, for trees.
+        Of the guarantee: trees are ranked by theirs.
     dtype : {"float32", "float64"}, optional
         Of the noise: coefficients of a value are rounded to it. None leaves them.
     rank_by : {"rms", "last", "worst"}
@@ -148,7 +150,7 @@ def chosen_mechanism(
     chosen = check_choice(mechanism)
     if isinstance(chosen, str):
         if chosen == "auto" and participation.steps <= _MOST_STEPS:
-            return _best(epsilon, delta, participation, workload, max_vectors, rank_by)
+            return _best(epsilon, delta, participation, workload, max_vectors, bound, rank_by)
         chosen = TreeSearch()
     if isinstance(chosen, TreeSearch):
         momentum = workload.momentum

@@ -25,7 +25,7 @@ from dpftrl_fast.accounting.participation import (
 from dpftrl_fast.accounting.planner.lower_bound import nuclear_norm
 from dpftrl_fast.accounting.planner.schedules import default_trees
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
-from dpftrl_fast.accounting.sensitivity.squared import squared_of
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound, squared_of
 from dpftrl_fast.accounting.statement.dp_event import dpsgd_epsilon
 from dpftrl_fast.mechanisms import (
     BandedInverse,
@@ -328,12 +328,14 @@ def best_mechanism(
     workload: Workload = Workload(),
     max_vectors: int | None = 3,
     max_normals: int | None = None,
+    bound: PlanBound = "released",
     rank_by: MechanismRankBy = "rms",
 ) -> Mechanism:
     """Return the mechanism that a run should use: the cheapest within 0.3 % of the least error.
 
     Cheaper is one with fewer vectors and normals together. Arguments and errors are those of
-    :func:`plan_mechanism`. Fewer mechanisms are tried, with coarser tolerances.
+    :func:`plan_mechanism`; `bound` is that of the plan, by which trees are ranked. Fewer mechanisms
+    are tried, with coarser tolerances.
 
     Examples
     --------
@@ -342,13 +344,12 @@ def best_mechanism(
     'noise anticorrelated with that of the step before, taps 1, -0.981'
     """
     non_negative("epsilon", epsilon), probability("delta", delta)
-    found = _Search(participation, workload, max_vectors, max_normals, rank_by)
-    scored = []
-    for mechanisms in found.kinds(fine=False):
-        for mechanism, cost in mechanisms():
-            zeta = squared_of(mechanism.layout(found.pattern.steps), found.pattern, "released")
-            error = getattr(found.error_of(mechanism), rank_by)
-            scored.append((math.sqrt(zeta) * error, mechanism, cost))
+    found = _Search(participation, workload, max_vectors, max_normals, rank_by, bound)
+    scored = [
+        (found.score(mechanism), mechanism, cost)
+        for mechanisms in found.kinds(fine=False)
+        for mechanism, cost in mechanisms()
+    ]
     least = min(score for score, _, _ in scored)
     near = [(sum(cost), cost, m) for score, m, cost in scored if score <= least * (1.0 + WORTH)]
     return min(near, key=lambda one: one[:2])[2]
@@ -364,6 +365,7 @@ class _Search:
         max_vectors: int | None,
         max_normals: int | None,
         rank_by: MechanismRankBy,
+        bound: PlanBound = "released",
     ) -> None:
         self.pattern = check_participation(participation)
         self._steps = check_error_steps(self.pattern.steps)
@@ -371,9 +373,16 @@ class _Search:
         self._vectors = optional(checked_integer, "max_vectors", max_vectors, 0)
         self._normals = optional(positive_integer, "max_normals", max_normals)
         self._rank_by = choice("rank_by", rank_by, get_args(MechanismRankBy))
+        self._bound = choice("bound", bound, get_args(PlanBound))
+        self.error_of(Identity())  # refuses a workload whose errors overflow
 
     def error_of(self, mechanism: Mechanism) -> MechanismError:
         return mechanism_error(mechanism, self._steps, self._workload)
+
+    def score(self, mechanism: Mechanism) -> float:
+        """Return the error at a fixed epsilon, but for a factor that all mechanisms share."""
+        zeta = squared_of(mechanism.layout(self._steps), self.pattern, self._bound)
+        return math.sqrt(zeta) * float(getattr(self.error_of(mechanism), self._rank_by))
 
     def row(
         self,
@@ -469,12 +478,9 @@ class _Search:
         """Yield the best tree within the limits."""
         scored = []
         for tree in default_trees(self.pattern):
-            layout = tree.layout(self._steps)
-            cost = Cost(layout.tallest.bit_length() + 1, 2)
+            cost = Cost(tree.layout(self._steps).tallest.bit_length() + 1, 2)
             if self._fits(cost) is not None:
-                zeta = squared_of(layout, self.pattern, "released")
-                error = getattr(self.error_of(tree), self._rank_by)
-                scored.append((math.sqrt(zeta) * error, tree, cost))
+                scored.append((self.score(tree), tree, cost))
         if scored:
             _, tree, cost = min(scored, key=lambda one: one[0])
             yield tree, cost

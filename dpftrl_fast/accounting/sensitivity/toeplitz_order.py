@@ -81,7 +81,7 @@ def _stretches(layout: ToeplitzLayout, given: _Stretches) -> Floats:
         buffers = len(first)
         if buffers * (buffers + 3) // 2 * longest <= _MOST_POWERS:
             _core.buffer_sums(np.array(first), np.array(second), *given, out)
-            roundings = 6.0 * (longest + counts) + 4.0 * buffers**2 + 67.0
+            roundings = 6.0 * longest + 8.0 * counts + 4.0 * buffers**2 + 67.0
             return np.asarray(out * (1.0 + roundings * UNIT))
     if bool(np.all(column.computed >= 0.0)):
         done = _core.column_sums(column.upper, *given, _MOST_WORK, out)

@@ -14,7 +14,8 @@ from dpftrl_fast.mechanisms.workload import Workload
 
 # Operations that a schedule of rates may ask for: about a minute.
 _MOST_WORK = 2**36
-# Coefficients of an inverse whose absolute values add up to less are left out of a schedule's sum.
+# Coefficients of an inverse whose absolute values add up to less than so much of the first one are
+# left out of a schedule's sum.
 _NEGLIGIBLE = 1e-17
 
 
@@ -35,7 +36,7 @@ def _(layout: ToeplitzLayout, workload: Workload) -> NDArray[np.float64]:
         inverse = mechanism.inverse(layout.longest)
         if rates is not None:
             rest = np.cumsum(np.abs(inverse[::-1]))[::-1]
-            inverse = inverse[: max(1, int(np.count_nonzero(rest > _NEGLIGIBLE)))]
+            inverse = inverse[: max(1, int(np.count_nonzero(rest > _NEGLIGIBLE * abs(inverse[0]))))]
             _check_work(steps * inverse.size)
         _core.workload_error(inverse, momentum, decay, rates, blocks, variance)
     return np.sqrt(np.maximum(variance, 0.0, out=variance), out=variance)

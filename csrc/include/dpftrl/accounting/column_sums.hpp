@@ -31,7 +31,7 @@ bool column_sums(const double* column, std::size_t size, const Stretches& stretc
 bool column_products(const double* column, std::size_t size, double slack, const Stretches& stretches,
                      std::int64_t work_limit, double* out, const Poll& poll);
 
-// As column_sums for buffers, in k^2 operations a use: each term has at most 6 length + 6 uses + 4 k^2 + 64 roundings.
+// As column_sums for buffers, in k^2 operations a use: each term has at most 6 length + 8 uses + 4 k^2 + 64 roundings.
 // Takes the memory of (k + k (k + 1) / 2) longest blocks.
 void buffer_sums(const double* decay, const double* scale, std::size_t k, const Stretches& stretches, double* out,
                  const Poll& poll);
