@@ -17,13 +17,17 @@ def participation_words(participation: Participation) -> str:
     Examples
     --------
     >>> participation_words(FixedEpochs(100, 5))
-    '500 steps, 5 epochs of 100 fixed batches, in an order that changes only where the noise restarts'
+    '500 steps, 5 epochs of 100 fixed batches, shuffled again only at restarts of the noise'
     >>> participation_words(MinSeparation(64, 100, 8))
     '64 steps, each record (or user) in at most 8 of them, 8 or more apart (100 declared)'
     """
     steps, who = f"{participation.steps} steps", "each record (or user)"
     if isinstance(participation, FixedEpochs):
-        order = "in an order that changes only where the noise restarts" if participation.reshuffle else "in one order"
+        order = (
+            "shuffled again only at restarts of the noise"
+            if participation.reshuffle
+            else "in one order"
+        )
         batches = f"{participation.steps_per_epoch} fixed batches"
         return f"{steps}, {participation.epochs} epochs of {batches}, {order}"
     if isinstance(participation, FixedOrder):

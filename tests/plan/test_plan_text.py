@@ -94,7 +94,10 @@ def test_describe_without_a_replace_one_guarantee():
     ("pattern", "text"),
     [
         (SinglePass(8), "8 steps, each record (or user) in at most one of them"),
-        (FixedEpochs(4, 2), "8 steps, 2 epochs of 4 fixed batches, in an order that changes only where the noise restarts"),
+        (
+            FixedEpochs(4, 2),
+            "8 steps, 2 epochs of 4 fixed batches, shuffled again only at restarts of the noise",
+        ),
         (FixedEpochs(4, 2, False), "8 steps, 2 epochs of 4 fixed batches, in one order"),
         (
             FixedOrder([1, 2, 1, -1, 2, 2]),
