@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
@@ -42,7 +43,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
 
 
-class NoiseSource:
+class NoiseSource(ABC):
     """Base of `TreeNoise` and `ToeplitzNoise`: arguments, steps, outputs, states.
 
     A subclass names its compiled core by dtype, the numbers of its purposes, and the format of its
@@ -209,14 +210,14 @@ class NoiseSource:
         """Steps of the present block."""
         return int(self._core.t)
 
+    @abstractmethod
     def current(self) -> Any:
         """Return the noise in the running sum, an array of shape (size,)."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _block(self) -> int:
         """Restarts so far."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:
@@ -331,7 +332,7 @@ class NoiseSource:
             self._key, self._reproducible = key, position.reproducible
         self._core, self._node_was_used, self._forks = core, position.node_used, _forks
 
-    def _check_position(self, position: Position) -> None:
+    def _check_position(self, position: Position) -> None:  # noqa: B027 - a hook
         """Refuse positions that a subclass does not allow; this class takes any."""
 
     @property
@@ -352,9 +353,9 @@ class NoiseSource:
             "offset": self._offset,
         }
 
+    @abstractmethod
     def _own_identity(self) -> dict[str, Any]:
         """Return the part of the identity that belongs to the class."""
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         raise TypeError(

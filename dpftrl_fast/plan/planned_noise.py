@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from functools import singledispatch
 from itertools import chain, islice, repeat
 from typing import Any, ClassVar
@@ -53,19 +53,15 @@ class PlannedNoise(NoiseSource):
 
         ValueError if all declared steps are taken.
         """
-        with self._alone():
-            self._restart_if_due()
-            return super().step(out)
+        return self._alone(self._take, super().step, out)
 
     def residual(self, out: Any = None) -> Any:
         """Take the next step and return its noise less the noise last returned; as `step`."""
-        with self._alone():
-            self._restart_if_due()
-            return super().residual(out)
+        return self._alone(self._take, super().residual, out)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the position: other threads wait, a call from within this one is refused."""
+    # Not a context manager of Python's: one would take longer than a small step.
+    def _alone(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call with the position held: other threads wait, calls from within are refused."""
         with self._turn:
             outer = self._busy
             try:
@@ -75,9 +71,13 @@ class PlannedNoise(NoiseSource):
                         "has ended"
                     )
                 self._busy = True
-                yield
+                return call(*args, **named)
             finally:
                 self._busy = outer
+
+    def _take(self, call: Callable[[Any], Any], out: Any) -> Any:
+        self._restart_if_due()
+        return call(out)
 
     def _restart_if_due(self) -> None:
         run = self._layout.run_of(self._block)
@@ -89,23 +89,25 @@ class PlannedNoise(NoiseSource):
             )
         self._begin_block(run)
 
+    @abstractmethod
     def _begin_block(self, run: Any) -> None:
         """Restart after a block of the plan."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ends(self, run: Any) -> int:
         """Return the step, completion included, at which a block of the plan is left."""
-        raise NotImplementedError
 
     def advance_to(self, t: int) -> None:
         """Advance within the present block, at most to its end in the plan."""
-        with self._alone():
-            end = self._layout.run_of(self._block).steps
-            if integer("t", t) > end:
-                raise ValueError(
-                    f"t must be at most {end}, where the plan ends this {self._word}, got {t}"
-                )
-            super().advance_to(t)
+        self._alone(self._advance_to, t)
+
+    def _advance_to(self, t: int) -> None:
+        end = self._layout.run_of(self._block).steps
+        if integer("t", t) > end:
+            raise ValueError(
+                f"t must be at most {end}, where the plan ends this {self._word}, got {t}"
+            )
+        super().advance_to(t)
 
     def prefix(self, t: int, out: Any = None) -> Any:
         """Return the noise of the present block at step t, as `TreeNoise.prefix` does.
@@ -140,16 +142,15 @@ class PlannedNoise(NoiseSource):
 
     def state_dict(self, *, key: bool = True) -> dict[str, Any]:
         """Return the state, **a secret**, as `TreeNoise.state_dict` does."""
-        with self._alone():
-            return super().state_dict(key=key)
+        state: dict[str, Any] = self._alone(super().state_dict, key=key)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Resume from a state of this plan, as `TreeNoise.load_state_dict` does.
 
         A state of other blocks, or after a call of `node`, is a ValueError.
         """
-        with self._alone():
-            super().load_state_dict(state, allow_fork=allow_fork)
+        self._alone(super().load_state_dict, state, allow_fork=allow_fork)
 
     def _check_position(self, position: Position) -> None:
         if position.node_used:

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -43,3 +47,25 @@ def ready(**options: Any) -> tuple[DPFTRL, list[nn.Parameter]]:
     members = parameters()
     dpftrl = DPFTRL(members, **{"lr": 0.1, "plan": plan_of(3, 1.0), "batch_size": 4, **options})
     return dpftrl, members
+
+
+@contextmanager
+def held_inside(owner: type, name: str, call: Callable[[], Any]) -> Iterator[None]:
+    """Run `call` in a thread, and hold it in the method `name` of `owner` for the body."""
+    inside, go_on = threading.Event(), threading.Event()
+    real = getattr(owner, name)
+
+    def waits(*args: Any) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        real(*args)
+
+    with mock.patch.object(owner, name, waits):
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert inside.wait(60)
+        try:
+            yield
+        finally:
+            go_on.set()
+            thread.join()

@@ -6,13 +6,12 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from dpftrl_runs import gradients, parameters, plan_of, ready, run
+from dpftrl_runs import gradients, held_inside, parameters, plan_of, ready, run
 from torch import nn
 
 from dpftrl_fast.run.account import RunAccount
@@ -187,35 +186,21 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch
     assert dpftrl.steps_taken == 1
 
 
-def test_no_thread_steps_or_saves_or_loads_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_steps_or_saves_or_loads_during_a_step() -> None:
     dpftrl, members = ready(noise_seed=1)
     state = dpftrl.state_dict()
     gradients(members, 0)
-    inside, go_on = threading.Event(), threading.Event()
-    real = FlatFTRL.step
-
-    def waits(*args: Any) -> None:
-        inside.set()
-        assert go_on.wait(60)
-        real(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FlatFTRL, "step", waits)
-        first = threading.Thread(target=dpftrl.step)
-        first.start()
-        assert inside.wait(60)
-        account = RunAccount(dpftrl.plan).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
-        calls = [
-            dpftrl.step,
-            dpftrl.state_dict,
-            lambda: dpftrl.load_state_dict(state, allow_fork=True),
-            lambda: dpftrl.recover(account),
-        ]
+    account = RunAccount(dpftrl.plan).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
+    calls = [
+        dpftrl.step,
+        dpftrl.state_dict,
+        lambda: dpftrl.load_state_dict(state, allow_fork=True),
+        lambda: dpftrl.recover(account),
+    ]
+    with held_inside(FlatFTRL, "step", dpftrl.step):
         for call in calls:
             with pytest.raises(RuntimeError, match="one step at a time, and no state"):
                 call()
-        go_on.set()
-        first.join()
     assert dpftrl.steps_taken == 1
     run(dpftrl, members, 1, 3)
     other, same = ready(noise_seed=1)

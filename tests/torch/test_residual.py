@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import io
 import pickle
-import threading
 from typing import Any
 
 import pytest
 import torch
+from dpftrl_runs import held_inside
 from torch import nn
 
 from dpftrl_fast import PrivacyPlan, accounting
@@ -164,38 +164,22 @@ def test_bad_states_are_refused() -> None:
         noise.load_state_dict(3)  # type: ignore[arg-type]
 
 
-def test_no_thread_adds_or_saves_or_loads_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_adds_or_saves_or_loads_during_a_step() -> None:
     members = parameters()
     noise = ResidualNoise(members, plan=PLAN, noise_seed=1)
-    state, account = (
-        noise.state_dict(),
-        RunAccount(PLAN).recovered(1, 1, accept_epsilon=(1e9, 1e-6)),
-    )
+    state = noise.state_dict()
+    account = RunAccount(PLAN).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
     gradients(members, 0)
-    inside, go_on = threading.Event(), threading.Event()
-    real = FlatNoise.residual
-
-    def waits(*args: Any) -> None:
-        inside.set()
-        assert go_on.wait(60)
-        real(*args)
-
     calls = [
         noise.add_,
         noise.state_dict,
         lambda: noise.load_state_dict(state, allow_fork=True),
         lambda: noise.recover(account),
     ]
-    with monkeypatch.context() as patch:
-        patch.setattr(FlatNoise, "residual", waits)
-        first = threading.Thread(target=noise.add_)
-        first.start()
-        assert inside.wait(60)
+    with held_inside(FlatNoise, "residual", noise.add_):
         for call in calls:
             with pytest.raises(RuntimeError, match="one step at a time, and no state"):
                 call()
-        go_on.set()
-        first.join()
     assert noise.state_dict()["noise"]["steps_taken"] == noise.steps_taken == 1
 
 

@@ -293,22 +293,20 @@ def plan_mechanism(
     found = _Search(participation, workload, max_vectors, max_normals, rank_by)
     sampled = _sampling(batch_size, population)
     pattern, notes = found.pattern, []
-    candidates: list[tuple[Mechanism, Cost]] = []
+    rows: list[MechanismRow] = []
     kinds = found.kinds(fine=True)
     for done, mechanisms in enumerate(kinds):
-        candidates.extend(mechanisms())
+        for mechanism, cost in mechanisms():
+            layout = mechanism.layout(pattern.steps)
+            zeta = squared_of(layout, pattern, "released")
+            sigma = calibrated_noise_multiplier(
+                budget, total, zeta, touched(layout, pattern, "released")
+            )
+            if not math.isfinite(sigma):
+                raise ValueError(f"no noise is large enough for epsilon {budget} at delta {total}")
+            rows.append(found.row(mechanism, cost, budget, total, sigma, zeta))
         if progress is not None:
             progress(done + 1, len(kinds))
-    rows = []
-    for mechanism, cost in candidates:
-        layout = mechanism.layout(pattern.steps)
-        zeta = squared_of(layout, pattern, "released")
-        sigma = calibrated_noise_multiplier(
-            budget, total, zeta, touched(layout, pattern, "released")
-        )
-        if not math.isfinite(sigma):
-            raise ValueError(f"no noise is large enough for epsilon {budget} at delta {total}")
-        rows.append(found.row(mechanism, cost, budget, total, sigma, zeta))
     if sampled is not None:
         try:
             sigma = _amplified(budget, total, sampled, pattern.steps)
@@ -374,7 +372,6 @@ class _Search:
         self._normals = optional(positive_integer, "max_normals", max_normals)
         self._rank_by = choice("rank_by", rank_by, get_args(MechanismRankBy))
         self._bound = choice("bound", bound, get_args(PlanBound))
-        self.error_of(Identity())  # refuses a workload whose errors overflow
 
     def error_of(self, mechanism: Mechanism) -> MechanismError:
         return mechanism_error(mechanism, self._steps, self._workload)
@@ -413,7 +410,11 @@ class _Search:
         )
 
     def kinds(self, *, fine: bool) -> list[Callable[[], Iterator[tuple[Mechanism, Cost]]]]:
-        """Return the kinds to try, each a function that yields mechanisms within the limits."""
+        """Return the kinds to try, each a function that yields mechanisms within the limits.
+
+        Independent noise is the first: its error refuses a workload that overflows before anything
+        is optimised for it.
+        """
         problem = Problem(self.pattern, self._workload, self._rank_by, coarse=not fine)
         found = [lambda: self._within([Identity()])]
         if self._steps > 1:

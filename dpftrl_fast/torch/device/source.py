@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ STORED = -1
 _MOST_RESTARTS = 2**24
 
 
-class DeviceSource:
+class DeviceSource(ABC):
     """Position of a source, and vectors on its device.
 
     Parameters
@@ -51,6 +52,14 @@ class DeviceSource:
     def position(self) -> tuple[int, list[int], int, int]:
         """Return the step, the ends of earlier blocks, and where something was last returned."""
         return self._t, list(self._ends), *self._last
+
+    def saved(self) -> tuple[Any, ...]:
+        """Return position and kept vectors, as NumPy arrays: the compiled sources' form."""
+        return *self.position(), [(*head, v.cpu().numpy().copy()) for *head, v in self._kept()]
+
+    @abstractmethod
+    def _kept(self) -> list[tuple[Any, ...]]:
+        """Return the vectors to save, each after its name and place."""
 
     def _check_restart(self, word: str) -> None:
         if self._t == 0:

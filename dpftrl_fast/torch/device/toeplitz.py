@@ -124,15 +124,14 @@ class ToeplitzCore(DeviceSource):
 
     # ---- saving ----
 
-    def saved(self) -> tuple[Any, ...]:
-        """Return position and kept vectors, as NumPy arrays: the compiled cores' form."""
-        kept: list[tuple[str, int, torch.Tensor]] = []
+    def _kept(self) -> list[tuple[Any, ...]]:
+        kept: list[tuple[Any, ...]] = []
         if self._sum is not None:
             kept.append(("sum", 0, self._sum))
         if self._ring is not None and self._kind != "taps":
             slots = enumerate(self._ring.vectors)
             kept += [("slot", i, vector) for i, vector in slots if vector is not None]
-        return *self.position(), [(kind, i, v.cpu().numpy().copy()) for kind, i, v in kept]
+        return kept
 
     def set_position(
         self,

@@ -113,15 +113,14 @@ class DeviceTree(DeviceSource):
 
     # ---- saving ----
 
-    def saved(self) -> tuple[Any, ...]:
-        """Return position and kept vectors, as NumPy arrays: the compiled trees' form."""
-        kept: list[tuple[str, int, int, torch.Tensor]] = []
+    def _kept(self) -> list[tuple[Any, ...]]:
+        kept: list[tuple[Any, ...]] = []
         if self._carry is not None:
             kept.append(("carry", 0, 0, self._carry))
         if self._last_value is not None:
             kept.append(("last", 0, 0, self._last_value))
         kept += [("average", *node, vector) for node, vector in self._averages.items()]
-        return *self.position(), [(*head, v.cpu().numpy().copy()) for *head, v in kept]
+        return kept
 
     def set_position(
         self,
