@@ -181,6 +181,9 @@ class FTRL:
         the minimiser of c r(theta) + ||theta - q||^2 / 2, an array like q, which it may overwrite.
         With `radius`, P_R follows it; the result minimises over the ball if r is a norm (any r with
         r(s theta) = s r(theta) for s >= 0), not for every r.
+    grid : float, optional
+        Power of two: s_t + n_t is rounded to multiples of it, so that no low-order bits of s_t are
+        released. For noise of a plan it is ``noise.grid``; without it nothing is rounded.
 
     Examples
     --------
@@ -202,6 +205,7 @@ class FTRL:
         l1: float = 0.0,
         radius: float | None = None,
         prox: Prox | None = None,
+        grid: float | None = None,
     ) -> None:
         self._theta_0 = finite_vector("theta_0", theta_0)
         self._learning_rate = positive("learning_rate", learning_rate)
@@ -213,6 +217,9 @@ class FTRL:
         if not (prox is None or callable(prox)):
             raise TypeError(f"prox must be callable or None, got {type(prox).__name__}")
         self._prox = prox
+        self._grid = optional(positive, "grid", grid)
+        if grid is not None and math.frexp(grid)[0] != 0.5:
+            raise ValueError(f"grid must be a power of two, got {grid}")
 
         p = self._theta_0.size
         self._t = 0
@@ -303,6 +310,7 @@ class FTRL:
             c if plain else 0.0,
             math.inf if self._radius is None or not plain else self._radius,
             t > self._steps // 2,
+            self._grid or 0.0,
             new_state,
             theta,
         )
@@ -393,6 +401,7 @@ class FTRL:
             "l1": self._l1,
             "radius": self._radius,
             "prox": self._prox is not None,
+            **({} if self._grid is None else {"grid": self._grid}),
         }
 
     def _into_ball(self, q: Vector) -> Vector:

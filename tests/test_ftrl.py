@@ -106,7 +106,8 @@ def test_without_noise_and_momentum_it_is_online_gradient_descent():
 def test_a_step_is_its_operations_one_by_one_to_the_bit(size, dtype, l1, momentum):
     rng = np.random.default_rng(size)
     theta_0 = rng.standard_normal(size)
-    ftrl = FTRL(theta_0, 0.3, batch_size=7, steps=20, momentum=momentum, l1=l1)
+    grid = None if size < 8 else 2.0**-7
+    ftrl = FTRL(theta_0, 0.3, batch_size=7, steps=20, momentum=momentum, l1=l1, grid=grid)
     total, low, v, iterates, tail, c = *(np.zeros(size) for _ in range(5)), 0.0
     theta = theta_0
     for t in range(1, 21):
@@ -119,7 +120,8 @@ def test_a_step_is_its_operations_one_by_one_to_the_bit(size, dtype, l1, momentu
         part = new - total
         low = low + ((total - (new - part)) + (g - part))
         total = new
-        own = ((total + low) + noise) / 7
+        noisy = total + (low + noise)
+        own = (noisy if grid is None else np.floor(noisy / grid + 0.5) * grid) / 7
         v = own + momentum * v if momentum else own
         c = momentum * c + t * l1
         q = v * -0.3 + theta_0

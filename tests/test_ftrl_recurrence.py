@@ -25,6 +25,7 @@ def test_the_numpy_engine(case: Case) -> None:
         "momentum": group.momentum,
         "l1": group.l1,
         "radius": case.radius,
+        "grid": case.grid,
     }
     with_prox = {**parameters, "prox": soft_threshold}
     runs = [FTRL(case.theta_0, **options) for options in (parameters, with_prox)]
@@ -63,7 +64,7 @@ def test_the_compiled_pass_over_many_tensors(case: Case) -> None:
             numbers[k] = gamma, share, of_sum, of_v, rate * weight
         out = np.empty(size)
         at = [x.ctypes.data + 8 * pieces[:, 0] for x in (gradient, out)]
-        loop(pieces, *at, numbers, *state, case.theta_0, noise)
+        loop(pieces, *at, numbers, case.grid, *state, case.theta_0, noise)
         found.append(out)
     assert_close(found, case.iterates())
 

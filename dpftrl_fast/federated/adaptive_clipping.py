@@ -48,6 +48,7 @@ from dpftrl_fast.federated.sums.running_sum import block_key
 from dpftrl_fast.mechanisms import Layout, Tree
 from dpftrl_fast.plan.noise_spec import NoiseSpec
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.rounding import to_grid
 
 # Largest factor between the clip norm and the first one.
 _RANGE = 2.0**20
@@ -77,8 +78,7 @@ class AdaptiveClipping:
     **Formal guarantee.** Neighbours differ in one client, whose updates are replaced by zero (its
     bits are then missing). `composition` states the epsilon of a run of a plan with these
     estimates; the sequence of clip norms may be published. The caller must ensure that nothing else
-    computed from the bits or the norms of updates is released. Not covered: the low-order bits of
-    floating-point noise.
+    computed from the bits or the norms of updates is released.
 
     Examples
     --------
@@ -216,7 +216,7 @@ class ClipNorm:
             0.5, self._clipping.noise_multiplier, Tree().layout(1), purpose="clip-norm"
         )
         noise = spec.source(1, key=own, dtype="float64", threads=1)
-        total = 0.5 * self._bits + float(noise.step()[0])
+        total = float(to_grid(0.5 * self._bits + noise.step(), noise.grid)[0])
         rounds = _steps_of(self._plan.layout, self.block)
         fraction = min(1.0, max(0.0, 0.5 + total / (self._goal * rounds)))
         change = -self._clipping.learning_rate * (fraction - self._clipping.quantile)

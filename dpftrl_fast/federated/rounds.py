@@ -92,8 +92,8 @@ class PrivateRounds(Stated):
     (epsilon, delta)-private for the epsilon of :meth:`epsilon`, which is that of `plan`, with spare
     recoveries and the estimates of `clipping`. The caller must ensure that a client id stands for
     one person, that the reasons for abandoning a round and the choice of the connected clients do
-    not depend on updates, and that folder and key stay secret. Not covered: the low-order bits of
-    floating-point noise, timing, and everything that clients reveal otherwise.
+    not depend on updates, and that folder and key stay secret. Not covered: timing, and
+    everything that clients reveal otherwise. Floating point: docs/floating_point.md.
 
     The object holds un-noised sums and the key: it is not pickled. A folder's own key takes
     precedence over `key` and `noise_seed`.

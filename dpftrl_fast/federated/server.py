@@ -82,8 +82,8 @@ class ServerDPFTRL(Stated):
     one client, whose updates are replaced by zero; `epsilon` states the guarantee, of `plan` with
     spare recoveries and `clipping`. It covers `parameters` after every round, which may be
     published. The caller must ensure that a client id stands for one person and that folder and
-    key stay secret. Not covered: the low-order bits of floating-point noise, and
-    :meth:`Round.metrics`.
+    key stay secret. Not covered: :meth:`Round.metrics`. Floating point:
+    docs/floating_point.md.
 
     The object holds un-noised sums and the key: it is not pickled.
 

@@ -185,8 +185,8 @@ def fit(
     contribution replaced by zero; ``result.epsilon(delta, neighbours="replace-one")`` is the
     value for replacement by another. The caller must ensure that schema and settings were not
     chosen by looking at private rows, and must compose several fits of the same rows
-    (`dpftrl_fast.accounting.compose`). Not covered: the low-order bits of floating-point noise, the
-    running time, and a run with a `noise_seed`.
+    (`dpftrl_fast.accounting.compose`). Not covered: the running time, and a run with a
+    `noise_seed`. Floating point: docs/floating_point.md.
 
     Examples
     --------

@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from numba import carray  # type: ignore[attr-defined]
+import numpy as np
+from numba import carray, from_dtype  # type: ignore[attr-defined]
 
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.jit import compiled, exact_helper, pointer, read_only, writable
@@ -28,58 +29,73 @@ def _summed(s: float, low: float, g: float) -> tuple[float, float]:
 
 
 @exact_helper
+def _half(x: float) -> float:
+    return x / (x + x)  # in the dtype of x
+
+
+@exact_helper
+def _noisy(s: float, low: float, noise: float, grid: float, half: float) -> float:
+    # As dpftrl_fast.rounding.noisy_sum, in the vectors' dtype.
+    return np.floor((s + (low + noise)) / grid + half) * grid  # type: ignore[no-any-return]
+
+
+@exact_helper
 def _soft(q: float, c: float) -> float:
     return q - min(max(q, -c), c)
 
 
 @exact_helper
 def _plain_piece(
-    g: Array, s: Array, low: Array, theta_0: Array, noise: Array, out: Array, a: float, c: float
-) -> None:
+    g: Array, s: Array, low: Array, theta_0: Array, noise: Array, out: Array,
+    grid: float, half: float, a: float, c: float,
+) -> None:  # fmt: skip
     for i in range(s.size):
         s[i], low[i] = _summed(s[i], low[i], g[i])
-        x = (s[i] + noise[i]) + low[i]
+        x = _noisy(s[i], low[i], noise[i], grid, half)
         out[i] = _soft(theta_0[i] - a * x, c)
 
 
 @exact_helper
 def _momentum_piece(
     g: Array, s: Array, low: Array, v: Array, theta_0: Array, noise: Array, out: Array,
-    gamma: float, share: float, a: float, b: float, c: float,
+    grid: float, half: float, gamma: float, share: float, a: float, b: float, c: float,
 ) -> None:  # fmt: skip
     for i in range(s.size):
         s[i], low[i] = _summed(s[i], low[i], g[i])
-        x = (s[i] + noise[i]) + low[i]
+        x = _noisy(s[i], low[i], noise[i], grid, half)
         v[i] = gamma * v[i] + share * x
         out[i] = _soft(theta_0[i] - (a * x + b * v[i]), c)
 
 
 def _plain(
-    pieces: Array, g_at: Array, out_at: Array, numbers: Array,
+    pieces: Array, g_at: Array, out_at: Array, numbers: Array, grid: float,
     s: Array, low: Array, theta_0: Array, noise: Array,
 ) -> None:  # fmt: skip
+    half = _half(grid)
     for k in range(pieces.shape[0]):
         start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
         g = carray(pointer(g_at[k], s), (stop - start,))
         out = carray(pointer(out_at[k], s), (stop - start,))
         _plain_piece(
             g, s[start:stop], low[start:stop], theta_0[start:stop], noise[start:stop], out,
-            numbers[group, 2], numbers[group, 4],
+            grid, half, numbers[group, 2], numbers[group, 4],
         )  # fmt: skip
 
 
 def _with_momentum(
-    pieces: Array, g_at: Array, out_at: Array, numbers: Array,
+    pieces: Array, g_at: Array, out_at: Array, numbers: Array, grid: float,
     s: Array, low: Array, v: Array, theta_0: Array, noise: Array,
 ) -> None:  # fmt: skip
+    half = _half(grid)
     for k in range(pieces.shape[0]):
         start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
         g = carray(pointer(g_at[k], s), (stop - start,))
         out = carray(pointer(out_at[k], s), (stop - start,))
         _momentum_piece(
             g, s[start:stop], low[start:stop], v[start:stop], theta_0[start:stop],
-            noise[start:stop], out, numbers[group, 0], numbers[group, 1], numbers[group, 2],
-            numbers[group, 3], numbers[group, 4],
+            noise[start:stop], out, grid, half,
+            numbers[group, 0], numbers[group, 1], numbers[group, 2], numbers[group, 3],
+            numbers[group, 4],
         )  # fmt: skip
 
 
@@ -87,8 +103,8 @@ def _with_momentum(
 def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
     """Return the compiled update for vectors of a dtype, with or without momentum.
 
-    With s + low the running sum, x = s + low + noise, soft the soft threshold and (gamma, share, a,
-    b, c) the numbers of a piece's group, for each element
+    With s + low the running sum, x = s + low + noise rounded to the grid, soft the soft threshold
+    and (gamma, share, a, b, c) the numbers of a piece's group, for each element
 
         s + low += g,    out = soft(theta_0 - a x, c)
         s + low += g,    v = gamma v + share x,    out = soft(theta_0 - (a x + b v), c)
@@ -103,8 +119,8 @@ def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
     Returns
     -------
     callable
-        ``loop(pieces, g_at, out_at, numbers, s, low, theta_0, noise)``, with v before theta_0 in
-        the second form. `pieces` (k, 3) of int64 has a start, a stop and a group each; `g_at` and
+        ``loop(pieces, g_at, out_at, numbers, grid, s, low, theta_0, noise)``, with v before
+        theta_0 in the second form. `grid` is a power of two, a number of the dtype. `pieces` (k, 3) of int64 has a start, a stop and a group each; `g_at` and
         `out_at` (k,) of int64 have the **addresses** of a piece's gradients and results, contiguous
         numbers of the dtype; `numbers` is (groups, 5), the vectors are of one size. **Nothing of
         this is checked but the types.** s, low, v and the memory at `out_at` are written and share
@@ -117,13 +133,13 @@ def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
     >>> loop = ftrl_loop("float64", False)
     >>> pieces, numbers = np.array([[0, 2, 0]]), np.array([[0.0, 0.0, 0.5, 0.0, 0.25]])
     >>> at = [np.array([x.ctypes.data]) for x in (g, out)]
-    >>> loop(pieces, *at, numbers, s, low, np.ones(2), np.zeros(2))
+    >>> loop(pieces, *at, numbers, 0.25, s, low, np.ones(2), np.zeros(2))
     >>> s.tolist(), out.tolist()
     ([2.0, 4.0], [0.0, -0.75])
     """
     given, changed = read_only(dtype, 1), writable(dtype, 1)
     places = (read_only("int64", 2), read_only("int64", 1), read_only("int64", 1))
-    head = (*places, read_only(dtype, 2), changed, changed)
+    head = (*places, read_only(dtype, 2), from_dtype(np.dtype(dtype)), changed, changed)
     if momentum:
         return compiled(_with_momentum, *head, changed, given, given)
     return compiled(_plain, *head, given, given)

@@ -82,6 +82,7 @@ def _update(
     threshold: float,
     radius: float,
     in_tail: bool,
+    grid: float,
     new_state: Array,
     new_theta: Array,
 ) -> None:
@@ -94,7 +95,10 @@ def _update(
         new_state[SUM, j] = total
         new_state[SUM_LOW, j] = low
         # v_t = gamma v_(t-1) + (s_t + n_t) / B
-        v = ((total + low) + np.float64(noise[j])) / batch_size
+        noisy = total + (low + np.float64(noise[j]))
+        if grid > 0.0:
+            noisy = np.floor(noisy / grid + 0.5) * grid
+        v = noisy / batch_size
         if momentum > 0.0:
             v += momentum * state[VELOCITY, j]
         new_state[VELOCITY, j] = v
@@ -119,7 +123,7 @@ def update_loop(noise: str) -> Callable[..., None]:
     return compiled(
         _update,
         *(read_only(_F64, 2), read_only(_F64, 1), read_only(_F64, 1), read_only(noise, 1)),
-        *(read_only(_F64, 1), *[types.float64] * 5, types.boolean),
+        *(read_only(_F64, 1), *[types.float64] * 5, types.boolean, types.float64),
         *(writable(_F64, 2), writable(_F64, 1)),
         exact=True,
     )

@@ -208,8 +208,7 @@ def clipped_sum(
     **Formal guarantee.** Setting one row (with `users`, all rows of one user) to zero changes `out`
     by at most L in L2 norm, whatever the rows hold, for up to 2^19 rows or users. No noise is
     added: the sum is not private. The caller adds noise of a plan with this clip norm, and ensures
-    that nobody takes part more often than the plan states. Not covered: the low-order bits of
-    floating-point noise.
+    that nobody takes part more often than the plan states.
 
     Rows are never refused for their values. A row with a NaN or an infinity, a target, output or
     slope that is not finite, a class or a column that does not exist, or bounds outside `data`

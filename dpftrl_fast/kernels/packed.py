@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from numba import types
 
-from dpftrl_fast._validate import FLOATS, Array, array, positive
+from dpftrl_fast._validate import FLOATS, Array, array
 from dpftrl_fast.kernels._checks import FLOAT64, check_changed, check_length
 from dpftrl_fast.kernels.jit import compiled, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
@@ -44,6 +44,7 @@ def _add_noise(noise: str) -> Callable[..., None]:
     return compiled(
         triangle_loops.add_noise,
         *(read_only(_F64, 1), read_only(_F64, 1), types.int64, types.float64, writable(noise, 1)),
+        exact=True,
     )
 
 
@@ -84,25 +85,6 @@ def add_packed(packed: Array, total: Array, low: Array) -> None:
     _add_packed()(packed, total, low)
 
 
-def noise_grid(std: float) -> float:
-    """Return the grid for sums whose noise has this standard deviation.
-
-    It is the power of two in (std 2^-21, std 2^-20]: rounding to it moves a value by at most half
-    of that.
-
-    Parameters
-    ----------
-    std : float
-        Standard deviation of a node of the noise, > 0.
-
-    Examples
-    --------
-    >>> noise_grid(1.0) == noise_grid(1.99) == 2.0**-20
-    True
-    """
-    return math.ldexp(1.0, math.frexp(positive("std", std))[1] - 21)
-
-
 def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
     """Turn the noise of a step into the noisy sum, in place.
 
@@ -110,7 +92,7 @@ def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
     symmetric matrices of one with independent entries of the noise's standard deviation.
 
     The noisy sum is made in float64, rounded to multiples of `grid`, and then to the noise's dtype.
-    The grid hides low-order bits of the un-noised sum, which would be exposed where sum and noise
+    So no low-order bits of the un-noised sum are exposed, as they would be where sum and noise
     nearly cancel.
 
     Parameters
@@ -120,7 +102,7 @@ def add_noise(total: Array, low: Array, noise: Array, grid: float) -> None:
     noise : (p (p + 1) / 2,) array of float32 or float64
         Independent normals, overwritten with the noisy sum.
     grid : float
-        A power of two, see `noise_grid`.
+        A power of two, that of the noise.
 
     Examples
     --------

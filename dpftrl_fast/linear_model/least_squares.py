@@ -121,8 +121,8 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     ``plan_.epsilon(delta_, neighbours="replace-one")`` is the value for replacement by another row.
     The caller must ensure that all parameters, bounds and the number of rows are public, and must
     compose several runs on the same rows (`dpftrl_fast.accounting.compose`). Not covered: a user
-    with several rows, the low-order bits of floating-point noise, `regret_`, `clipping_report`,
-    scores on private rows, and a run with a `noise_seed`.
+    with several rows, `regret_`, `clipping_report`, scores on private rows, and a run with a
+    `noise_seed`. Floating point: docs/floating_point.md.
 
     Examples
     --------

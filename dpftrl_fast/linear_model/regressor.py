@@ -139,8 +139,8 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     replaced by zero; ``plan_.epsilon(delta_, neighbours="replace-one")`` is the value for
     replacement by another. The caller must ensure that all parameters, bounds and the number of
     rows are public, and must compose several runs on the same rows
-    (`dpftrl_fast.accounting.compose`). Not covered: the low-order bits of floating-point noise,
-    `regret_`, `clipping_report`, scores on private rows, and a run with a `noise_seed`.
+    (`dpftrl_fast.accounting.compose`). Not covered: `regret_`, `clipping_report`, scores on
+    private rows, and a run with a `noise_seed`. Floating point: docs/floating_point.md.
 
     Examples
     --------

@@ -36,6 +36,10 @@ class Layout(Protocol):
         """Number of blocks."""
 
     @property
+    def least_std(self) -> float:
+        """Lower bound of the standard deviation of any running sum's noise, for unit noise."""
+
+    @property
     def noise_limits(self) -> tuple[int, int]:
         """Bounds of the noise of any running sum, for unit noise vectors.
 

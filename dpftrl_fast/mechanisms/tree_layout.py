@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -86,6 +87,11 @@ class TreeLayout(BlockLayout[TreeRun]):
     def triples(self) -> list[tuple[int, int, bool]]:
         """(steps, count, completed) of each run, as the compiled core takes them."""
         return [(run.steps, run.count, run.completed) for run in self.runs]
+
+    @property
+    def least_std(self) -> float:
+        """Lower bound of the standard deviation of a running sum's noise, for nodes of 1."""
+        return math.sqrt(0.5)
 
     @property
     def noise_limits(self) -> tuple[int, int]:

@@ -89,8 +89,8 @@ class TreeNoise(NoiseSource):
 
     **Formal guarantee.** None by itself: this class states no epsilon, since it does not know the
     clip norm or who takes part. :class:`dpftrl_fast.PrivacyPlan` makes noise with an epsilon. The
-    key must stay secret, and the noise of a step must be added to one sum only. Not covered:
-    attacks on the low-order bits of floating-point noise (Mironov 2012), see docs/stream.md.
+    key must stay secret, and the noise of a step must be added to one sum only. Round noisy
+    sums to a grid before they are released, as docs/floating_point.md says.
 
     Examples
     --------

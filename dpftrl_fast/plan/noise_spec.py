@@ -17,6 +17,7 @@ from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise, source_of
+from dpftrl_fast.rounding import release_grid
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class NoiseSpec:
         if not np.isfinite(std):  # TreeNoise refuses it
             return float(exact)
         return float(std if Fraction(float(std)) >= exact else np.nextafter(std, kind(np.inf)))
+
+    def grid(self, dtype: Any) -> float:
+        """Return the grid of released sums, as `PlannedNoise.grid`."""
+        return release_grid(self.std(dtype) * self.layout.least_std)
 
     def source(
         self,

@@ -18,6 +18,7 @@ from dpftrl_fast.noise.source import NoiseSource
 from dpftrl_fast.noise.state import Position
 from dpftrl_fast.noise.toeplitz import ToeplitzNoise
 from dpftrl_fast.noise.tree import TreeNoise
+from dpftrl_fast.rounding import release_grid
 
 
 class PlannedNoise(NoiseSource):
@@ -42,6 +43,11 @@ class PlannedNoise(NoiseSource):
     def steps(self) -> int:
         """Declared number of steps."""
         return self._layout.steps
+
+    @property
+    def grid(self) -> float:
+        """Power of two to whose multiples a sum with this noise is rounded before its release."""
+        return release_grid(self.std * self._layout.least_std)
 
     @property
     def steps_taken(self) -> int:

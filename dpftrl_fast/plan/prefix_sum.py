@@ -19,7 +19,7 @@ from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.rounding import clip_limit, two_sum
+from dpftrl_fast.rounding import clip_limit, noisy_sum, two_sum
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
 _BUDGET = (1.0, 1e-6)
@@ -53,7 +53,8 @@ class PrefixSum(PrivacyStatement):
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
         As for `TreeNoise`. Sums are kept in float64 for either dtype; the output of `add` is
-        rounded to the noise's dtype, so that no low-order bits of the un-noised sum are exposed.
+        rounded to a public grid, ``plan.noise_spec.grid(dtype)``, and to the noise's dtype, so that
+        no low-order bits of the un-noised sum are exposed (docs/floating_point.md).
 
     Raises
     ------
@@ -158,7 +159,7 @@ class PrefixSum(PrivacyStatement):
         noise = self._noise.step()
         self._sum, self._low = total, low
         with np.errstate(all="ignore"):
-            value = (total + low) + noise
+            value = noisy_sum(total, low, noise, self._noise.grid)
             self._value = value.astype(self._noise.dtype).astype(np.float64)
         return self._value.copy()
 

@@ -65,8 +65,9 @@ class PrivacyPlan(PrivacyStatement):
     outputs of all declared steps together, whether or not the stream ends early, with data and
     models chosen adaptively. The caller must clip each contribution to `clip_norm`, let records
     take part only as declared (:meth:`guard` checks it), and add each value of the noise to one sum
-    only. delta includes the floor of the noise stream, see :attr:`delta_floor`. Attacks on
-    low-order bits of floating-point numbers are not covered.
+    only, rounding the noisy sum to ``noise.grid`` before it is released. delta includes the floor
+    of the noise stream, see :attr:`delta_floor`; docs/floating_point.md bounds the rest of
+    floating point.
 
     :meth:`calibrate` chooses the mechanism for a budget, or spends it on one that is given.
     :func:`dpftrl_fast.accounting.plan_mechanism` ranks all mechanisms in a table.

@@ -176,6 +176,17 @@ def clipped_sum(
 # ------------------------------------------------------------------------------------------ FTRL
 
 
+def on_grid(value: float, grid: float) -> float:
+    """Return the multiple m of a grid with value in [m - grid/2, m + grid/2).
+
+    Examples
+    --------
+    >>> on_grid(0.5, 1.0), on_grid(-0.5, 1.0)
+    (1.0, 0.0)
+    """
+    return math.floor(value / grid + 0.5) * grid
+
+
 class FTRL:
     """The FTRL update, one number at a time.
 
@@ -197,6 +208,8 @@ class FTRL:
     penalised : list of p bools, optional
         Coordinates under the L1 norm; all without it.
     nesterov : bool
+    grid : float, optional
+        Power of two: s_t + n_t is rounded to its multiples, see `on_grid`.
 
     Attributes
     ----------
@@ -222,7 +235,9 @@ class FTRL:
         radius: float = math.inf,
         penalised: Sequence[bool] | None = None,
         nesterov: bool = False,
+        grid: float | None = None,
     ) -> None:
+        self._grid = grid
         self._nesterov = nesterov
         self._theta_0, self._rate, self._batch_size = theta_0, learning_rate, batch_size
         self._steps, self._momentum, self._l1, self._radius = steps, momentum, l1, radius
@@ -236,7 +251,10 @@ class FTRL:
         t = len(self.iterates)
         self._sum = [s + g for s, g in zip(self._sum, gradient_sum, strict=True)]
         gamma = self._momentum
-        x = [(s + n) / self._batch_size for s, n in zip(self._sum, noise, strict=True)]
+        noisy = [s + n for s, n in zip(self._sum, noise, strict=True)]
+        if self._grid is not None:
+            noisy = [on_grid(value, self._grid) for value in noisy]
+        x = [value / self._batch_size for value in noisy]
         self._v = moved = [gamma * v + own for v, own in zip(self._v, x, strict=True)]
         self._c = weight = gamma * self._c + t * self._l1
         if self._nesterov:
@@ -288,6 +306,7 @@ def run(
     constant: float = 0.0,
     restart_every: int | None = None,
     complete: bool = False,
+    grid: float | None = None,
 ) -> FTRL:
     """Run DP-FTRL from zero and return its state, iterates and averages included.
 
@@ -307,6 +326,8 @@ def run(
         Steps between restarts of the tree.
     complete : bool
         Complete the tree before a restart.
+    grid : float, optional
+        See `FTRL`.
 
     Examples
     --------
@@ -327,6 +348,7 @@ def run(
         l1=l1,
         radius=radius,
         penalised=([True] * columns + [False] * (width - columns)) * outputs,
+        grid=grid,
     )
     for t, (X, y, starts) in enumerate(batches):
         flat = state.iterates[-1]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpftrl_fast.reference._checks import Array
-from dpftrl_fast.reference.convex import MARGIN, Matrix, Vector, norm
+from dpftrl_fast.reference.convex import MARGIN, Matrix, Vector, norm, on_grid
 from dpftrl_fast.reference.tree import TreeNoise, variance_factor
 
 
@@ -28,16 +28,17 @@ class Released(NamedTuple):
     theta: Array
 
 
-def on_grid(values: Array, std: float) -> Array:
-    """Round to multiples of the power of two in (std 2^-21, std 2^-20].
+def released_grid(std: float) -> float:
+    """Return the largest power of two that is at most sqrt(1/2) std / 128.
+
+    The least standard deviation of a tree's prefix is sqrt(1/2) of a node's.
 
     Examples
     --------
-    >>> on_grid(np.array([1.3]), 2.0**20).tolist()
-    [1.0]
+    >>> released_grid(1.0) == 2.0**-8
+    True
     """
-    grid = 2.0 ** (math.frexp(std)[1] - 21)
-    return np.asarray([round(float(value) / grid) * grid for value in values])
+    return 2.0 ** math.floor(math.log2(std * math.sqrt(0.5) / 128))
 
 
 def symmetric_noise(triangle: Array, p: int) -> Array:
@@ -204,9 +205,12 @@ def run(
             b, c = bias_noise.prefix(end), covariance_noise.prefix(end)
         noisy = W + symmetric_noise(c, p)
         # The upper triangle is released, on the grid and in the dtype of its noise.
-        triangle = on_grid(noisy[upper], covariance_std).astype(c.dtype).astype(float)
+        grid = released_grid(covariance_std)
+        triangle = np.array([on_grid(value, grid) for value in noisy[upper]])
+        triangle = triangle.astype(c.dtype).astype(float)
         noisy[upper] = noisy.T[upper] = triangle
-        noisy_s = on_grid(s + b, bias_std)
+        grid = released_grid(bias_std)
+        noisy_s = np.array([on_grid(value, grid) for value in s + b])
         factor = float(variance_factor(end, variant))
         half_ridge = ridge_factor * covariance_std * math.sqrt(factor * p)
         theta = minimise(noisy, noisy_s, half_ridge, radius)

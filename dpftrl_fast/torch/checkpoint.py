@@ -99,8 +99,8 @@ class TrainingRun(PrivacyStatement):
     replaced by zero, all parameters of the run together, crashes and recoveries included, are
     (epsilon, delta)-differentially private with the epsilon of :meth:`epsilon`
     (``neighbours="replace-one"`` for a replaced example). The caller must take the batches from the
-    run, keep the folder secret, and resume from no copy of it. Attacks on the low-order bits of
-    floating-point noise are not covered.
+    run, keep the folder secret, and resume from no copy of it. Noisy sums are on a public
+    grid, see docs/floating_point.md.
 
     The states of torch's, NumPy's and Python's global random numbers are saved with each
     checkpoint.

@@ -179,8 +179,8 @@ def make_private(
     (``data_loader.plan.epsilon(delta)``; ``neighbours="replace-one"`` for a replaced example). The
     caller must take the batches from the returned loader, one ``optimizer.step()`` each, keep the
     noise key and optimiser states secret, and release nothing else that is computed from the data:
-    the loss printed while training is not private. Attacks on the low-order bits of floating-point
-    noise are not covered.
+    the loss printed while training is not private. Noisy sums are on a public grid, see
+    docs/floating_point.md.
 
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few
     steps (see `gradients.rows`): a model that does not treat the rows as separate examples is

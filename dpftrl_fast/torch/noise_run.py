@@ -300,6 +300,18 @@ class NoiseRun:
         }
 
 
+def checked_vector(name: str, given: Any, own: Tensor) -> Tensor:
+    """Return a tensor of a state if it is like an object's own; TypeError or ValueError if not."""
+    if not isinstance(given, Tensor):
+        raise TypeError(f"state's {name} must be a tensor, got {type(given).__name__}")
+    if given.dtype != own.dtype or given.shape != own.shape:
+        raise ValueError(
+            f"state's {name} must be of {own.dtype} and shape {tuple(own.shape)}, got "
+            f"{given.dtype} and {tuple(given.shape)}"
+        )
+    return given
+
+
 def _digest(tensors: Sequence[Tensor]) -> str:
     return _hash(*(t.reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for t in tensors))
 

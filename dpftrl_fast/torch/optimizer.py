@@ -24,7 +24,7 @@ from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
-from dpftrl_fast.torch.noise_run import NoiseRun
+from dpftrl_fast.torch.noise_run import NoiseRun, checked_vector
 from dpftrl_fast.torch.steps import Steps
 
 _HEADER = {"format": "dpftrl_fast.torch.DPFTRL", "version": 1}
@@ -97,7 +97,7 @@ class DPFTRL(Optimizer):
     private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
     example). The caller must ensure that sums are clipped as above, that examples take part only as
     ``plan.participation`` declares, and that key, un-noised sums and :meth:`state_dict` stay
-    secret. Attacks on the low-order bits of floating-point noise are not covered.
+    secret. Noisy sums are on a public grid, see docs/floating_point.md.
 
     The optimiser holds the un-noised sums and the key: it is not pickled or copied.
     `dpftrl_fast.torch.model_state_dict` returns the part that may be released. On many processes
@@ -277,6 +277,7 @@ class DPFTRL(Optimizer):
                 radius=self._radius,
                 momentum=any(rate.momentum > 0.0 for rate in rates),
                 groups=len(rates),
+                grid=run.noise.grid,
                 fused=run.layout.device.type == "cpu",
                 threads=run.threads,
             )
@@ -412,11 +413,4 @@ def _check_vectors(saved: Any, own: Mapping[str, Tensor]) -> None:
     if set(saved) != set(own):
         raise ValueError(f"state must have vectors {sorted(own)}, got {sorted(saved)}")
     for name, vector in own.items():
-        given = saved[name]
-        if not isinstance(given, Tensor):
-            raise TypeError(f"state's {name} must be a tensor, got {type(given).__name__}")
-        if given.dtype != vector.dtype or given.shape != vector.shape:
-            raise ValueError(
-                f"state's {name} must be of {vector.dtype} and shape {tuple(vector.shape)}, got "
-                f"{given.dtype} and {tuple(given.shape)}"
-            )
+        checked_vector(name, saved[name], vector)

@@ -16,8 +16,9 @@ from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.torch.flat.noise import to_grid_
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
-from dpftrl_fast.torch.noise_run import NoiseRun
+from dpftrl_fast.torch.noise_run import NoiseRun, checked_vector
 from dpftrl_fast.torch.steps import Steps
 
 _HEADER = {"format": "dpftrl_fast.torch.ResidualNoise", "version": 1}
@@ -56,8 +57,8 @@ class ResidualNoise:
     private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
     example). The caller must ensure that sums are clipped to ``plan.clip_norm``, that examples take
     part only as ``plan.participation`` declares, that only noisy sums are used, and that key and
-    :meth:`state_dict` stay secret. Attacks on the low-order bits of floating-point noise are not
-    covered.
+    :meth:`state_dict` stay secret. The noisy sums of all steps together are on a
+    public grid, see docs/floating_point.md.
 
     On many processes each has the sums of its own examples, as for `DPFTRL`; afterwards all have
     the same noisy sum of all examples.
@@ -148,11 +149,14 @@ class ResidualNoise:
             total = run.reduced(gradients) if run.ranks.reduces else None
             run.noise.residual(run.vector)
             for block in run.flat.blocks:
+                noisy, remainder = run.vector[block.part], self._remainder[block.part]
                 if total is None:
-                    run.flat.add_from(run.vector[block.part], block, parts)
+                    run.flat.add_to(noisy, block, parts)
                 else:
-                    total[block.part].add_(run.vector[block.part])
-                    run.flat.copy_from(total[block.part], block, parts)
+                    noisy.add_(total[block.part])
+                remainder.add_(noisy)
+                run.flat.copy_from(to_grid_(noisy.copy_(remainder), run.noise.grid), block, parts)
+                remainder.sub_(noisy)
             if self._batch_size is not None:
                 torch._foreach_div_(parts, self._batch_size)
         self._noisy = [(weakref.ref(own), own._version) for own in sums]
@@ -171,19 +175,28 @@ class ResidualNoise:
     def _started(self) -> NoiseRun:
         if not self._run.started:
             self._run.start(self._groups, {"batch_size": self._batch_size})
+            self._remainder = torch.zeros_like(self._run.vector)
         return self._run
 
     def state_dict(self) -> dict[str, Any]:
         """Return position and key of the noise, **a secret**, as :meth:`DPFTRL.state_dict`."""
         with self._run.steps.alone():
-            return {**_HEADER, **self._started().state_dict(), "batch_size": self._batch_size}
+            return {
+                **_HEADER,
+                **self._started().state_dict(),
+                "batch_size": self._batch_size,
+                "remainder": self._remainder.clone(),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Resume from a state of :meth:`state_dict`, as :meth:`DPFTRL.load_state_dict`."""
         with self._run.steps.alone():
             run = self._started()
-            run.check_state(state, {**_HEADER, "batch_size": self._batch_size})
+            own = {**_HEADER, "batch_size": self._batch_size}
+            run.check_state(state, own, ("remainder",))
+            remainder = checked_vector("remainder", state["remainder"], self._remainder)
             run.load_noise(state, allow_fork=allow_fork)
+            self._remainder.copy_(remainder)
 
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise, as :meth:`DPFTRL.recover`.

@@ -40,6 +40,8 @@ def by_hand(objective, plan, batches, *, rate, size, momentum=0.0, l1=0.0, radiu
         objective.size, plan.clip_norm * plan.noise_multiplier, seed=SEED,
         variant=plan.mechanism.variant, dtype="float64",
     )  # fmt: skip
+    # The largest power of two that is at most 1/128 of the least standard deviation.
+    grid = 2.0 ** np.floor(np.log2(plan.clip_norm * plan.noise_multiplier * np.sqrt(0.5) / 128))
     theta, v, c = np.zeros(shape), np.zeros(shape), 0.0
     total = np.zeros(shape)
     path, number, taken = [], 0, 0
@@ -54,7 +56,8 @@ def by_hand(objective, plan, batches, *, rate, size, momentum=0.0, l1=0.0, radiu
             batch.X, batch.y, theta, plan.clip_norm, objective.loss, k=objective.loss_param,
             starts=batch.starts, row_bound=objective.row_bound, constant=objective.constant,
         )  # fmt: skip
-        v = momentum * v + (total + tree.step().reshape(shape)) / size
+        noisy = np.floor((total + tree.step().reshape(shape)) / grid + 0.5) * grid
+        v = momentum * v + noisy / size
         c = momentum * c + t * l1
         q = -rate * v
         penalised = q[:, : objective.n_features]

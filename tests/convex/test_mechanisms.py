@@ -51,6 +51,16 @@ def reference_noise(mechanism: Any, size: int, std: float, **options: Any) -> An
     return ToeplitzNoise(size, std, kind, first, second, seed=SEED, **options)
 
 
+def on_grid(values: Any, mechanism: Any, std: float) -> Any:
+    """Round to the largest power of two that is at most 1/128 of the least standard deviation."""
+    least = math.sqrt(0.5)
+    if not isinstance(mechanism, Tree):
+        kind, first, _ = mechanism.engine
+        least = 1 / first[0] if kind == "bands" else 1.0
+    grid = 2.0 ** math.floor(math.log2(std * least / 128))
+    return np.floor(values / grid + 0.5) * grid
+
+
 def strategy(mechanism: Any, steps: int) -> Any:
     """C of a Toeplitz mechanism, block by block."""
     kind, first, second = mechanism.engine
@@ -82,7 +92,8 @@ def test_runs_of_ftrl_are_those_of_the_definitions(mechanism: Any, momentum: flo
             total = total + oracle(
                 batches[t].X, batches[t].y, path[-1], 0.6, "squared", constant=0.5
             )
-            v = momentum * v + (total + noise.step().reshape(1, 5)) / 4
+            noisy = on_grid(total + noise.step().reshape(1, 5), mechanism, 0.6 * 0.8)
+            v = momentum * v + noisy / 4
             path.append(-0.7 * v)
             t += 1
     found = GLMRun(
@@ -181,7 +192,8 @@ def test_runs_of_least_squares_are_those_of_the_definitions(
         noise = np.zeros((p, p))
         noise[np.triu_indices(p)] = c
         noise = np.diag(np.diag(noise)) + (np.triu(noise, 1) + np.triu(noise, 1).T) / np.sqrt(2)
-        W, s = X[: 4 * t].T @ X[: 4 * t] + noise, X[: 4 * t].T @ y[: 4 * t] + b
+        W = on_grid(X[: 4 * t].T @ X[: 4 * t] + noise, mechanism, 4.0 * sigma / 0.7**0.5)
+        s = on_grid(X[: 4 * t].T @ y[: 4 * t] + b, mechanism, 3.0 * sigma / 0.3**0.5)
         half_ridge = 2 * 4.0 * sigma / 0.7**0.5 * math.sqrt(factors[t - 1] * p)
         theta = model.last[0]
         assert model.solves[-1].step == t

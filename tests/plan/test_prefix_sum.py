@@ -30,9 +30,15 @@ def make(size: int = 3, steps: int = 20, **change: Any) -> dpf.PrefixSum:
 
 
 def raw_sums(sums: dpf.PrefixSum, records: list[Any]) -> np.ndarray:
-    """The sums without the noise, which an owner of the key can take away."""
+    """The sums without the noise; what is released is those with it, on the grid."""
     noise = noise_of_sums(sums.plan, sums.size, key_from_seed(3))
-    return np.array([sums.add(x) for x in records]) - noise[: len(records)]
+    grid, found = sums.plan.noise_spec.grid("float64"), []
+    for x, b in zip(records, noise[: len(records)], strict=True):
+        value = sums.add(x)
+        exact = sums._sum + (sums._low + b)
+        assert (value == np.floor(exact / grid + 0.5) * grid).all()
+        found.append(sums._sum + sums._low)
+    return np.array(found)
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "honaker"])

@@ -37,6 +37,7 @@ class Case:
     noises: Vector
     batch_size: int
     radius: float | None
+    grid: float
     #: Steps after which the run is saved and resumed in another object.
     resume_at: int
 
@@ -62,6 +63,7 @@ class Case:
                 momentum=group.momentum,
                 nesterov=group.nesterov,
                 l1=group.l1,
+                grid=self.grid,
             )
             for gradient, noise in zip(self.gradients, self.noises, strict=True):
                 run.step(gradient[part].tolist(), noise[part].tolist())
@@ -106,6 +108,7 @@ def cases(
         noises=rng.standard_normal((steps, size)) * draw(st.sampled_from([0.0, 1.0, 100.0])),
         batch_size=draw(st.integers(1, 300)),
         radius=draw(st.sampled_from([None, 0.1, 1.0, 1e6])) if ball else None,
+        grid=2.0**-60,  # below what is compared
         resume_at=draw(st.integers(0, steps)),
     )
 

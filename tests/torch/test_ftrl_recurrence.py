@@ -33,6 +33,7 @@ def test_the_flat_update(fused: bool, dtype: torch.dtype, case: Case) -> None:
             radius=case.radius,
             momentum=any(rate.momentum > 0.0 for rate in rates),
             groups=len(rates),
+            grid=case.grid,
             fused=fused,
             threads=1,
         )

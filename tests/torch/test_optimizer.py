@@ -261,6 +261,7 @@ def test_torch_operations_and_the_compiled_pass_agree(
         flat = FlatViews(start, [2, 2], block_size=block_size)
         values = [value.clone() for value in start]
         options: dict[str, Any] = {"batch_size": 3, "radius": radius, "groups": 2, "dtype": dtype}
+        options["grid"] = 2.0**-30
         momentum = any(rate.momentum > 0 for rate in rates)
         update = FlatFTRL(flat, values, momentum=momentum, fused=fused, threads=2, **options)
         runs.append((update, values))
@@ -287,7 +288,7 @@ def test_a_part_of_another_size_is_not_written_to() -> None:
     start = [torch.zeros(4)]
     update = FlatFTRL(
         FlatViews(start, [1]), start, dtype=torch.float32, batch_size=1, radius=None,
-        momentum=False, groups=1, fused=True, threads=1,
+        momentum=False, groups=1, grid=0.5, fused=True, threads=1,
     )  # fmt: skip
     rates = [Rates(1.0, 0.0, False, 0.0)]
     for wrong in ([torch.zeros(3)], [torch.zeros(5)]):
@@ -304,7 +305,7 @@ def test_many_threads_write_the_same_bits() -> None:
         values = [value.clone() for value in start]
         update = FlatFTRL(
             flat, values, dtype=torch.float32, batch_size=1, radius=None, momentum=True, groups=1,
-            fused=True, threads=threads,
+            grid=2.0**-7, fused=True, threads=threads,
         )  # fmt: skip
         for t in (1, 2):
             update.step(t, gradients, noise.clone(), RATES[:1], values, lambda x: 0.0)

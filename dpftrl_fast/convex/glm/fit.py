@@ -54,8 +54,8 @@ class GLMRun:
     **Formal guarantee.** Neighbouring runs differ in the gradients of one record (of one user, with
     batches of users), replaced by zero. All iterates and their averages together satisfy the
     (epsilon, delta) that `plan.epsilon(delta)` states. The caller ensures that each record or user
-    takes part as the plan's participation declares (with `ids`, the plan's guard checks it). Not
-    covered: the low-order bits of floating-point noise.
+    takes part as the plan's participation declares (with `ids`, the plan's guard checks it). Noisy
+    sums are on a public grid, see docs/floating_point.md.
 
     Examples
     --------
@@ -98,6 +98,7 @@ class GLMRun:
             l1=l1,
             radius=radius,
             prox=self._soft_but_constant if l1 > 0.0 and objective.constant != 0.0 else None,
+            grid=plan.noise_spec.grid("float64"),
         )
         # float64: noise on a coarser grid than the sums would expose their last digits.
         self._noise = plan.noise(

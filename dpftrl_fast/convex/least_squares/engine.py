@@ -32,13 +32,12 @@ from dpftrl_fast.kernels.least_squares import MOST_ROWS
 from dpftrl_fast.kernels.packed import (
     add_noise,
     add_packed,
-    noise_grid,
     packed_product,
     packed_size,
     unpack,
 )
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.rounding import two_sum
+from dpftrl_fast.rounding import noisy_sum, two_sum
 
 FloatArray = NDArray[np.float64]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -100,8 +99,8 @@ class LeastSquares:
     zero. The results of `last`, `average`, `tail`, `solves` and `released` together satisfy the
     (epsilon, delta) that `plan.epsilon(delta)` states. The caller ensures that each record takes
     part in batches as the plan's participation declares, and publishes nothing else of the engine:
-    `regret` and the secret sums are not covered, nor are the low-order bits of floating-point
-    noise.
+    `regret` and the secret sums are not covered. Noisy sums are on a public grid, see
+    docs/floating_point.md.
 
     Examples
     --------
@@ -321,12 +320,10 @@ class LeastSquares:
             self._noisy = np.empty(packed_size(self._p), self._noisy.dtype)
         bias_noise, noise = self._noises
         noise_at(noise, t, self.plan.last_leaf, self._noisy)
-        add_noise(self._total, self._low, self._noisy, noise_grid(noise.std))
+        add_noise(self._total, self._low, self._noisy, noise.grid)
         noisy_bias = np.empty(self._p)
         noise_at(bias_noise, t, self.plan.last_leaf, noisy_bias)
-        grid = noise_grid(bias_noise.std)
-        noisy_bias += self._bias + self._bias_low
-        self._noisy_bias = np.rint(noisy_bias / grid) * grid
+        self._noisy_bias = noisy_sum(self._bias, self._bias_low, noisy_bias, bias_noise.grid)
         half_ridge = self.plan.half_ridge(t, self._p, self._ridge_factor)
         theta, solve = self._minimise(t, self._noisy, self._noisy_bias, half_ridge, self._theta)
         late = t > self.plan.steps // 2

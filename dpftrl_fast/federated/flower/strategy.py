@@ -121,7 +121,7 @@ class DPFTRLStrategy(Strategy):
     one user, whose updates are replaced by zero; `epsilon_spent` states the epsilon, of `plan` with
     spare recoveries and `clipping`, for the models of all rounds. The caller must ensure that
     `client_id` names one person each time it names a user, and that the folder stays secret. Not
-    covered: `refused`, metrics marked as not private, the low-order bits of floating-point noise.
+    covered: `refused`, and metrics marked as not private.
 
     Arrays of integers and bools (counters in a state) are not trained and keep their first values;
     no folder holds them, and a resumed run takes those of its initial arrays. BatchNorm's running

@@ -52,7 +52,7 @@ class PrivateSums:
     ) -> None:
         self._plan, self._layout, self._options = plan, layout, options
         self._goal = report_goal
-        self._variance, worst = plan.layout.noise_limits
+        _, worst = plan.layout.noise_limits
         # `sum_unit` refuses noise near the range of a float64.
         self._noise_limit = math.ceil(min(_LARGEST * plan.noise_multiplier * worst, 2.0**1000))
         self._members = 0  # of the cohorts whose updates are in the integers
@@ -68,7 +68,7 @@ class PrivateSums:
         self._begin(noise)
 
     def _begin(self, noise: PlannedNoise) -> None:
-        self.running = RunningSum(noise, self._unit, self._variance)
+        self.running = RunningSum(noise, self._unit)
         self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
 
     @property
@@ -109,14 +109,14 @@ class PrivateSums:
         if number == layout.steps_before(clip.block + 1) and number < layout.steps:
             clip.next_block()
             noise = self._noise_of_block(clip)
-            self.running.replace_noise(noise, self._unit, self._variance, ended=True)
+            self.running.replace_noise(noise, self._unit, ended=True)
             self.sums = RoundSum(self._layout, self.clip_norm, self._unit)
             self._members = 0
 
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise, of a new key, for the current stretch of an account."""
         noise = account.noise(self._layout.size, **self._options)
-        self.running.replace_noise(noise, self._unit, self._variance)
+        self.running.replace_noise(noise, self._unit)
         self._members = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 """`RunningSum`: the sum of all rounds so far plus the plan's noise.
 
 The sum of the clipped updates is kept in integers, and the noise is added in integers (see
-`dpftrl_fast.federated.sums.grid`): neither the order of clients nor a resumption changes a bit. A
-float32 has 24 bits, so large float32 noise does not mask bits of the sum below its last place.
-Released values are therefore rounded to a public grid as coarse as the last place of the largest
-values of the noise (16 standard deviations; larger values, of probability below 1e-56, could expose
-a bit). Smaller bits of the sum only decide ties. With float64 noise the grid is that of the
-integers, far finer than the noise and far coarser than its last place.
+`dpftrl_fast.federated.sums.grid`): neither the order of clients nor a resumption changes a bit. The
+noisy sum is rounded to the grid of the noise (`PlannedNoise.grid`) before it is released, which
+hides the low-order bits that noise of limited precision does not mask.
 
 A block is a stretch of rounds with noise of its own: one tree, or the rounds between two restarts
 of another mechanism. Where the clip norm changes from block to block, each block has its own key
@@ -18,7 +15,6 @@ and the last one of each earlier block, already released, is added to them.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -29,12 +25,10 @@ from numpy.typing import NDArray
 from dpftrl_fast.federated.sums.grid import noisy_sum
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.rounding import to_grid
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-# Bound on the noise, in standard deviations.
-_LARGEST = 16.0
 
 
 def block_key(key: bytes, purpose: Literal["tree", "clip-norm"], block: int) -> bytes:
@@ -61,21 +55,19 @@ class RunningSum:
     """s_t + n_t, round after round: holds un-noised sums, a secret.
 
     `noise` is that of the whole run, or of its first block if others follow by `replace_noise`;
-    `unit`, a power of two, the value of the integer 1; `variance` a bound of the variance of the
-    noise of any step, for unit noise vectors (the first of the layout's `noise_limits`).
+    `unit`, a power of two, the value of the integer 1.
     """
 
-    def __init__(self, noise: PlannedNoise, unit: float, variance: int) -> None:
-        self._set(noise, unit, variance)
+    def __init__(self, noise: PlannedNoise, unit: float) -> None:
+        self._set(noise, unit)
         self._sum: Ints = np.zeros(noise.size, np.int64)
         self._base: Vector | None = None
         self._value: Vector = np.zeros(noise.size)
         self._change: Vector = np.zeros(noise.size)
         self._room = np.empty(noise.size, noise.dtype)
 
-    def _set(self, noise: PlannedNoise, unit: float, variance: int) -> None:
+    def _set(self, noise: PlannedNoise, unit: float) -> None:
         self._noise, self._unit = noise, unit
-        self._grid = max(unit, noise_grid(noise.std, variance, noise.dtype))
 
     @property
     def value(self) -> Vector:
@@ -96,9 +88,7 @@ class RunningSum:
             value += self._base
         self._change = np.subtract(value, before, out=before)
 
-    def replace_noise(
-        self, noise: PlannedNoise, unit: float, variance: int, *, ended: bool = False
-    ) -> None:
+    def replace_noise(self, noise: PlannedNoise, unit: float, *, ended: bool = False) -> None:
         """Continue with other noise; the noised sum so far stays in the running sum.
 
         With `ended`, the current block has ended and its noise there stays, that of a completed
@@ -108,15 +98,10 @@ class RunningSum:
         carried = self._noisy(last, np.empty(noise.size))
         self._base = carried if self._base is None else self._base + carried
         self._sum.fill(0)
-        self._set(noise, unit, variance)
+        self._set(noise, unit)
 
     def _noisy(self, noise: NDArray[Any], out: Vector) -> Vector:
-        noisy_sum(self._sum, noise, self._unit, out)
-        if self._grid > self._unit:
-            out /= self._grid  # a power of two: exact
-            np.rint(out, out=out)
-            out *= self._grid
-        return out
+        return to_grid(noisy_sum(self._sum, noise, self._unit, out), self._noise.grid)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, a secret: the arrays themselves, no copies, and the noise's state."""
@@ -131,17 +116,3 @@ class RunningSum:
         """Load a state of the same noise and unit."""
         self._noise.load_state_dict(state["noise"])
         self._sum, self._base, self._value = state["sum"], state["base"], state["value"]
-
-
-def noise_grid(std: float, variance: int, dtype: np.dtype[Any]) -> float:
-    """Return the last place of the largest values of noise: a power of two.
-
-    Its variance is at most `variance` times ``std**2``.
-
-    Examples
-    --------
-    >>> noise_grid(1.0, 4, np.dtype("float32")) == 2.0**-18  # 16 * 2 * 1.0 = 2^5
-    True
-    """
-    largest = _LARGEST * std * math.sqrt(variance)
-    return math.ldexp(1.0, math.frexp(largest)[1] - np.finfo(dtype).nmant - 1)

@@ -287,15 +287,18 @@ def move_csr(
 
 
 def add_noise(total: Array, low: Array, p: int, grid: float, noise: Array) -> None:
-    """Set `noise` to the sum plus the noise of a symmetric matrix, on a grid, in its dtype."""
-    per = 1.0 / grid
+    """Set `noise` to the sum plus the noise of a symmetric matrix, on a grid, in its dtype.
+
+    The arithmetic is that of `dpftrl_fast.rounding.noisy_sum`.
+    """
     at = 0
     for i in range(p):
-        noise[at] = np.rint(((total[at] + low[at]) + np.float64(noise[at])) * per) * grid
+        noisy = total[at] + (low[at] + np.float64(noise[at]))
+        noise[at] = np.floor(noisy / grid + 0.5) * grid
         at += 1
         for k in range(at, at + p - 1 - i):
-            noisy = (total[k] + low[k]) + OFF_DIAGONAL * np.float64(noise[k])
-            noise[k] = np.rint(noisy * per) * grid
+            noisy = total[k] + (low[k] + OFF_DIAGONAL * np.float64(noise[k]))
+            noise[k] = np.floor(noisy / grid + 0.5) * grid
         at += p - 1 - i
 
 

@@ -196,6 +196,11 @@ class ToeplitzLayout(BlockLayout[ToeplitzRun]):
     runs: tuple[ToeplitzRun, ...]
     mechanism: ToeplitzMechanism
 
+    @property
+    def least_std(self) -> float:
+        """Lower bound of the standard deviation of a running sum's noise, for unit normals."""
+        return float(self.mechanism.inverse(1)[0])
+
     @cached_property
     def noise_limits(self) -> tuple[int, int]:
         """Bounds of the variance and of the largest value of a running sum's noise."""

@@ -26,10 +26,13 @@ class FusedUpdate:
     `vectors` are sum, low, perhaps velocity, and theta_0: CPU vectors of one dtype.
     """
 
-    def __init__(self, flat: FlatViews, vectors: Sequence[Tensor], threads: int) -> None:
+    def __init__(
+        self, flat: FlatViews, vectors: Sequence[Tensor], grid: float, threads: int
+    ) -> None:
         self._flat, self._dtype = flat, vectors[0].dtype
         self._arrays = [vector.numpy() for vector in vectors]
         kind = self._arrays[0].dtype
+        self._grid = kind.type(grid)
         self._loop = ftrl_loop(str(kind), len(vectors) == 4)
         places, start = [], 0
         for block in flat.blocks:
@@ -74,9 +77,8 @@ class FusedUpdate:
         noisy = noise.numpy()
 
         def run(part: slice) -> None:
-            self._loop(
-                self._pieces[part], g_at[part], out_at[part], table, *vectors, theta_0, noisy
-            )
+            places = self._pieces[part], g_at[part], out_at[part]
+            self._loop(*places, table, self._grid, *vectors, theta_0, noisy)
 
         if len(self._runs) == 1:
             run(self._runs[0])

@@ -34,6 +34,11 @@ class FlatNoise:
         Where the noise is made; ValueError if there is no source for it.
     dtype, memory, threads, seed, key
         As for :meth:`dpftrl_fast.PrivacyPlan.noise`; at most one of `seed` and `key`.
+
+    Attributes
+    ----------
+    grid : float
+        Power of two to whose multiples a sum with this noise is rounded before its release.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class FlatNoise:
         key: bytes | None = None,
     ) -> None:
         self._steps = plan.steps
+        self.grid = plan.noise_spec.grid(dtype)
         self._ranges = list(ranges)
         if seed is None and key is None:
             key = key_of_seed(None)  # of all ranges
@@ -157,6 +163,11 @@ class FlatNoise:
         if steps < self._taken and not allow_fork:
             raise ValueError(f"state is at step {steps}, behind this object at {self._taken}")
         self._taken = steps
+
+
+def to_grid_(x: Tensor, grid: float) -> Tensor:
+    """Round to multiples of a power of two, in place, as :func:`dpftrl_fast.rounding.to_grid`."""
+    return x.div_(grid).add_(0.5).floor_().mul_(grid)
 
 
 def check_noise_state(state: Any) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from dpftrl_fast.torch.flat.fused import FusedUpdate
+from dpftrl_fast.torch.flat.noise import to_grid_
 from dpftrl_fast.torch.flat.views import Block, FlatViews, contiguous
 
 Gradients = Sequence[Tensor | None] | Tensor
@@ -66,6 +67,8 @@ class FlatFTRL:
         Whether v_t is kept.
     groups : int
         Number of parameter groups.
+    grid : float
+        Power of two to whose multiples s_t + n_t is rounded.
     fused : bool
         One compiled pass on at most `threads` threads, for the CPU, instead of torch's operations.
     """
@@ -80,10 +83,12 @@ class FlatFTRL:
         radius: float | None,
         momentum: bool,
         groups: int,
+        grid: float,
         fused: bool,
         threads: int,
     ) -> None:
         self._flat, self._batch_size, self._radius = flat, batch_size, radius
+        self._grid = grid
         self.theta_0 = torch.empty(flat.size, dtype=dtype, device=parameters[0].device)
         for block in flat.blocks:
             flat.copy_to(self.theta_0[block.part], block, parameters)
@@ -94,7 +99,7 @@ class FlatFTRL:
         self._may_be_straight = radius is None and all(p.dtype == dtype for p in parameters)
         self._spare: Tensor | None = None
         vectors = [v for v in (self.sum, self.low, self.velocity) if v is not None]
-        self._fused = FusedUpdate(flat, [*vectors, self.theta_0], threads) if fused else None
+        self._fused = FusedUpdate(flat, [*vectors, self.theta_0], grid, threads) if fused else None
 
     def step(
         self,
@@ -151,7 +156,8 @@ class FlatFTRL:
             self.low[part].add_(gradients[part])
         else:
             self._flat.add_to(self.low[part], block, gradients)
-        noisy = self._carry(part).add_(n).add_(self.low[part])
+        # The one rounding of the size of the sum is of the noisy sum.
+        noisy = to_grid_(self._carry(part).add_(n.add_(self.low[part])), self._grid)
         if self.velocity is None:
             torch.add(theta_0, noisy, alpha=-numbers.of_sum, out=n)
         else:

@@ -100,11 +100,6 @@ class FlatViews:
         of, to = self._pairs(part, block, tensors)
         torch._foreach_copy_(to, of)
 
-    def add_from(self, part: Tensor, block: Block, tensors: Sequence[Tensor]) -> None:
-        """Add that part of a vector to a block of the tensors."""
-        of, to = self._pairs(part, block, tensors)
-        torch._foreach_add_(to, of)
-
     def _pairs(
         self, part: Tensor, block: Block, tensors: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[Tensor]]:
