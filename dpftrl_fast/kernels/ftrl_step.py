@@ -119,10 +119,11 @@ def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
     Returns
     -------
     callable
-        ``loop(pieces, g_at, out_at, numbers, grid, s, low, theta_0, noise)``, with v before
-        theta_0 in the second form. `grid` is a power of two, a number of the dtype. `pieces` (k, 3) of int64 has a start, a stop and a group each; `g_at` and
-        `out_at` (k,) of int64 have the **addresses** of a piece's gradients and results, contiguous
-        numbers of the dtype; `numbers` is (groups, 5), the vectors are of one size. **Nothing of
+        ``loop(pieces, g_at, out_at, numbers, grid, s, low, theta_0, noise)``, with v before theta_0
+        in the second form. `grid` is a power of two, a number of the dtype. `pieces` (k, 3) of
+        int64 has a start, a stop and a group each; `g_at` and `out_at` (k,) of int64 have the
+        **addresses** of a piece's gradients and results, contiguous numbers of the dtype; `numbers`
+        is (groups, 5), the vectors are of one size. **Nothing of
         this is checked but the types.** s, low, v and the memory at `out_at` are written and share
         no memory with others. The loop does not hold the GIL.
 
