@@ -22,6 +22,7 @@ from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
+    as_labels,
     batch_order,
     check_rows,
     check_targets,
@@ -231,6 +232,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         rows = check_rows(X, estimator=self)
         if len(rows) == 0:
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
+        if not numbers and hasattr(y, "dtype"):
+            y = as_labels(y)  # it may hold text that is not valid, which a conversion would show
         y = check_targets(y, len(rows), numbers=numbers)
         return MemoryRows(rows, y, groups)
 

@@ -175,7 +175,7 @@ def test_a_label_that_is_no_class_is_refused() -> None:
     X, y = rows(DPFTRLClassifier)
     y[7] = 5
     model = make(DPFTRLClassifier, classes=[0, 1])
-    refused(model, lambda: model.fit(X, y), "row 7", "5")
+    refused(model, lambda: model.fit(X, y), "got another label in row 7")
     labels = y.astype(np.float64)
     labels[7] = NAN
     refused(model, lambda: model.fit(X, labels), "NaN|nan")
