@@ -32,12 +32,14 @@ from dpftrl_fast.linear_model._rows import (
 from dpftrl_fast.linear_model._search import announce_search
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._stream import (
+    TURN,
     Stream,
     refuse_another_start,
     refuse_objects,
     refuse_other_classes,
     stream_batch,
     stream_labels,
+    turn_of,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
 
@@ -125,6 +127,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         RuntimeError
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
+        with turn_of(self):
+            self._fit(X, y, groups)
+        return self
+
+    def _fit(self, X: Any, y: Any, groups: Any) -> None:
         parameters = self._checked_parameters()
         source = self._open(parameters, X, y, groups)
         labels = source.y if isinstance(source, MemoryRows) else None
@@ -155,7 +162,6 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         seen = X if isinstance(source, MemoryRows) else source
         self._stream: Stream | None = None
         self._publish(parameters, targets, run, seen, epochs, further)
-        return self
 
     @_quiet
     def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
@@ -187,7 +193,16 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         RuntimeError
             After a call that was interrupted when its rows were in the sums: repeated, they would
             count twice.
+
+        Notes
+        -----
+        Calls from several threads take turns.
         """
+        with turn_of(self):
+            self._partial_fit(X, y, groups, classes)
+        return self
+
+    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any) -> None:
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
         if stream is None:
@@ -217,7 +232,6 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         stream.released = stream.run.steps_taken
         done = stream.released == stream.run.plan.steps
         self._stream = None if done else stream
-        return self
 
     def _checked_parameters(self) -> dict[str, Any]:
         return check_settings(self.get_params(deep=False))
@@ -396,6 +410,6 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def __getstate__(self) -> dict[str, Any]:
         """Return the model only: no engine, and no attribute that is not private."""
         state: dict[str, Any] = dict(super().__getstate__())
-        for name in ("_stream", "regret_"):
+        for name in ("_stream", TURN, "regret_"):
             state.pop(name, None)
         return state

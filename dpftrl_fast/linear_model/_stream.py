@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,10 @@ from dpftrl_fast.linear_model._rows import (
     numbers_in_order,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
+
+
+#: Attribute of an estimator that holds its locks; not pickled nor copied.
+TURN = "_turn"
 
 
 @dataclass
@@ -57,6 +63,16 @@ class Stream:
                 f"the last batch must have between 1 and {left} {unit}, the rest of the horizon, "
                 f"got {units}"
             )
+
+
+def turn_of(model: Any) -> Any:
+    """Return the lock of an estimator in this process: calls that fit it take turns.
+
+    Two threads that began one stream together would make two keys and two guards, which would admit
+    a user once each. `setdefault` of a dictionary is atomic, so that all threads get one lock.
+    """
+    turns: dict[int, Any] = vars(model).setdefault(TURN, {})
+    return turns.setdefault(os.getpid(), threading.RLock())  # a fork may have copied a held one
 
 
 def refuse_another_start(model: Any) -> None:

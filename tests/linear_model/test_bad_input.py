@@ -34,10 +34,11 @@ every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 
 def refused(model: Any, call: Callable[[], Any], *words: str) -> str:
     """Check that a call is refused in words, and that the estimator stays as it was."""
-    before = {name: value for name, value in vars(model).items() if name != "_stream"}
+    own = ("_stream", "_turn")
+    before = {name: value for name, value in vars(model).items() if name not in own}
     with pytest.raises((TypeError, ValueError)) as error:
         call()
-    after = {name: value for name, value in vars(model).items() if name != "_stream"}
+    after = {name: value for name, value in vars(model).items() if name not in own}
     assert after.keys() == before.keys()
     for name, value in before.items():
         assert after[name] is value, name

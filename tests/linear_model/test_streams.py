@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
+import pickle
 import sys
 import threading
 import warnings
@@ -144,6 +147,91 @@ def in_threads(call: Callable[[], None], times: int) -> None:
 
 # Sums of whole numbers do not depend on their order, nor do the gradients of this loss.
 WHOLE = Batch(np.arange(40.0).reshape(10, 4) % 3, np.arange(10.0) % 2)
+
+
+class Meeting:
+    """Two threads that meet where each would begin a stream, if they can."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2, timeout=0.3)
+
+    def wait(self) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait()
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Return what each of some calls in threads returned or raised."""
+    found: list[Any] = [None] * len(calls)
+
+    def run(place: int) -> None:
+        try:
+            found[place] = calls[place]()
+        except Exception as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@linear
+def test_two_threads_begin_one_stream(cls: Any) -> None:
+    """They would make two keys, and two guards that admit a user once each."""
+    X, y = rows(cls)
+    model, meeting, runs = make(cls, batch_size=2, horizon=10), Meeting(), []
+    start = cls._start
+
+    def started(self: Any, *args: Any) -> Any:
+        meeting.wait()
+        runs.append(start(self, *args))
+        return runs[-1]
+
+    def call() -> Any:
+        return model.partial_fit(X[:2], y[:2], groups=[7, 8], **first_of(cls))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "_start", started)
+        found = at_once(call, call)
+    assert len(runs) == 1 and model.n_steps_ == runs[0].steps_taken == 1
+    (refusal,) = [one for one in found if isinstance(one, Exception)]
+    assert isinstance(refusal, ValueError)  # the user took part
+    assert model.partial_fit(X[2:4], y[2:4], groups=[9, 10]).n_steps_ == 2
+
+
+@every
+def test_two_threads_fit_one_after_another(cls: Any) -> None:
+    """The model of one run would stand beside the epsilon of the other."""
+    X, y = rows(cls)
+    model, meeting = make(cls), Meeting()
+    publish = cls._publish
+
+    def published(self: Any, *args: Any) -> None:
+        if vars(self).setdefault("_busy", False):
+            raise AssertionError("two calls at once")
+        self._busy = True
+        meeting.wait()
+        publish(self, *args)
+        self._busy = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "_publish", published)
+        found = at_once(
+            lambda: model.fit(X, y),
+            lambda: make(cls).fit(X, y),  # another estimator waits for nobody
+            lambda: model.fit(X[:50], y[:50]),
+        )
+    assert not any(isinstance(one, Exception) for one in found), found
+
+
+def test_locks_are_not_copied() -> None:
+    X, y = rows(DPFTRLRegressor)
+    model = make(DPFTRLRegressor).fit(X, y)
+    for other in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert "_turn" in vars(model) and "_turn" not in vars(other)
 
 
 @pytest.mark.usefixtures("impatient")
