@@ -22,7 +22,6 @@ from dpftrl_fast.linear_model._rows import (
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
 
-
 #: Attribute of an estimator that holds its locks; not pickled nor copied.
 TURN = "_turn"
 
