@@ -42,6 +42,7 @@ from dpftrl_fast.linear_model._stream import (
     turn_of,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+from dpftrl_fast.rounding import check_summands
 
 FloatArray = NDArray[np.float64]
 
@@ -140,13 +141,15 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
         batch_size, epochs = parameters["batch_size"], parameters.get("epochs", 1)
+        unit = "users" if groups is not None else "rows"
         if batch_size > source.units:
-            unit = "users" if groups is not None else "rows"
             raise ValueError(
                 f"batch_size must be at most the number of {unit}, got batch_size={batch_size} "
                 f"for n_samples={source.units}"
             )
         shuffle = parameters.get("shuffle", False)
+        steps = epochs * -(-source.units // batch_size)
+        check_summands(f"{unit} of all epochs", epochs * source.units, steps)
         run = self._start(parameters, source.units, source.n_features, targets.outputs)
         order = batch_order(
             source.units,
@@ -266,6 +269,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             )
         if classes is not None and parameters.get("classes") is None:
             parameters["classes"] = classes
+        steps = -(-parameters["horizon"] // parameters["batch_size"])
+        check_summands("horizon", parameters["horizon"], steps)
         targets = self._targets(parameters, None)
         refuse_other_classes(targets, classes)
         return Stream(None, parameters, targets, parameters["horizon"])

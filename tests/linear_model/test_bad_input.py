@@ -377,3 +377,15 @@ def test_data_are_not_changed() -> None:
         stream(make(cls, horizon=60), X, y, **first_of(cls))
         np.testing.assert_array_equal(X, kept[0])
         np.testing.assert_array_equal(y, kept[1])
+
+
+@pytest.mark.parametrize("cls", LINEAR)
+def test_more_rows_than_the_rounding_allows(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = rows(cls)
+    monkeypatch.setattr("dpftrl_fast.rounding._ROUNDING", 100 * 2.0**-51)
+    model = make(cls, epochs=2)
+    refused(model, lambda: model.fit(X, y), "rows of all epochs must be so few", "120 in 12 steps")
+    stream = make(cls, horizon=101)
+    declared = {} if cls is DPFTRLRegressor else {"classes": [0, 1]}
+    refused(stream, lambda: stream.partial_fit(X[:10], y[:10], **declared), "horizon must be so")
+    assert make(cls).fit(X, y).n_steps_ == 6
