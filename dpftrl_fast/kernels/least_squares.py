@@ -105,9 +105,11 @@ class RankUpdate:
 
     Notes
     -----
-    **Formal guarantee.** With L^2 = x_norm_bound^2 + constant^2, setting one row of a batch to zero
+    **Formal guarantee.** With L^2 = x_norm_bound^2 + constant^2, a row that counts as zero instead
     changes the sum of x x^T by at most L^2 in Frobenius norm and that of y x by at most L y_bound.
-    No noise is added: the sums are not private.
+    A row of zeros counts as zero without a constant only: with one it is the row (0, constant), and
+    replacing a row by it is replacing one row by another, with twice these bounds. No noise is
+    added: the sums are not private.
 
     Examples
     --------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import pickle
 import random
@@ -466,3 +467,13 @@ def test_a_flag_is_a_bool(name: str, wrong: Any, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match=f"{name} must be a bool, got {type(wrong).__name__}"):
             rounds_of(folder=folder, **{name: wrong})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_no_part_of_a_run_is_copied(copied: Any) -> None:
+    """Two copies would admit a user, or take an update, once each."""
+    rounds = rounds_of()
+    parts = [rounds, rounds.begin_round([1]), rounds._cohorts._guard, rounds._sums]
+    for part in (*parts, rounds._sums.running):
+        with pytest.raises(TypeError, match="pickled"):
+            copied(part)

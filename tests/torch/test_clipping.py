@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
+import pickle
 import threading
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +205,15 @@ def test_of_two_threads_with_one_piece_the_second_is_refused(
     assert len(refused) == 1
     sums.finish()
     torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.0]))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_sums_are_not_copied(copied: Any) -> None:
+    plan = PrivacyPlan(1.0, 1.0, SinglePass(1))
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    sums = Accumulator([parameter], FlatClipping(1.0), 1, plan.guard())
+    with pytest.raises(TypeError, match="an Accumulator is not copied nor pickled"):
+        copied(sums)
 
 
 CLIPPINGS = {

@@ -216,6 +216,12 @@ class DPFTRLStrategy(Strategy):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a DPFTRLStrategy holds un-noised sums and a secret key, or would make them, and is "
+            "not copied nor pickled: make one for each run"
+        )
+
     def _ready(self, arrays: ArrayRecord) -> ServerDPFTRL:
         """Return the server of the run, opened if necessary."""
         if self._closed:

@@ -132,6 +132,9 @@ class RunningSum:
         self._noise.load_state_dict(state["noise"])
         self._sum, self._base, self._value = state["sum"], state["base"], state["value"]
 
+    def __reduce__(self) -> Any:
+        raise TypeError("RunningSum holds un-noised sums and a secret key: not copied nor pickled")
+
 
 def noise_grid(std: float, variance: int, dtype: np.dtype[Any]) -> float:
     """Return the last place of the largest values of noise: a power of two.

@@ -279,6 +279,12 @@ class Accumulator:
             add_clipped_(total, sample, factors[i].to(sample.device))
         self._rows += rows
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an Accumulator is not copied nor pickled, since two of one run would each take the "
+            "gradients of an example: make one for each run"
+        )
+
     def check_room(self, rows: int) -> None:
         """Raise ValueError if gradients of so many rows are more than were announced."""
         if self._rows + rows > self._expected:
