@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounding of sums of clipped vectors: the margin of the clipping, exact sums, the released grid.
 
-A plain float64 running sum rounds at every step, by an amount that depends on all that was added
-before. After n steps of norm at most L the rounded sums of two neighbours can differ by L and a
-worst case of about n^2 2^-54 L, which exceeds the 2^-20 L that clipping leaves free from n = 10^5
-on. With the rounding errors added up beside the sum, the difference stays below L for every n up to
-2^32.
+A plain float64 sum rounds at every addition, by an amount that depends on all that was added
+before. After n vectors of norm at most L the rounded sums of two neighbours can differ by L and a
+worst case of about n^2 2^-53 L, which exceeds the 2^-20 L that clipping leaves free from n = 10^5
+on. So vectors are added up in blocks, and the sums of the blocks with their rounding errors beside
+them. `check_summands` has the derivation of the largest n.
 
 What is released of a noisy sum is a multiple of a public power of two, about a hundredth of the
 noise's standard deviation. Low-order bits of the sum are not in it, where noise and sum nearly
@@ -21,6 +21,13 @@ from numpy.typing import NDArray
 
 _MARGIN = 1.0 - 2.0**-20
 _GRID_BITS = 7  # the variance of rounding to std 2^-7 is 5.1e-6 of the noise's
+_ROUNDING = 2.0**-21  # what `check_summands` allows, in clip norms
+
+#: Most vectors that are added one after another without their rounding errors.
+PLAIN_SUMMANDS = 4096
+
+#: Most vectors (records, rows or users) in one sum.
+MOST_SUMMANDS = 2**28
 
 
 def clip_limit(clip_norm: float) -> float:
@@ -95,3 +102,48 @@ def noisy_sum(
     2.25
     """
     return to_grid(total + (low + noise), grid)
+
+
+def check_summands(name: str, summands: int, additions: int) -> None:
+    """Refuse a sum so long that its roundings could exceed the margin of the clipping.
+
+    `summands` (n) is the number of clipped vectors in it, all steps together, and `additions` (T)
+    the number of sums of steps that are added to the running sum, with their rounding errors beside
+    it. Both are public.
+
+    Two neighbours differ in one vector, of norm at most (1 - 2^-20) L. With u = 2^-53, in units of
+    L and to first order, their computed sums differ by at most that and
+
+    - 2^-23: blocks of up to 2^16 vectors are sums of sums of 4096, with an error of at most
+      (2^12 + 2^4) u 2^16 in each of the two neighbours' blocks that differ; all other blocks are
+      the same bits;
+    - 2 u n: the sum of a step is rounded to float64 once, after its blocks were added up with their
+      rounding errors;
+    - u^2 T^2 n: each addition to the running sum leaves an error of at most u n, kept exactly, and
+      the sum of up to T of them, at most T u n, is rounded T times;
+    - 2 u n: the running sum and these errors are rounded to one number.
+
+    The last three stay below 2^-21 if n (2^-51 + 2^-106 T^2) <= 2^-21: for n up to 2^28 if every
+    step has a vector, and up to 2^30 in fewer than 2^27 steps.
+
+    Raises
+    ------
+    ValueError
+        If they could exceed it.
+
+    Examples
+    --------
+    >>> check_summands("rows", 2**28, 2**28)
+    >>> check_summands("rows", 2**30, 2**20)
+    Traceback (most recent call last):
+    ...
+    ValueError: rows must be so few that the rounding of their sum stays within the margin of the \
+clipping (2^28 in all, or 2^29 in fewer than 2^27 steps), got 1073741824 in 1048576 steps: use \
+several runs on parts of the data
+    """
+    if summands * (2.0**-51 + additions * additions * 2.0**-106) > _ROUNDING:
+        raise ValueError(
+            f"{name} must be so few that the rounding of their sum stays within the margin of the "
+            "clipping (2^28 in all, or 2^29 in fewer than 2^27 steps), got "
+            f"{summands} in {additions} steps: use several runs on parts of the data"
+        )

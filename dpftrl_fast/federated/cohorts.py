@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, SinglePass
 from dpftrl_fast.accounting.guard.state import guard_state
-from dpftrl_fast.federated.ids import Client, client_id
+from dpftrl_fast.federated.ids import Client, client_id, client_id_v1
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Ints = NDArray[np.int64]
+
+_IDS, _IDS_VERSION = "ids_version", 2  # states of version 1 have no such key
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,11 @@ class Cohorts:
     def __init__(self, plan: PrivacyPlan) -> None:
         self._pattern = plan.participation
         self._guard = plan.guard()
+        self._ids_version = _IDS_VERSION
 
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Return for each client whether it may be in the next round."""
-        return self._guard.eligible(_ids(_listed(clients)))
+        return self._guard.eligible(self._ids(_listed(clients)))
 
     def choose(self, clients: Iterable[Client]) -> Cohort:
         """Return the cohort of the next round out of the connected clients.
@@ -65,7 +68,7 @@ class Cohorts:
             raise ValueError(
                 f"all {guard.steps} declared rounds are done: the epsilon is stated for no more"
             )
-        ids = _ids(given)
+        ids = self._ids(given)
         if len(set(given)) < len(given):
             twice = next(client for client in given if given.count(client) > 1)
             raise ValueError(f"clients must be distinct, got {twice!r} twice")
@@ -102,18 +105,25 @@ class Cohorts:
 
     def state_dict(self) -> dict[str, Any]:
         """Return past participation: as secret as the ids."""
-        return self._guard.state_dict()
+        state = self._guard.state_dict()
+        return state if self._ids_version == 1 else {**state, _IDS: self._ids_version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the same plan."""
+        """Load a state of the same plan; a run keeps the version of ids that it began with."""
+        version = state.get(_IDS, 1)
+        if version not in (1, _IDS_VERSION):
+            raise ValueError(f"state's {_IDS} must be at most {_IDS_VERSION}, got {version!r}")
+        if version == _IDS_VERSION:
+            state = {name: state[name] for name in state if name != _IDS}
         self._guard.load_state_dict(guard_state(state))
+        self._ids_version = version
+
+    def _ids(self, clients: Iterable[Client]) -> Ints:
+        of = client_id_v1 if self._ids_version == 1 else client_id
+        return np.array([of(client) for client in clients], np.int64)
 
 
 def _listed(clients: Iterable[Client]) -> list[Client]:
     if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
         raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
     return list(clients)
-
-
-def _ids(clients: Iterable[Client]) -> Ints:
-    return np.array([client_id(client) for client in clients], np.int64)

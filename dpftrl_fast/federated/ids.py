@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TypeAlias
 
 import numpy as np
 
+from dpftrl_fast.accounting.guard.ids import ID_BITS, hashed_id, user_id
+
 Client: TypeAlias = int | str
 
-_LABEL = b"dpftrl_fast/client/v1\x00"
-_BITS = 63
 _NONE = (bool, np.bool_, np.timedelta64)  # integers for Python or NumPy, refused here
 
 
@@ -19,14 +18,16 @@ def client_id(client: object) -> int:
     """Return the integer that stands for a client in the accounting.
 
     A client is the unit that the guarantee protects: a person, not one of several devices of a
-    person. It must have one name, spelt alike, in all rounds: 7 and "7" are two users.
+    person. It must have one name, spelt alike, in all rounds. An integer and its digits as text are
+    one name: 7 and "7" are one user, "007" is another.
 
     Parameters
     ----------
     client : int or str
-        An integer in [0, 2^63) stands for itself; a name for the first 63 bits of its SHA-256 with
-        a domain label. Two names with the same 63 bits (probability below n^2 2^-64 among n names)
-        count as one user, who then takes part less often than allowed, never more.
+        An integer in [0, 2^63), also one written as text, stands for itself; any other name for the
+        first 63 bits of its SHA-256 with a domain label. Two names with the same 63 bits
+        (probability below n^2 2^-64 among n names) count as one user, who then takes part less
+        often than allowed, never more.
 
     Returns
     -------
@@ -45,15 +46,28 @@ def client_id(client: object) -> int:
     >>> client_id(7), client_id("Romeo and Juliet/Nurse") == client_id("Romeo and Juliet/Juliet")
     (7, False)
     """
+    _check(client)
+    return user_id(client)
+
+
+def client_id_v1(client: object) -> int:
+    """Return the id of a client in folders of version 1, in which 7 and "7" are two users.
+
+    Examples
+    --------
+    >>> client_id_v1(7), client_id_v1("7") == 7
+    (7, False)
+    """
+    _check(client)
+    return hashed_id(str.__str__(client)) if isinstance(client, str) else user_id(client)
+
+
+def _check(client: object) -> None:
     if isinstance(client, str):
         if not client:
             raise ValueError("a client's name must not be empty, got ''")
-        name = client.encode("utf-8", "surrogatepass")
-        digest = hashlib.sha256(_LABEL + name).digest()
-        return int.from_bytes(digest[:8], "big") >> (64 - _BITS)
+        return
     if isinstance(client, _NONE) or not isinstance(client, (int, np.integer)):
         raise TypeError(f"a client must be an integer or a name, got {type(client).__name__}")
-    number = int(client)
-    if not 0 <= number < 2**_BITS:
-        raise ValueError(f"a client's number must be in [0, 2^63), got {number}")
-    return number
+    if not 0 <= int(client) < 2**ID_BITS:
+        raise ValueError(f"a client's number must be in [0, 2^63), got {int(client)}")

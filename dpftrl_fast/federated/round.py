@@ -145,6 +145,12 @@ class Round:
                 "turned_away": dict(self.turned_away),
             }
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Round holds un-noised sums and is not copied nor pickled: two of one round would "
+            "each take the update of a client"
+        )
+
     def _end(self, reason: str) -> int:
         """End the round; return the number of updates within the clip norm minus those above it."""
         with self._turn:

@@ -25,6 +25,7 @@ from dpftrl_fast.convex.row_batches import Batch, SparseRows
 from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings
 from dpftrl_fast.plan.from_budget import participation_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.rounding import check_summands
 from dpftrl_fast.tables import Encoder, Rows, TableReader, passes, rows_by_user
 from dpftrl_fast.tables.schema import NumericColumn, Schema
 
@@ -212,6 +213,7 @@ def fit(
     declared = participation_of(schema.units, settings.batch_size, epochs, False)
     if plan.participation != declared:
         raise ValueError(f"plan must be for {declared!r}, got one for {plan.participation!r}")
+    check_summands("rows or users of all epochs", epochs * schema.units, plan.steps)
     run = make_engine(schema, settings, plan)
     marks = _marks(plan.steps, curve_points)
     kept: list[dict[str, FloatArray]] = []

@@ -4,6 +4,8 @@
 The loops add up chunks of `CHUNK` rows and then the sums of the chunks in their order. Here the
 chunks are given to threads, and their sums are added in that order too. A batch of one chunk stays
 in the calling thread: a sum of 4096 rows is done before others would have started.
+
+The sums of blocks of `BLOCK` rows are added with their rounding errors (`dpftrl_fast.rounding`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ import numpy as np
 
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.loops.dense import CHUNK
+from dpftrl_fast.rounding import two_sum
+
+#: Most rows whose sum is made of the plain sums of chunks.
+BLOCK = 16 * CHUNK
 
 
 def sum_of_chunks(
@@ -41,17 +47,37 @@ def sum_of_chunks(
     >>> out.item()
     20000.0
     """
-    if threads == 1 or slots <= CHUNK:
-        loop(*cut(0, slots), *rest, out)
+    if slots <= BLOCK:
+        _sum_of_block(loop, cut, 0, slots, rest, out, threads)
         return
-    starts = [*range(0, slots, CHUNK)]
+    total, low, part = np.zeros_like(out), np.zeros_like(out), np.empty_like(out)
+    for start in range(0, slots, BLOCK):
+        _sum_of_block(loop, cut, start, min(start + BLOCK, slots), rest, part, threads)
+        total, error = two_sum(total, part)
+        low += error
+    np.add(total, low, out=out)
+
+
+def _sum_of_block(
+    loop: Callable[..., None],
+    cut: Callable[[int, int], tuple[Array, ...]],
+    first: int,
+    stop: int,
+    rest: tuple[Any, ...],
+    out: Array,
+    threads: int,
+) -> None:
+    if threads == 1 or stop - first <= CHUNK:
+        loop(*cut(first, stop), *rest, out)
+        return
+    starts = [*range(first, stop, CHUNK)]
     workers = min(threads, len(starts))
     parts = [np.empty_like(out) for _ in range(workers)]
     out.fill(0.0)
     with ThreadPoolExecutor(workers) as pool:
         for wave in range(0, len(starts), workers):
             jobs = [
-                pool.submit(loop, *cut(start, min(start + CHUNK, slots)), *rest, part)
+                pool.submit(loop, *cut(start, min(start + CHUNK, stop)), *rest, part)
                 for start, part in zip(starts[wave : wave + workers], parts, strict=False)
             ]
             for job, part in zip(jobs, parts, strict=False):

@@ -40,7 +40,7 @@ from dpftrl_fast.kernels.loops import grouped as grouped_loops
 from dpftrl_fast.kernels.loops import multinomial as multinomial_loops
 from dpftrl_fast.kernels.losses import LOSS_CODES, MULTI_LOSS_CODES, Loss, MultiLoss
 from dpftrl_fast.kernels.rows import Rows
-from dpftrl_fast.rounding import clip_limit
+from dpftrl_fast.rounding import MOST_SUMMANDS, clip_limit
 
 _F64, _I64 = "d", "l"
 _SUMS: dict[tuple[str, bool], Callable[..., None]] = {
@@ -200,15 +200,18 @@ def clipped_sum(
     Raises
     ------
     TypeError, ValueError
-        For a wrong type, dtype, shape, layout or number, or an `out` that is read-only or overlaps
-        an input. Never for the values of rows.
+        For a wrong type, dtype, shape, layout or number, more than 2^28 rows or users, or an `out`
+        that is read-only or overlaps an input. Never for the values of rows.
 
     Notes
     -----
-    **Formal guarantee.** Setting one row (with `users`, all rows of one user) to zero changes `out`
-    by at most L in L2 norm, whatever the rows hold, for up to 2^19 rows or users. No noise is
-    added: the sum is not private. The caller adds noise of a plan with this clip norm, and ensures
-    that nobody takes part more often than the plan states.
+    **Formal guarantee.** If one row (with `users`, all rows of one user) counts as zero, `out`
+    changes by at most L in L2 norm, whatever the rows hold. A row counts as zero that has a NaN or
+    an infinity in it or in its target; without a constant also a row of zeros. With a constant a
+    row of zeros is the row (0, c), which has a gradient of its own: replacing a row by it is
+    replacing one row by another, and changes `out` by at most 2 L. No noise is added: the sum is
+    not private. The caller adds noise of a plan with this clip norm, and ensures that nobody takes
+    part more often than the plan states.
 
     Rows are never refused for their values. A row with a NaN or an infinity, a target, output or
     slope that is not finite, a class or a column that does not exist, or bounds outside `data`
@@ -253,6 +256,12 @@ def clipped_sum(
         kind, slots = "user", starts.size - 1
         if slots < 0:
             raise ValueError("users must have at least 1 entry, got 0")
+
+    if slots > MOST_SUMMANDS:
+        raise ValueError(
+            f"rows must hold at most {MOST_SUMMANDS} {'users' if kind == 'user' else 'rows'}, so "
+            f"that the rounding of their sum stays within the margin of the clipping, got {slots}"
+        )
 
     def cut(start: int, stop: int) -> tuple[Array, ...]:
         if kind == "user":

@@ -23,13 +23,13 @@ from dpftrl_fast.kernels.jit import compiled, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
 from dpftrl_fast.kernels.packed import packed_size
 from dpftrl_fast.kernels.rows import Rows
-from dpftrl_fast.rounding import clip_limit
+from dpftrl_fast.rounding import MOST_SUMMANDS, PLAIN_SUMMANDS, clip_limit, two_sum
 
 _F64 = "d"
 _BLOCK = 512
 #: Rows of one product. The roundings of a product of n rows of norm L are below n^2 2^-53 L^2: far
 #: inside the margin of 2^-19 L^2.
-MOST_ROWS = 4096
+MOST_ROWS = PLAIN_SUMMANDS
 
 
 @functools.cache
@@ -105,9 +105,11 @@ class RankUpdate:
 
     Notes
     -----
-    **Formal guarantee.** With L^2 = x_norm_bound^2 + constant^2, setting one row of a batch to zero
+    **Formal guarantee.** With L^2 = x_norm_bound^2 + constant^2, a row that counts as zero instead
     changes the sum of x x^T by at most L^2 in Frobenius norm and that of y x by at most L y_bound.
-    No noise is added: the sums are not private.
+    A row of zeros counts as zero without a constant only: with one it is the row (0, constant), and
+    replacing a row by it is replacing one row by another, with twice these bounds. No noise is
+    added: the sums are not private.
 
     Examples
     --------
@@ -133,7 +135,7 @@ class RankUpdate:
         self._panels = np.empty(0)
         self._block = np.empty((self._width, self._width), order="F")
         self._batch = np.zeros(0)
-        self._bias = np.zeros(self._p)
+        self._bias, self._bias_low = np.zeros(self._p), np.zeros(self._p)
 
     def add(self, rows: Rows, y: Array, total: Array, low: Array, bias: Array) -> None:
         """Add a batch of rows.
@@ -156,7 +158,8 @@ class RankUpdate:
         Raises
         ------
         TypeError, ValueError
-            For types, dtypes, shapes, layouts and memory, never for values.
+            For types, dtypes, shapes, layouts and memory, and more than 2^28 rows; never for
+            values.
         """
         inputs = check_rows(rows)
         arrays = tuple(inputs.values())
@@ -169,11 +172,18 @@ class RankUpdate:
         inputs["total"] = check_changed("total", total, (size,), "p (p + 1) / 2", inputs)
         inputs["low"] = check_changed("low", low, (size,), "p (p + 1) / 2", inputs)
         check_changed("bias", bias, (self._p,), "p", inputs)
+        if n > MOST_SUMMANDS:
+            raise ValueError(
+                f"rows must be at most {MOST_SUMMANDS}, so that the rounding of their sum stays "
+                f"within the margin of the clipping, got {n}"
+            )
         bias[:] = 0.0
+        self._bias_low[:] = 0.0
         if len(arrays) == 1:
             self._add_dense(arrays[0], y, total, low, bias)
         else:
             self._add_sparse((arrays[0], arrays[1], arrays[2]), y, total, low, bias)
+        bias += self._bias_low
 
     def _add_dense(self, X: Array, y: Array, total: Array, low: Array, bias: Array) -> None:
         rows = min(y.size, MOST_ROWS)
@@ -184,7 +194,7 @@ class RankUpdate:
             part = slice(first, min(first + MOST_ROWS, y.size))
             self._bias[:] = 0.0
             scale(X[part], y[part], *self._bounds, self._width, self._panels, self._bias)
-            bias += self._bias
+            self._add_bias(bias)
             self._add_panels(part.stop - part.start, total, low)
 
     def _add_sparse(
@@ -201,9 +211,13 @@ class RankUpdate:
             part = (data, indices, indptr[first : stop + 1])
             self._bias[:] = 0.0
             add(*part, y[first:stop], *self._bounds, batch, self._bias)
-            bias += self._bias
+            self._add_bias(bias)
             move(*part, self._p, self._filled, batch, total, low)
         self._batch = batch
+
+    def _add_bias(self, bias: Array) -> None:
+        bias[:], error = two_sum(bias, self._bias)
+        self._bias_low += error
 
     @one_blas_thread()
     def _add_panels(self, rows: int, total: Array, low: Array) -> None:

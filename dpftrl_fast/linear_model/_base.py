@@ -22,6 +22,7 @@ from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
+    as_labels,
     batch_order,
     check_rows,
     check_targets,
@@ -31,14 +32,17 @@ from dpftrl_fast.linear_model._rows import (
 from dpftrl_fast.linear_model._search import announce_search
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._stream import (
+    TURN,
     Stream,
     refuse_another_start,
     refuse_objects,
     refuse_other_classes,
     stream_batch,
     stream_labels,
+    turn_of,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+from dpftrl_fast.rounding import check_summands
 
 FloatArray = NDArray[np.float64]
 
@@ -124,6 +128,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         RuntimeError
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
+        with turn_of(self):
+            self._fit(X, y, groups)
+        return self
+
+    def _fit(self, X: Any, y: Any, groups: Any) -> None:
         parameters = self._checked_parameters()
         source = self._open(parameters, X, y, groups)
         labels = source.y if isinstance(source, MemoryRows) else None
@@ -132,13 +141,15 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
         batch_size, epochs = parameters["batch_size"], parameters.get("epochs", 1)
+        unit = "users" if groups is not None else "rows"
         if batch_size > source.units:
-            unit = "users" if groups is not None else "rows"
             raise ValueError(
                 f"batch_size must be at most the number of {unit}, got batch_size={batch_size} "
                 f"for n_samples={source.units}"
             )
         shuffle = parameters.get("shuffle", False)
+        steps = epochs * -(-source.units // batch_size)
+        check_summands(f"{unit} of all epochs", epochs * source.units, steps)
         run = self._start(parameters, source.units, source.n_features, targets.outputs)
         order = batch_order(
             source.units,
@@ -154,7 +165,6 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         seen = X if isinstance(source, MemoryRows) else source
         self._stream: Stream | None = None
         self._publish(parameters, targets, run, seen, epochs, further)
-        return self
 
     @_quiet
     def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
@@ -186,7 +196,16 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         RuntimeError
             After a call that was interrupted when its rows were in the sums: repeated, they would
             count twice.
+
+        Notes
+        -----
+        Calls from several threads take turns.
         """
+        with turn_of(self):
+            self._partial_fit(X, y, groups, classes)
+        return self
+
+    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any) -> None:
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
         if stream is None:
@@ -216,7 +235,6 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         stream.released = stream.run.steps_taken
         done = stream.released == stream.run.plan.steps
         self._stream = None if done else stream
-        return self
 
     def _checked_parameters(self) -> dict[str, Any]:
         return check_settings(self.get_params(deep=False))
@@ -231,6 +249,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         rows = check_rows(X, estimator=self)
         if len(rows) == 0:
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
+        if not numbers and hasattr(y, "dtype"):
+            y = as_labels(y)  # it may hold text that is not valid, which a conversion would show
         y = check_targets(y, len(rows), numbers=numbers)
         return MemoryRows(rows, y, groups)
 
@@ -249,6 +269,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             )
         if classes is not None and parameters.get("classes") is None:
             parameters["classes"] = classes
+        steps = -(-parameters["horizon"] // parameters["batch_size"])
+        check_summands("horizon", parameters["horizon"], steps)
         targets = self._targets(parameters, None)
         refuse_other_classes(targets, classes)
         return Stream(None, parameters, targets, parameters["horizon"])
@@ -393,6 +415,6 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def __getstate__(self) -> dict[str, Any]:
         """Return the model only: no engine, and no attribute that is not private."""
         state: dict[str, Any] = dict(super().__getstate__())
-        for name in ("_stream", "regret_"):
+        for name in ("_stream", TURN, "regret_"):
             state.pop(name, None)
         return state

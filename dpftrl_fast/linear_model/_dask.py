@@ -20,6 +20,7 @@ from dask.delayed import Delayed, delayed
 from dask.optimization import cull
 
 from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.linear_model._rows import as_labels
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, SumStepper, join
 
 T = TypeVar("T")
@@ -252,8 +253,13 @@ def _series(y: Any, numbers: bool, lengths: Any) -> Any:
         _float_type("y", [y.dtype])
         y = y.astype(np.float64)
     elif not isinstance(y.dtype, np.dtype):  # strings, categories, integers with nulls
-        y = y.astype(object)
+        y = y.map_partitions(_objects, meta=(y.name, object))
     return y.to_dask_array(lengths=lengths)
+
+
+def _objects(y: Any) -> Any:
+    """Return a series of labels as objects, whatever text it holds."""
+    return type(y)(as_labels(y), index=y.index, name=y.name, dtype=object)
 
 
 def _float_type(name: str, dtypes: Sequence[Any]) -> np.dtype[Any]:

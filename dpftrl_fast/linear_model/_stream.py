@@ -3,23 +3,27 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import secrets
+import threading
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast.accounting.guard.ids import user_id
 from dpftrl_fast.convex.row_batches import Batch, Rows
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
     as_labels,
-    group_numbers,
     labels_of_users,
+    numbers_in_order,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
+
+#: Attribute of an estimator that holds its locks; not pickled nor copied.
+TURN = "_turn"
 
 
 @dataclass
@@ -60,6 +64,16 @@ class Stream:
             )
 
 
+def turn_of(model: Any) -> Any:
+    """Return the lock of an estimator in this process: calls that fit it take turns.
+
+    Two threads that began one stream together would make two keys and two guards, which would admit
+    a user once each. `setdefault` of a dictionary is atomic, so that all threads get one lock.
+    """
+    turns: dict[int, Any] = vars(model).setdefault(TURN, {})
+    return turns.setdefault(os.getpid(), threading.RLock())  # a fork may have copied a held one
+
+
 def refuse_another_start(model: Any) -> None:
     """Refuse a stream on an estimator that has a model but no engine to continue with."""
     if not hasattr(model, "coef_"):
@@ -92,36 +106,20 @@ def refuse_other_classes(targets: Targets, classes: Any) -> None:
 def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> Batch:
     """Return the batch of one step of a stream; a user has the same id in every step.
 
-    Labels are private values, so that none is refused here: a row without a user is one of a user
-    of its own, and counts as zero.
+    Labels are private values, so that none is refused here: a row whose label is missing or stands
+    for no user is one of a user of its own, and counts as zero.
     """
     if groups is None:
         source = MemoryRows(X, targets)
         return source.batch(slice(0, source.units), targets)
     labels, missing = labels_of_users(groups, len(X))
-    if missing.any():
-        labels, targets = labels.astype(object), np.where(missing, np.nan, targets)
-        labels[missing] = [_Nobody() for _ in range(np.count_nonzero(missing))]
-    source = MemoryRows(X, targets, labels)
-    batch = source.batch(slice(0, source.units), targets)
-    _, first = np.unique(group_numbers(labels, len(X)), return_index=True)
-    ids = [_lasting_id(label) for label in labels[first].tolist()]
+    numbers = numbers_in_order(labels)
+    numbers[missing] = len(X) + np.arange(np.count_nonzero(missing))
+    source = MemoryRows(X, np.where(missing, np.nan, targets), numbers)
+    batch = source.batch(slice(0, source.units), source.y)
+    _, first = np.unique(numbers_in_order(numbers), return_index=True)
+    ids = [secrets.randbits(63) if missing[row] else user_id(labels[row]) for row in first]
     return batch._replace(ids=np.array(ids, dtype=np.int64))
-
-
-class _Nobody:
-    """Label of a row without a user: equal to no other."""
-
-
-def _lasting_id(label: Any) -> int:
-    """Return 63 bits of the hash of a user's label: the same for 5, 5.0 and a NumPy 5."""
-    if isinstance(label, _Nobody):
-        return secrets.randbits(63)
-    if isinstance(label, Integral):
-        label = int(label)
-    elif isinstance(label, Real) and float(label).is_integer():
-        label = int(float(label))
-    return int.from_bytes(hashlib.sha256(str(label).encode()).digest()[:8], "big") >> 1
 
 
 def refuse_objects(name: str, value: Any) -> None:

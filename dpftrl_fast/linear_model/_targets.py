@@ -63,7 +63,13 @@ class ClassTargets:
     def encode(self, y: Any) -> FloatArray:
         """Return the numbers of the classes, NaN for an unknown label."""
         labels = np.asarray(y)
-        if labels.dtype.kind == "O":
+        if "S" in {labels.dtype.kind, self.classes.dtype.kind} != {"S"}:
+            # NumPy would decode bytes to compare them.
+            raise TypeError(
+                f"y must be labels of the type of the classes, {self.classes.dtype}, got dtype "
+                f"{labels.dtype}"
+            )
+        if labels.dtype.kind in "OT":
             return np.array([self._number(label) for label in labels], dtype=np.float64)
         place = np.clip(np.searchsorted(self.classes, labels), 0, self.classes.size - 1)
         known = np.asarray(self.classes[place] == labels, dtype=bool)
@@ -72,7 +78,7 @@ class ClassTargets:
     def _number(self, label: Any) -> float:
         try:
             return float(self._numbers.get(label, np.nan))
-        except TypeError:  # unhashable
+        except Exception:  # unhashable, or an error of the label's own class
             return np.nan
 
     @cached_property
@@ -83,9 +89,11 @@ class ClassTargets:
         """Refuse unknown labels, naming the row; for use before the first step only."""
         bad = np.flatnonzero(np.isnan(self.encode(y)))
         if bad.size:
+            label = np.asarray(y)[bad[0]]
+            missing = isinstance(label, (float, np.floating)) and np.isnan(label)
+            came = "NaN" if missing else "another label"
             raise ValueError(
-                f"y must hold the classes {self.classes.tolist()} only, got "
-                f"{np.asarray(y)[bad[0]]} in row {bad[0]}"
+                f"y must hold the classes {self.classes.tolist()} only, got {came} in row {bad[0]}"
             )
 
 
@@ -96,6 +104,7 @@ def classes_of(classes: Any, y: Any) -> NDArray[Any]:
     """Return the sorted classes: those given, or else the labels of `y`, which are then public."""
     if classes is None:
         NumberTargets(None).refuse_bad(y if np.asarray(y).dtype.kind == "f" else [])
+        _refuse_bad_text(np.asarray(y))
         with warnings.catch_warnings():
             # A warning about the number of labels would depend on the data.
             warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
@@ -116,3 +125,15 @@ def classes_of(classes: Any, y: Any) -> NDArray[Any]:
     if found.dtype.kind == "f" and not np.all(np.isfinite(found)):
         raise ValueError(f"classes must be finite, got {given.tolist()}")
     return found
+
+
+def _refuse_bad_text(labels: NDArray[Any]) -> None:
+    """Refuse text with lone surrogates, which stand for bytes that are not UTF-8."""
+    if labels.dtype.kind not in "OUT":
+        return
+    for row, label in enumerate(labels.tolist()):
+        if isinstance(label, str):
+            try:
+                label.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"y must be valid text, got other bytes in row {row}") from None

@@ -19,7 +19,13 @@ from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.rounding import clip_limit, noisy_sum, two_sum
+from dpftrl_fast.rounding import (
+    PLAIN_SUMMANDS,
+    check_summands,
+    clip_limit,
+    noisy_sum,
+    two_sum,
+)
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
 _BUDGET = (1.0, 1e-6)
@@ -110,6 +116,7 @@ class PrefixSum(PrivacyStatement):
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
         )
         self._lock = threading.Lock()
+        self._records_taken = 0
         self._sum: NDArray[np.float64] = np.zeros(self._noise.size)
         self._low: NDArray[np.float64] = np.zeros(self._noise.size)  # the rounding errors of _sum
         self._value: NDArray[np.float64] = np.zeros(self._noise.size)
@@ -133,8 +140,9 @@ class PrefixSum(PrivacyStatement):
         Raises
         ------
         ValueError, TypeError
-            If all declared steps are taken, or x or out has a wrong shape or dtype. Nothing is then
-            changed.
+            If all declared steps are taken, x or out has a wrong shape or dtype, or the records of
+            all steps are so many (2^28) that the rounding of their sum could exceed the margin of
+            the clipping. Nothing is then changed.
 
         Notes
         -----
@@ -144,6 +152,7 @@ class PrefixSum(PrivacyStatement):
         records = self._records(x)
         view = None if out is None else self._output(out)
         with self._lock:
+            check_summands("records", self._records_taken + len(records), self.steps)
             value = self._next(records)
         if view is None:
             return value
@@ -153,6 +162,7 @@ class PrefixSum(PrivacyStatement):
     def _next(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
         # The noise's own position counts the steps: an interruption anywhere between these lines
         # can lose this step's records but not take a step too many.
+        self._records_taken += len(records)
         step_sum = _clipped_sum(records, clip_limit(self._plan.clip_norm))
         total, error = two_sum(self._sum, step_sum)
         low = self._low + error
@@ -248,15 +258,27 @@ def _real(cell: object) -> float:
 
 
 def _clipped_sum(records: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
-    """Sum of the rows, each scaled down to norm `bound`; rows that are not finite count as zero."""
-    if records.shape[0] == 0:
-        return np.zeros(records.shape[1])
+    """Sum of the rows, each scaled down to norm `bound`; rows that are not finite count as zero.
+
+    Blocks are plain sums, and are added up with their rounding errors (`dpftrl_fast.rounding`). A
+    row is in the block of its place, whatever the others hold.
+    """
+    total = np.zeros(records.shape[1])
+    low = np.zeros(records.shape[1])
     with np.errstate(all="ignore"):  # a warning would reveal a value
-        largest = np.abs(records).max(axis=1)
-        usable = np.isfinite(largest) & (largest > 0)
-        # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
-        units = records[usable] / largest[usable, None]
-        lengths = np.sqrt(np.einsum("ij,ij->i", units, units))
-        too_long = (lengths * largest[usable] > bound)[:, None]
-        clipped = np.where(too_long, units * (bound / lengths)[:, None], records[usable])
-        return np.asarray(clipped.sum(axis=0))
+        for start in range(0, records.shape[0], PLAIN_SUMMANDS):
+            block = records[start : start + PLAIN_SUMMANDS]
+            total, error = two_sum(total, _clipped_block(block, bound))
+            low += error
+        return total + low
+
+
+def _clipped_block(records: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
+    largest = np.abs(records).max(axis=1)
+    usable = np.isfinite(largest) & (largest > 0)
+    # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
+    units = records[usable] / largest[usable, None]
+    lengths = np.sqrt(np.einsum("ij,ij->i", units, units))
+    too_long = (lengths * largest[usable] > bound)[:, None]
+    clipped = np.where(too_long, units * (bound / lengths)[:, None], records[usable])
+    return np.asarray(clipped.sum(axis=0))

@@ -104,6 +104,8 @@ def is_category(kind: pa.DataType) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
+        if types.is_string_view(kind):  # Arrow cannot decode it
+            return False
     return bool(
         types.is_string(kind)
         or types.is_large_string(kind)

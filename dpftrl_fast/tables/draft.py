@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpftrl_fast.tables.cells import is_category, is_number, numbers
+from dpftrl_fast.tables.cells import is_category, is_number, numbers, texts
 from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
 from dpftrl_fast.tables.reader import TableError, file_kind
 
@@ -96,6 +96,7 @@ def _read(path: Path, delimiter: str | None) -> Any:
 
 
 def _entry(column: Any, public: bool) -> dict[str, Any]:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     if is_number(column.type):
@@ -109,5 +110,13 @@ def _entry(column: Any, public: bool) -> dict[str, Any]:
         return {"bounds": [low, high if high > low else low + 1.0]}
     if not public or not is_category(column.type):
         return {"categories": []}
-    found = [str(value) for value in pc.unique(column).to_pylist() if value not in (None, "")]
-    return {"categories": sorted(found) if len(found) <= _MOST_CATEGORIES else []}
+    cells = texts(pc.unique(column)).cast(pa.binary()).to_pylist()
+    named = sorted({text for cell in cells if cell and (text := _text(cell)) is not None})
+    return {"categories": named if len(named) <= _MOST_CATEGORIES else []}
+
+
+def _text(cell: bytes) -> str | None:
+    try:
+        return cell.decode()
+    except UnicodeDecodeError:  # such a category cannot be declared: its cells are unknown
+        return None

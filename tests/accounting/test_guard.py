@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import pickle
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +28,7 @@ from participation_runs import (
 
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.id_table import IdTable
+from dpftrl_fast.accounting.guard.ledger import Ledger
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -379,3 +382,15 @@ def test_the_id_table_is_a_dictionary(batches: list[set[int]]) -> None:
         assert table.find(asked).tolist() == [places[i] for i in sorted(batch)]
     assert table.ids.tolist() == list(places)
     assert len(table) == len(places)
+
+
+@pytest.mark.parametrize("kind", [Guard, lambda pattern: Ledger(pattern, 2.0)])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_two_copies_would_admit_one_user_twice(kind: Any, copied: Any) -> None:
+    guard = kind(SinglePass(3))
+    guard.admit([5])
+    with pytest.raises(TypeError, match="is not copied nor pickled, since two of one run"):
+        copied(guard)
+    again = kind(SinglePass(3))  # the way to resume
+    again.load_state_dict(guard.state_dict())
+    assert again.eligible([5, 6]).tolist() == [False, True]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -37,6 +39,8 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.federated.flower import DPFTRLMod, DPFTRLStrategy, dpftrl_mod
 from dpftrl_fast.federated.flower.mod import _clip
+from dpftrl_fast.federated.flower.records import array_record
+from dpftrl_fast.federated.flower.settings import StrategySettings
 from dpftrl_fast.federated.flower.wrapped import StrategyUpdate
 from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.rounding import clip_limit
@@ -484,3 +488,27 @@ def test_rounds_out_of_order_are_refused() -> None:
         by_hand(1),
     )
     assert repr(strategy) == "DPFTRLStrategy(FedAvg, ServerDPFTRL's step)"
+
+
+def test_two_threads_open_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would make two keys, and two guards that admit a user once each."""
+    strategy, barrier, made = private(), threading.Barrier(2, timeout=0.3), []
+    server = StrategySettings.server
+
+    def slow(self: Any, parameters: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait()
+        made.append(server(self, parameters))
+        return made[-1]
+
+    monkeypatch.setattr(StrategySettings, "server", slow)
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(strategy._ready(array_record(model()))))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1 and found == [made[0]] * 2

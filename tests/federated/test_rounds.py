@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import pickle
 import random
@@ -50,7 +51,10 @@ def test_ids_of_names_and_numbers() -> None:
     assert max(names) > 2**62  # all bits are used
     nurse = hashlib.sha256(b"dpftrl_fast/client/v1\x00Nurse").digest()
     assert client_id("Nurse") == int.from_bytes(nurse, "big") >> 193
-    assert client_id("5") != 5 and client_id("\ud800") != client_id("\ud801")
+    assert client_id("5") == 5 and client_id("05") != 5 and client_id("-5") != client_id("5")
+    assert client_id(str(2**63)) != client_id(str(2**64)) and client_id("\ud800") != client_id(
+        "\ud801"
+    )
 
 
 @pytest.mark.parametrize("wrong", [True, np.True_, 1.0, None, b"x", ("a",), np.zeros(1, int), _DAY])
@@ -68,6 +72,34 @@ def test_a_client_out_of_range(wrong: Any) -> None:
     with pytest.raises(ValueError, match="a client's n"):
         client_id(wrong)
     assert "a client's n" in str(rounds_of().begin_round([1]).add(wrong, update()))
+
+
+def test_an_integer_and_its_digits_are_one_user() -> None:
+    rounds = rounds_of()
+    now = rounds.begin_round([7, "7", "007"])
+    assert now.cohort == (7, "007")
+    rounds.end_round()
+    assert rounds.eligible(["7", np.int8(7), "8"]).tolist() == [False, False, True]
+
+
+def test_a_run_keeps_the_ids_that_it_began_with() -> None:
+    """A folder of version 1 has the hash of "7" for "7", and 7 for 7."""
+    plan = PrivacyPlan(1.0, 4.0, SinglePass(5))
+    old = cohorts_module.Cohorts(plan)
+    old._ids_version = 1
+    old.record(old.choose(["7", 8]).members)
+    state = old.state_dict()
+    assert "ids_version" not in state
+    again = cohorts_module.Cohorts(plan)
+    again.load_state_dict(state)
+    assert again.eligible(["7", 7, 8, "8"]).tolist() == [False, True, False, True]
+    assert again.state_dict().keys() == state.keys()
+    new = cohorts_module.Cohorts(plan)
+    new.record(new.choose(["7", 8]).members)
+    again.load_state_dict(new.state_dict())
+    assert again.eligible(["7", 7, 8, "8", 9]).tolist() == [False, False, False, False, True]
+    with pytest.raises(ValueError, match="ids_version must be at most 2, got 3"):
+        again.load_state_dict({**new.state_dict(), "ids_version": 3})
 
 
 def test_two_names_with_one_id_are_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,3 +467,13 @@ def test_a_flag_is_a_bool(name: str, wrong: Any, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match=f"{name} must be a bool, got {type(wrong).__name__}"):
             rounds_of(folder=folder, **{name: wrong})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_no_part_of_a_run_is_copied(copied: Any) -> None:
+    """Two copies would admit a user, or take an update, once each."""
+    rounds = rounds_of()
+    parts = [rounds, rounds.begin_round([1]), rounds._cohorts._guard, rounds._sums]
+    for part in (*parts, rounds._sums.running):
+        with pytest.raises(TypeError, match="pickled"):
+            copied(part)

@@ -34,10 +34,11 @@ every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 
 def refused(model: Any, call: Callable[[], Any], *words: str) -> str:
     """Check that a call is refused in words, and that the estimator stays as it was."""
-    before = {name: value for name, value in vars(model).items() if name != "_stream"}
+    own = ("_stream", "_turn")
+    before = {name: value for name, value in vars(model).items() if name not in own}
     with pytest.raises((TypeError, ValueError)) as error:
         call()
-    after = {name: value for name, value in vars(model).items() if name != "_stream"}
+    after = {name: value for name, value in vars(model).items() if name not in own}
     assert after.keys() == before.keys()
     for name, value in before.items():
         assert after[name] is value, name
@@ -175,7 +176,7 @@ def test_a_label_that_is_no_class_is_refused() -> None:
     X, y = rows(DPFTRLClassifier)
     y[7] = 5
     model = make(DPFTRLClassifier, classes=[0, 1])
-    refused(model, lambda: model.fit(X, y), "row 7", "5")
+    refused(model, lambda: model.fit(X, y), "got another label in row 7")
     labels = y.astype(np.float64)
     labels[7] = NAN
     refused(model, lambda: model.fit(X, labels), "NaN|nan")
@@ -376,3 +377,15 @@ def test_data_are_not_changed() -> None:
         stream(make(cls, horizon=60), X, y, **first_of(cls))
         np.testing.assert_array_equal(X, kept[0])
         np.testing.assert_array_equal(y, kept[1])
+
+
+@pytest.mark.parametrize("cls", LINEAR)
+def test_more_rows_than_the_rounding_allows(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = rows(cls)
+    monkeypatch.setattr("dpftrl_fast.rounding._ROUNDING", 100 * 2.0**-51)
+    model = make(cls, epochs=2)
+    refused(model, lambda: model.fit(X, y), "rows of all epochs must be so few", "120 in 12 steps")
+    stream = make(cls, horizon=101)
+    declared = {} if cls is DPFTRLRegressor else {"classes": [0, 1]}
+    refused(stream, lambda: stream.partial_fit(X[:10], y[:10], **declared), "horizon must be so")
+    assert make(cls).fit(X, y).n_steps_ == 6

@@ -19,6 +19,7 @@ import distributed
 import distributed.utils_test
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse
 from estimator_cases import CLASSES, NAMES, learned, make, rows
@@ -379,3 +380,16 @@ def test_groups_are_refused():
 def test_classes_must_be_declared():
     with pytest.raises(ValueError, match="classes must be given"):
         make(DPFTRLClassifier).fit(DX, DY)
+
+
+def test_a_label_that_is_no_utf_8_counts_as_zero():
+    X = np.eye(4)
+    binary = pa.array([b"a", b"\xffsecret", b"a", b"c"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 4, binary.buffers())
+    labels = pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([text])))
+    frame = pd.DataFrame({"x0": X[:, 0], "x1": X[:, 1], "y": labels})
+    options = {"batch_size": 4, "noise_seed": 3, "classes": ["a", "c"]}
+    found = make(DPFTRLClassifier, **options).fit(dd.from_pandas(frame, npartitions=2), "y")
+    frame["y"] = ["a", "other", "a", "c"]
+    expected = make(DPFTRLClassifier, **options).fit(dd.from_pandas(frame, npartitions=2), "y")
+    np.testing.assert_array_equal(found.coef_, expected.coef_)

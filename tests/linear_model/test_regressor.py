@@ -283,7 +283,7 @@ def test_users_are_shuffled_and_come_again_every_epoch():
     [
         (np.zeros(99), r"groups must have shape \(100,\), one a row, got shape \(99,\)"),
         (np.zeros((100, 1)), r"got shape \(100, 1\)"),
-        (np.full(100, np.nan), "groups must name a user for every row, got NaN"),
+        (np.full(100, np.nan), r"groups must name a user for every row, .* got NaN, .* in row 0"),
         (np.zeros(100), "batch_size must be at most the number of users, got batch_size=5 for"),
     ],
 )

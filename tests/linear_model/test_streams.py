@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
+import pickle
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse
 from estimator_cases import CLASSES, NAMES, first_of, make, rows, stream
@@ -144,6 +149,91 @@ def in_threads(call: Callable[[], None], times: int) -> None:
 WHOLE = Batch(np.arange(40.0).reshape(10, 4) % 3, np.arange(10.0) % 2)
 
 
+class Meeting:
+    """Two threads that meet where each would begin a stream, if they can."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2, timeout=0.3)
+
+    def wait(self) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait()
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Return what each of some calls in threads returned or raised."""
+    found: list[Any] = [None] * len(calls)
+
+    def run(place: int) -> None:
+        try:
+            found[place] = calls[place]()
+        except Exception as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@linear
+def test_two_threads_begin_one_stream(cls: Any) -> None:
+    """They would make two keys, and two guards that admit a user once each."""
+    X, y = rows(cls)
+    model, meeting, runs = make(cls, batch_size=2, horizon=10), Meeting(), []
+    start = cls._start
+
+    def started(self: Any, *args: Any) -> Any:
+        meeting.wait()
+        runs.append(start(self, *args))
+        return runs[-1]
+
+    def call() -> Any:
+        return model.partial_fit(X[:2], y[:2], groups=[7, 8], **first_of(cls))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "_start", started)
+        found = at_once(call, call)
+    assert len(runs) == 1 and model.n_steps_ == runs[0].steps_taken == 1
+    (refusal,) = [one for one in found if isinstance(one, Exception)]
+    assert isinstance(refusal, ValueError)  # the user took part
+    assert model.partial_fit(X[2:4], y[2:4], groups=[9, 10]).n_steps_ == 2
+
+
+@every
+def test_two_threads_fit_one_after_another(cls: Any) -> None:
+    """The model of one run would stand beside the epsilon of the other."""
+    X, y = rows(cls)
+    model, meeting = make(cls), Meeting()
+    publish = cls._publish
+
+    def published(self: Any, *args: Any) -> None:
+        if vars(self).setdefault("_busy", False):
+            raise AssertionError("two calls at once")
+        self._busy = True
+        meeting.wait()
+        publish(self, *args)
+        self._busy = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "_publish", published)
+        found = at_once(
+            lambda: model.fit(X, y),
+            lambda: make(cls).fit(X, y),  # another estimator waits for nobody
+            lambda: model.fit(X[:50], y[:50]),
+        )
+    assert not any(isinstance(one, Exception) for one in found), found
+
+
+def test_locks_are_not_copied() -> None:
+    X, y = rows(DPFTRLRegressor)
+    model = make(DPFTRLRegressor).fit(X, y)
+    for other in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert "_turn" in vars(model) and "_turn" not in vars(other)
+
+
 @pytest.mark.usefixtures("impatient")
 def test_steps_of_a_run_take_turns() -> None:
     def run() -> GLMRun:
@@ -268,6 +358,19 @@ def test_labels_in_a_list_are_refused_whatever_they_are() -> None:
 
 # ---- Users ----
 
+
+class Awkward:
+    """A label whose own methods raise, with a value in the message."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("private")
+
+    def __hash__(self) -> int:
+        raise ValueError("private")
+
+    __repr__ = __str__ = None  # type: ignore[assignment]
+
+
 MISSING: dict[str, Any] = {
     "NaN": [1.0, np.nan, 2.0, 3.0],
     "none": ["a", None, "b", "c"],
@@ -276,7 +379,19 @@ MISSING: dict[str, Any] = {
     "nullable": pd.Series([1, None, 2, 3], dtype="Int64"),
     "strings": pd.Series(["a", None, "b", "c"], dtype="string"),
     "categories": pd.Series(["a", None, "b", "c"], dtype="category"),
-    "times": np.array(["2020-01-01", "NaT", "2020-01-02", "2020-01-03"], dtype="datetime64[D]"),
+    "empty text": np.array(["a", "", "b", "c"]),
+    "a fraction": [1, 2.5, 2, 3],
+    "float32 that stands for two integers": np.array([1, 2**24, 2, 3], dtype=np.float32),
+    "float64 that stands for two integers": np.array([1, 2**53, 2, 3], dtype=np.float64),
+    "a bool": np.array([1, True, 2, 3], dtype=object),
+    "bytes": np.array(["a", b"a", "b", "c"], dtype=object),
+    "a decimal": np.array([1, Decimal(1), 2, 3], dtype=object),
+    "an extended float": np.array([1, np.longdouble(5), 2, 3], dtype=object),
+    "a complex number": np.array([1, 1j, 2, 3], dtype=object),
+    "a time": np.array([1, np.datetime64("2020-01-01"), 2, 3], dtype=object),
+    "a list": pd.Series([1, [2], 2, 3], dtype=object),
+    "what cannot be compared": np.array([1, Awkward(), 2, 3], dtype=object),
+    "a long integer": np.array([1, 10**5000, 2, 3], dtype=object),
 }
 
 
@@ -322,6 +437,14 @@ SAME: dict[str, tuple[Any, Any]] = {
     "float32 objects": (np.array([np.float32(5), np.float32(1)], dtype=object), [5, 6]),
     "nullable": (pd.Series([5, 1], dtype="Int64"), [5, 6]),
     "strings": (pd.Series(["x", "y"], dtype="string"), np.array(["x", "z"])),
+    "digits": ([5, 1], np.array(["5", "6"])),
+    "digits as objects": (["5", "1"], np.array([5, 6], dtype=np.uint8)),
+    "half": (np.array([5, 1], dtype=np.float16), [5, 6]),
+    "Arrow's text": (pd.Series(["x", "y"], dtype="string[pyarrow]"), ["x", "z"]),
+    "categories": (pd.Series(["x", "y"], dtype="category"), ["x", "z"]),
+    "categories of numbers": (pd.Series([5, 1], dtype="category"), [5, 6]),
+    "NumPy's text": (np.array(["x", "y"], dtype=np.dtypes.StringDType()), ["x", "z"]),
+    "byte order": (np.array(["x", "y"], dtype=">U1"), np.array(["x", "z"], dtype="<U1")),
     "wide objects": (np.array([2**70, 1], dtype=object), np.array([2**70, 3], dtype=object)),
 }
 
@@ -334,6 +457,122 @@ def test_a_user_is_known_again_in_another_type(cls: Any, first: Any, second: Any
     model.partial_fit(X[:2], y[:2], groups=first, **first_of(cls))
     with pytest.raises(ValueError):
         model.partial_fit(X[2:4], y[2:4], groups=second)
+
+
+OTHER_KINDS: dict[str, Any] = {
+    "times": np.array([1, 2], dtype="datetime64[s]"),
+    "times with NaT": np.array(["NaT", "2020-01-02"], dtype="datetime64[D]"),
+    "spans": np.array([1, 2], dtype="timedelta64[s]"),
+    "extended": np.array([1, 2], dtype=np.longdouble),
+    "complex": np.array([1, 2], dtype=np.complex64),
+    "bytes": np.array([b"a", b"b"]),
+    "bool": np.array([True, False]),
+    "records": np.zeros(2, dtype=[("a", int)]),
+    "pandas' times": pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])),
+    "times with a zone": pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"], utc=True)),
+    "periods": pd.Series(pd.period_range("2020-01", periods=2, freq="M")),
+    "nullable bool": pd.Series([True, False], dtype="boolean"),
+    "categories of times": pd.Series(np.array([1, 2], dtype="datetime64[s]")).astype("category"),
+    "Arrow's decimals": pd.Series([1, 2], dtype=pd.ArrowDtype(pa.decimal128(5, 2))),
+    "Arrow's times": pd.Series([1, 2], dtype=pd.ArrowDtype(pa.timestamp("s"))),
+}
+
+
+@linear
+@pytest.mark.parametrize("groups", OTHER_KINDS.values(), ids=OTHER_KINDS.keys())
+def test_types_in_which_a_user_has_several_forms_are_refused(cls: Any, groups: Any) -> None:
+    X, y = rows(cls)
+    model = make(cls, batch_size=2, horizon=10)
+    model.partial_fit(X[:2], y[:2], groups=[1, 2], **first_of(cls))
+    with pytest.raises(TypeError, match="groups must be integers or text"):
+        model.partial_fit(X[2:4], y[2:4], groups=groups)
+    with pytest.raises(TypeError, match="groups must be integers or text"):
+        make(cls, batch_size=2).fit(X[:2], y[:2], groups=groups)
+    assert model.partial_fit(X[2:4], y[2:4], groups=[3, 4]).n_steps_ == 2
+
+
+# ---- Text that is not valid ----
+
+
+def arrow_text(words: list[bytes]) -> pd.Series:
+    """Return Arrow's text of any bytes, as a file may hold it."""
+    binary = pa.array(words, pa.binary())
+    text = pa.Array.from_buffers(pa.string(), len(words), binary.buffers())
+    return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([text])))
+
+
+def beyond_unicode(place: int) -> Any:
+    codes = np.array([97, 98, 97, 99], dtype=np.uint32)
+    codes[place] = 0x110000
+    return codes.view("U1")
+
+
+BAD_TEXT: dict[str, Any] = {
+    "Arrow's": arrow_text([b"a", b"\xffsecret", b"a", b"c"]),
+    "Arrow's type": arrow_text([b"a", b"\xffsecret", b"a", b"c"]).astype(
+        pd.ArrowDtype(pa.string())
+    ),
+    "NumPy's": beyond_unicode(1),
+    "lone surrogates": np.array(["a", "\udcffsecret", "a", "c"]),
+    "lone surrogates as objects": pd.Series(["a", "\ud800secret", "a", "c"], dtype=object),
+    "what cannot be compared": np.array(["a", Awkward(), "a", "c"], dtype=object),
+}
+bad_text = pytest.mark.parametrize("text", BAD_TEXT.values(), ids=BAD_TEXT.keys())
+
+
+@bad_text
+def test_a_label_that_is_no_text_counts_as_zero_in_a_stream(text: Any) -> None:
+    X, _ = rows(DPFTRLClassifier, n=4)
+    options = {"batch_size": 4, "horizon": 4, "noise_seed": 3, "classes": ["a", "c"]}
+    found = make(DPFTRLClassifier, **options).partial_fit(X, text)
+    wanted = np.array(["a", "b", "a", "c"])
+    expected = make(DPFTRLClassifier, **options).partial_fit(X, wanted)
+    np.testing.assert_array_equal(found.coef_, expected.coef_)
+
+
+@bad_text
+@pytest.mark.parametrize("classes", [["a", "c"], None])
+def test_a_label_that_is_no_text_is_refused_without_a_value(text: Any, classes: Any) -> None:
+    X, _ = rows(DPFTRLClassifier, n=4)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make(DPFTRLClassifier, batch_size=4, classes=classes).fit(X, text)
+    shown = f"{caught.value} {caught.value.__cause__}"
+    assert not any(word in shown for word in ("secret", "private", "xff", "codec", "Unicode"))
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@linear
+@bad_text
+def test_a_user_that_is_no_text_ends_no_stream(cls: Any, text: Any) -> None:
+    X, y = rows(cls, n=8)
+    model = make(cls, batch_size=3, horizon=6)
+    model.partial_fit(X[:4], y[:4], groups=text, **first_of(cls))
+    assert model.partial_fit(X[4:7], y[4:7], groups=["d", "e", "f"]).n_steps_ == 2
+
+
+def test_bytes_are_labels_of_bytes_only() -> None:
+    X, _ = rows(DPFTRLClassifier, n=4)
+    bytes_ = np.array([b"a", b"\xff", b"a", b"c"])
+    with pytest.raises(TypeError, match="y must be labels of the type of the classes, <U1, got"):
+        make(DPFTRLClassifier, batch_size=4, horizon=4).partial_fit(X, bytes_, classes=["a", "c"])
+    model = make(DPFTRLClassifier, batch_size=4, horizon=4)
+    assert model.partial_fit(X, bytes_, classes=[b"a", b"c"]).n_steps_ == 1
+
+
+@every
+def test_text_among_numbers_is_refused_without_showing_it(cls: Any) -> None:
+    X, y = rows(cls)
+    words = X.astype(object)
+    words[3, 1] = "secret"
+    with pytest.raises(ValueError, match="X must hold real numbers, got text") as caught:
+        make(cls).fit(words, y)
+    assert caught.value.__suppress_context__
+    if cls is not DPFTRLClassifier:
+        targets = y.astype(object)
+        targets[3] = "secret"
+        with pytest.raises(ValueError, match="y must hold real numbers, got an object") as caught:
+            make(cls).fit(X, targets)
+        assert caught.value.__suppress_context__
 
 
 @linear

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -18,6 +19,8 @@ import dpftrl_fast as dpf
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.planner.mechanisms import best_mechanism
 from dpftrl_fast.mechanisms import BandedInverse, Tree
+from dpftrl_fast.plan import prefix_sum
+from dpftrl_fast.plan.prefix_sum import _clipped_sum
 from dpftrl_fast.reference.stream import key_from_seed
 
 L = 0.75
@@ -321,3 +324,67 @@ def test_marked_when_seeded() -> None:
     assert not unseeded.reproducible
     assert "reproducible" not in repr(unseeded)
     assert "0.1" not in repr(unseeded)
+
+
+# ---- Many records in one step ----
+
+
+def drifting_records(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return two neighbours, of a first record 1 and 0, whose plain sums drift apart.
+
+    Records of 1/2 climb until one sum is above a power of two and the other below. There the unit
+    in the last place of one sum is twice that of the other, which adds all the rest exactly: cycles
+    of +h, -h, -2h, h half a unit, which ties to even turn into no change.
+    """
+    climb = n // 4 * 2  # records of 1/2: up to n / 4
+    level = 2.0 ** (int(np.log2(climb / 2)))
+    filled = int(2 * level) - 1
+    h = level * 2.0**-53
+    rest = n - filled - 2
+    cycle = np.resize([h, -h, -2 * h], rest)
+    column = np.concatenate([[1 - 2.0**-20], np.full(filled, 0.5), [2.0 * h], cycle])
+    x = np.zeros((n, 2))
+    x[:, 0] = column
+    other = x.copy()
+    other[0] = 0.0
+    return x, other
+
+
+def test_many_records_of_one_step_keep_the_clip_norm() -> None:
+    x, other = drifting_records(2**20)
+    plain = x.sum(axis=0) - other.sum(axis=0)
+    assert plain[0] > 1.0  # what a plain sum would release
+    limit = 1 - 2.0**-20
+    found = _clipped_sum(x, limit) - _clipped_sum(other, limit)
+    assert abs(found[0] - limit) < 2.0**-22
+    exact = math.fsum(x[:, 0])
+    assert abs(_clipped_sum(x, limit)[0] - exact) <= np.spacing(exact)
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_a_bad_record_does_not_move_others_to_another_block(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[np.ndarray] = []
+    block = prefix_sum._clipped_block
+
+    def seen(records: np.ndarray, bound: float) -> np.ndarray:
+        blocks.append(records)
+        return block(records, bound)
+
+    monkeypatch.setattr(prefix_sum, "_clipped_block", seen)
+    x = np.ones((10_000, 1))
+    x[17] = bad
+    assert _clipped_sum(x, 0.5).tolist() == [9999 * 0.5]
+    assert [len(one) for one in blocks] == [4096, 4096, 10_000 - 2 * 4096]
+
+
+def test_more_records_than_the_margin_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpftrl_fast.rounding._ROUNDING", 10 * 2.0**-51)
+    sums = dpf.PrefixSum(2, 5, 1.0, 1.0)
+    sums.add(np.ones((6, 2)))
+    with pytest.raises(ValueError, match=r"records must be so few that the rounding .*, got 12 in"):
+        sums.add(np.ones((6, 2)))
+    assert sums.t == 1
+    sums.add(np.ones((3, 2)))
+    assert sums.t == 2

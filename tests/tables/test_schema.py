@@ -249,3 +249,11 @@ def test_words_for_truth_are_categories_as_they_are_spelled(tmp_path: Path) -> N
 def test_a_draft_names_the_columns_it_found(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="got 'z'"):
         draft_schema(write(tmp_path), target="z")
+
+
+def test_a_draft_of_text_that_is_no_utf_8_names_what_is(tmp_path: Path) -> None:
+    binary = pa.array([b"a", b"\xffsecret", b"b", b""], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 4, binary.buffers())
+    parquet.write_table(pa.table({"t": text, "y": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "t.parquet")
+    draft = draft_schema(tmp_path / "t.parquet", these_rows_are_public=True)
+    assert '"t": {"categories": ["a", "b"]}' in draft

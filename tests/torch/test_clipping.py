@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
+import pickle
+import threading
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +170,50 @@ def written_sums(
             sums.add([s[part] for s in samples])
     sums.finish()
     return [p.grad for p in parameters if p.grad is not None]
+
+
+def test_of_two_threads_with_one_piece_the_second_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both would have room, and each example would be in the sums twice."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    plan = PrivacyPlan(1.0, 1.0, SinglePass(1))
+    sums = Accumulator([parameter], FlatClipping(1.0), 1, plan.guard())
+    sums.begin([0])
+    sums.expect(1)
+    barrier, room = threading.Barrier(2, timeout=0.3), Accumulator.check_room
+
+    def slow(self: Accumulator, rows: int) -> None:
+        room(self, rows)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait()
+
+    monkeypatch.setattr(Accumulator, "check_room", slow)
+    refused: list[ValueError] = []
+
+    def add() -> None:
+        try:
+            sums.add([torch.tensor([[0.6, 0.0]])])
+        except ValueError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=add) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 1
+    sums.finish()
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.0]))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_sums_are_not_copied(copied: Any) -> None:
+    plan = PrivacyPlan(1.0, 1.0, SinglePass(1))
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    sums = Accumulator([parameter], FlatClipping(1.0), 1, plan.guard())
+    with pytest.raises(TypeError, match="an Accumulator is not copied nor pickled"):
+        copied(sums)
 
 
 CLIPPINGS = {

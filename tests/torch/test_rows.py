@@ -250,24 +250,146 @@ def test_the_first_pass_only_is_tried() -> None:
     assert calls[6:] == [2]
 
 
-def test_values_are_not_looked_at_after_the_first_step() -> None:
-    """A run that goes on from a checkpoint: whether it is refused must not tell of values."""
-    x = torch.randn(ROWS, 5, 4)
-    for name, refused in [("the mean of the batch", False), ("positions", True)]:
+def after_steps(model: nn.Module, steps: int, rows: int = ROWS) -> tuple[Any, Any]:
+    """Return a module and its sums in a batch after so many steps, as a resumed run has them."""
+    module, sums = hooked(model, "hooks", rows)
+    sums.abandon()
+    sums.guard = PrivacyPlan(1e3, 1.0, SinglePass(10_000)).guard()
+    for step in range(steps):
+        sums.guard.admit([1000 + step])
+    sums.noise = None  # the position is now that of this guard
+    sums.begin(range(rows))
+    sums.expect(rows)
+    return module, sums
+
+
+def next_batch(sums: Any, first: int, rows: int = ROWS) -> None:
+    sums.finish()
+    sums.done()
+    sums.begin(range(first, first + rows))
+    sums.expect(rows)
+
+
+@pytest.mark.parametrize("fill", [None, 0.0, math.nan])
+def test_a_run_that_goes_on_is_tried_without_its_values(fill: float | None) -> None:
+    """Whether it is refused must not tell of values: rows that are alike are refused as well."""
+    x = torch.randn(ROWS, 5, 4) if fill is None else torch.full((ROWS, 5, 4), fill)
+    for name in ("the mean of the batch", "positions"):
         model, _, words = WRONG[name]
-        module, sums = hooked(model(), "hooks", ROWS)
-        sums.abandon()
-        sums.guard = PrivacyPlan(1e3, 1.0, SinglePass(2)).guard()
-        sums.guard.admit([100])
-        sums.noise = None  # the position is now that of this guard
-        sums.begin(range(ROWS))
-        sums.expect(ROWS)
-        if refused:
-            with pytest.raises(ValueError, match=words):
-                module(x)
-        else:
+        module, _ = after_steps(model(), 1)
+        with pytest.raises(ValueError, match=words):
+            module(x)
+
+
+class Later(nn.Module):
+    """A layer that begins to mix examples, in one of some ways, when it is told to."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.layer, self.way, self.mixes = nn.Linear(4, 4), nn.Linear(4, 4), way, False
+        self.calls: list[Tensor] = []
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(x.detach().clone())
+        x = self.first(x)
+        if self.mixes and self.way == "input":
+            x = x - x.mean(0)
+        elif self.mixes and self.way == "order":
+            x = x.flip(0)
+        elif self.mixes and self.way == "buffer":
+            self.seen.add_(x.detach().mean(0))
+        elif self.mixes and self.way == "weight":
+            x = x * self.layer.weight.sum()
+        y = self.layer(x)
+        return y - y.mean(0) if self.mixes and self.way == "output" else y  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", ["input", "order", "buffer", "weight", "output"])
+@pytest.mark.parametrize("fill", [None, 0.0])
+def test_a_model_that_begins_to_mix_examples_is_noticed(way: str, fill: float | None) -> None:
+    torch.manual_seed(0)
+    model = Later(way)
+    module, sums = hooked(model, "hooks", ROWS)
+    sums.abandon()
+    sums.guard = PrivacyPlan(1e3, 1.0, SinglePass(100)).guard()
+    sums.noise = None
+    sums.begin(range(ROWS))
+    sums.expect(ROWS)
+    x = torch.randn(ROWS, 4) if fill is None else torch.full((ROWS, 4), fill)
+    for step in range(1, 4):
+        loss(module(x), torch.zeros(ROWS)).backward()
+        next_batch(sums, ROWS * step)
+    model.mixes = True
+    loss(module(x), torch.zeros(ROWS)).backward()  # after 3 steps: not tried
+    next_batch(sums, ROWS * 4)
+    before = model.seen.clone()
+    with pytest.raises(ValueError, match=r"each example apart|add up to its|no statistics"):
+        module(x)  # after 4
+    assert torch.equal(model.seen, before)
+
+
+def test_later_trials_leave_no_trace_and_see_no_value() -> None:
+    found = []
+    for schedule in (True, False):
+        torch.manual_seed(0)
+        model = Later("input")
+        model.dropout = nn.Dropout()
+        module, sums = after_steps(model, 0)
+        x = torch.full((ROWS, 4), 7.0)
+        with pytest.MonkeyPatch.context() as patch:
+            if not schedule:
+                patch.setattr("dpftrl_fast.torch.gradients.rows.recheck_due", lambda step: False)
             loss(module(x), x).backward()
-            sums.finish()
+            next_batch(sums, ROWS)
+            model.calls.clear()
+            loss(module(x), x).backward()
+        others = [call for call in model.calls if not bool((call == 7.0).all())]
+        assert len(others) == (3 if schedule else 0) and len(model.calls) == 1 + len(others)
+        assert not any(bool((call == 7.0).any()) for call in others)
+        sums.finish()
+        found.append([*(p.grad for p in model.parameters()), torch.rand(3)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_second_forward_pass_of_a_step_is_not_tried() -> None:
+    model = Later("input")
+    module, sums = after_steps(model, 0)
+    loss(module(torch.randn(ROWS, 4)), torch.zeros(ROWS)).backward()
+    next_batch(sums, ROWS)
+    module(torch.randn(ROWS, 4))
+    model.calls.clear()
+    module(torch.randn(ROWS, 4))
+    assert len(model.calls) == 1
+
+
+def test_a_model_that_takes_no_made_up_values_is_told_of_once() -> None:
+    def picky(layer: Any, x: Tensor) -> Tensor:
+        if bool((x < 1.0).all()):
+            raise KeyError("private")
+        return layer(x)  # type: ignore[no-any-return]
+
+    model = nn.Sequential(Around(nn.Linear(4, 4), picky))
+    module, sums = after_steps(model, 0)
+    x = torch.full((ROWS, 4), 7.0)
+    loss(module(x), x).backward()
+    next_batch(sums, ROWS)
+    with pytest.warns(UserWarning, match=r"cannot be tried on made-up inputs.*: KeyError$"):
+        loss(module(x), x).backward()
+    next_batch(sums, 2 * ROWS)
+    loss(module(x), x).backward()  # tried again, and told of no more
+    sums.finish()
+
+
+def test_made_up_integers_are_indices() -> None:
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(20, 2))
+    module, sums = after_steps(model, 1)
+    x = torch.full((ROWS, 5), 2)
+    loss(module(x), x).backward()
+    sums.finish()
+    lengths = Around(nn.Linear(4, 4), lambda f, x: f(x / (x[:, :1] > 0).float().clamp(min=0.5)))
+    module, sums = after_steps(lengths, 1)
+    module(torch.ones(ROWS, 4))
 
 
 def test_rows_are_counted_in_every_pass() -> None:

@@ -66,7 +66,8 @@ class Guard:
     Notes
     -----
     Work is O(1) amortised a participation, memory O(1) an id that took part: below 100 bytes. Calls
-    from several threads take turns.
+    from several threads take turns. A guard is neither copied nor pickled: two guards of one run
+    would each admit a user. Its state is loaded by the one object that continues the run.
 
     Examples
     --------
@@ -359,6 +360,12 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             # Restarts within an epoch can assign an id to it twice.
             gap, most = (1, step) if pattern.reshuffle else (pattern.steps_per_epoch, most)
         return bool(np.all((uses <= most) & ((last - 1) // gap + 1 >= uses)))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} is not copied nor pickled, since two of one run would each "
+            "admit a user: resume it with state_dict and load_state_dict"
+        )
 
     @staticmethod
     def _column(column: Ints, places: Ints) -> Ints:

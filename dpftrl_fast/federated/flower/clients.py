@@ -101,7 +101,7 @@ class NodeUsers:
                 f"a client's name must have at most {_LONGEST} characters, got {len(user)}"
             )
             return
-        self._known[node] = cast(Client, user)
+        self._known.setdefault(node, cast(Client, user))  # of two threads the first one's
 
     def _found(self, nodes: Sequence[int], grid: Grid) -> Iterable[tuple[int, object]]:
         source = self._source

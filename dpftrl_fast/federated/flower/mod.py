@@ -117,7 +117,7 @@ def answer_client_id(app: ClientApp, client_id: Callable[[Context], int | str]) 
         It must have no other query of this name.
     client_id : callable
         Takes the context, returns the user: an int from 0 to 2^63 - 1 or a str of at most 1000
-        characters, the same on all nodes of the user and at all times (7 and "7" are two users). A
+        characters, the same on all nodes of the user and at all times (7 and "7" are one user). A
         node is asked once: it has one user for the lifetime of the server.
 
     Examples

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -169,6 +170,7 @@ class DPFTRLStrategy(Strategy):
         self.strategy, self.plan, self.delta = strategy, plan, float(delta)
         self._users = NodeUsers("node" if client_id is None else client_id)
         self._server: ServerDPFTRL | None = None
+        self._turn = threading.RLock()  # two threads that open a run would make two keys
         self._asked: dict[int, Client] = {}
         self._sent: list[Metadata] = []
         self._closed = False
@@ -193,13 +195,14 @@ class DPFTRLStrategy(Strategy):
             As `ServerDPFTRL`; ValueError also for arrays of other dtypes than numbers and bools;
             RuntimeError also if it is open.
         """
-        if self._server is not None:
-            raise RuntimeError("expected one call of open, got another: the run is open")
-        model = arrays_of(initial_arrays)
-        parameters = trained(model)
-        self._untrained = untrained(model)
-        self._names = list(model)
-        self._server = self._settings.server(parameters)
+        with self._turn:
+            if self._server is not None:
+                raise RuntimeError("expected one call of open, got another: the run is open")
+            model = arrays_of(initial_arrays)
+            parameters = trained(model)
+            self._untrained = untrained(model)
+            self._names = list(model)
+            self._server = self._settings.server(parameters)
 
     def close(self) -> None:
         """Release the folder: the run can be read, and resumed with another object."""
@@ -213,12 +216,19 @@ class DPFTRLStrategy(Strategy):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a DPFTRLStrategy holds un-noised sums and a secret key, or would make them, and is "
+            "not copied nor pickled: make one for each run"
+        )
+
     def _ready(self, arrays: ArrayRecord) -> ServerDPFTRL:
         """Return the server of the run, opened if necessary."""
         if self._closed:
             raise RuntimeError("expected an open run, got a closed one: make a new strategy for it")
-        if self._server is None:
-            self.open(arrays)
+        with self._turn:
+            if self._server is None:
+                self.open(arrays)
         return self.server
 
     @property

@@ -136,3 +136,6 @@ class PrivateSums:
         elif account.abandoned:
             self._begin(account.noise(self._layout.size, **self._options))
         self.running.load_state_dict(state["running"])
+
+    def __reduce__(self) -> Any:
+        raise TypeError("PrivateSums holds un-noised sums and a secret key: not copied nor pickled")

@@ -116,3 +116,6 @@ class RunningSum:
         """Load a state of the same noise and unit."""
         self._noise.load_state_dict(state["noise"])
         self._sum, self._base, self._value = state["sum"], state["base"], state["value"]
+
+    def __reduce__(self) -> Any:
+        raise TypeError("RunningSum holds un-noised sums and a secret key: not copied nor pickled")

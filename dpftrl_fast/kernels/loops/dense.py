@@ -16,9 +16,10 @@ cycle, that is 3/8 of a cycle an entry at best, whatever the speed of memory.
 Rows are addressed by index, never by a view: Numba's runtime counts views with atomic instructions,
 each of which drains the pipeline.
 
-The accumulator is emptied into `out` every `CHUNK` = 2^12 rows. The roundings of a sum of n rows of
-norm at most L are then below (2^12 + n 2^-12) 2^-53 n L, so that for n up to 2^19 those of two sums
-over neighbouring batches fit together in the margin 2^-20 L that clipping leaves.
+The accumulator is emptied into `out` every `CHUNK` = 2^12 rows. The roundings of a sum of up to
+2^16 rows of norm at most L are then below (2^12 + 2^4) 2^-53 2^16 L. Sums of more rows are made of
+such blocks (`dpftrl_fast.kernels._threads`), and `dpftrl_fast.rounding` shows that all roundings of
+two sums over neighbouring batches fit together in the margin 2^-20 L that clipping leaves.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from dpftrl_fast.kernels.clipping import (
 )
 from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.losses import slope
+from dpftrl_fast.rounding import PLAIN_SUMMANDS
 
-CHUNK = 4096
+CHUNK = PLAIN_SUMMANDS
 
 _LINE = 64 // 8  # float64 in a cache line
 _PAGE = 4096 // 8

@@ -11,6 +11,7 @@ again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -136,6 +137,7 @@ class Accumulator:
         )
         self._shrink = limit / clipping.clip_norm
         self._due = self._expected = self._rows = 0
+        self._turn = threading.Lock()
         self._sums: list[Tensor | None] = [None] * len(self.parameters)
         for p in self.parameters:
             _let_grad_be_a_sum(p)
@@ -257,6 +259,10 @@ class Accumulator:
         if shapes are others, no batch is open, or more rows come than were announced; nothing is
         added then.
         """
+        with self._turn:  # of two threads with the rows of one piece, the second is refused
+            self._add(samples)
+
+    def _add(self, samples: Sequence[Tensor | None]) -> None:
         rows = self._check_samples(samples)
         self.check_room(rows)
         present = [(i, sample) for i, sample in enumerate(samples) if sample is not None]
@@ -272,6 +278,12 @@ class Accumulator:
                 self._sums[i] = total
             add_clipped_(total, sample, factors[i].to(sample.device))
         self._rows += rows
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an Accumulator is not copied nor pickled, since two of one run would each take the "
+            "gradients of an example: make one for each run"
+        )
 
     def check_room(self, rows: int) -> None:
         """Raise ValueError if gradients of so many rows are more than were announced."""

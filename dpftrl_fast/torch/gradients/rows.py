@@ -8,15 +8,18 @@ them, rows that were sorted. Shapes alone do not show it, since counts may agree
 before its first pass the model is tried, without Opacus's hooks: on one row more, and on that batch
 with some of the rows replaced by their neighbours. Rows must follow the first change, and rows that
 were not replaced must be as before. A third trial, with the hooks, compares the sums of the
-per-example gradients with the gradient that autograd finds. Values are checked before the first
-step only: a run that resumes from a checkpoint has its rows counted.
+per-example gradients with the gradient that autograd finds. The batch's own values are looked at
+before the first step only. Later, and when a run resumes, the model is tried again on a public
+schedule, on made-up values: it may begin to mix examples after some passes.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +31,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dpftrl_fast._validate import flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 # Rounding errors allowed in an activation and in a gradient, relative to the largest of a tensor.
 # Products in float32 may have the precision of half of it (TF32).
 _ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
 _ROUNDING_OF_HALVES = (0.05, 0.1)
+
+_OF_ROWS = "_of_rows"  # marks errors of this module
 
 _ADVICE = (
     "with hooks, examples must be along {dim} of every trained layer's input, each in its own row; "
@@ -77,8 +83,9 @@ def watch_rows(
     From now on `module`, wrapped by Opacus, is watched: passes in training mode, with gradients,
     while examples of `sums` are due. `settle` makes it forget passes and gradients. The first such
     pass is tried before it is run, which takes the time of some steps; random numbers and buffers
-    are as they were afterwards. In the model's own arguments, examples are along the first
-    dimension that has as many entries.
+    are as they were afterwards. So is, with made-up values, the first pass of some later steps
+    (`recheck_due`). In the model's own arguments, examples are along the first dimension that has
+    as many entries.
 
     Examples
     --------
@@ -113,6 +120,8 @@ class _Watch:
         self._module, self._sums, self._settle = module, sums, settle
         self._dim = 0 if flag("batch_first", batch_first) else 1
         self._tried = False
+        self._step = 0  # of the last pass
+        self._warned = False
         self._seen: dict[str, list[Tensor]] | None = None  # inputs of the layers, in a trial
         model: nn.Module = module._module
         hooked = {id(layer) for layer in module.iterate_submodules(model)}
@@ -132,10 +141,15 @@ class _Watch:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         rows = self._sums.rows_due
-        if self._tried or not (module.training and torch.is_grad_enabled() and rows > 0):
+        if not (module.training and torch.is_grad_enabled() and rows > 0):
             return
-        self._try(rows, args, kwargs)
-        self._tried = True
+        step, before = self._sums.steps_taken, self._step
+        if not self._tried:
+            self._try(rows, args, kwargs)
+            self._tried = True
+        elif step != before and recheck_due(step):  # not between passes of one backward pass
+            self._retry(rows, args, kwargs)
+        self._step = step
 
     def _before_layer(
         self, layer: nn.Module, label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -153,7 +167,7 @@ class _Watch:
         rows = x.shape[dim] if x.dim() > dim else 0
         # The last rows of a step lack the sequences that have ended.
         if rows != due and not (isinstance(layer, RNNLinear) and 0 < rows < due):
-            raise ValueError(
+            raise _of_rows(
                 f"{label} must get the {due} rows of the batch{self._added}, got an input of shape "
                 f"{tuple(x.shape)}: {self._advice}"
             )
@@ -175,27 +189,55 @@ class _Watch:
             raise ValueError(
                 "the model must get sequences as tensors of rows, got packed ones: pack them in it"
             )
+        if self._sums.steps_taken > 0:
+            self._run(rows, [0, *range(rows)], args, kwargs)
+            self._retry(rows, args, kwargs)
+        else:
+            self._compare(rows, args, kwargs)
+
+    def _retry(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Try the model on made-up values, which cannot show anything about the batch."""
+        on_cpu = all(x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if _is_tensor(x))
+        # An index that does not exist ends the process on other devices.
+        for low in (0, 1) if on_cpu else (0,):
+            generator = torch.Generator().manual_seed(self._sums.steps_taken)
+            made = tree_map(partial(made_up, generator=generator, low=low), (args, kwargs))
+            try:
+                self._compare(rows, *made)
+                return
+            except Exception as error:
+                if getattr(error, _OF_ROWS, False):
+                    raise
+                reason = error.__cause__ or error
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the model cannot be tried on made-up inputs, so that it is not noticed if it "
+                f"begins to mix examples after the first pass: {type(reason).__name__}",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _compare(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model on two batches that share rows, and compare what belongs to these."""
         repeated = [0, *range(rows)]  # a batch that is sorted stays so, in both
         # By the next one: a third of the rows, which turned round or moved are others.
         changed = [i for i in range(rows) if i % 7 in (1, 2, 4)]
         replaced = [repeated[i + 1] if i in changed else repeated[i] for i in range(rows + 1)]
         kept = torch.tensor([i for i in range(rows + 1) if i not in changed])
-        if self._sums.steps_taken > 0:
-            self._run(rows, repeated, args, kwargs)
-            return
         with _constant_parameters(self._module._module):
             first = self._run(rows, repeated, args, kwargs)
         second = self._run(rows, replaced, args, kwargs)
         for name, buffer in first.buffers.items():
             if not _same(buffer, second.buffers[name]):
-                raise ValueError(
+                raise _of_rows(
                     "the model must keep no statistics of the data in buffers, outside of the "
                     f"noise, got one: {name}"
                 )
         for label, inputs in first.inputs.items():
             others = second.inputs.get(label, [])
             if len(inputs) == len(others) and not all(map(_same_rows(kept), inputs, others)):
-                raise ValueError(
+                raise _of_rows(
                     f"the model must treat each example apart, got an input of {label} for one "
                     f"that depends on others: {self._advice}"
                 )
@@ -203,7 +245,7 @@ class _Watch:
         if len(first.outputs) == len(second.outputs) and not all(
             _apart(a, b, rows + 1, kept, self._dim) for a, b in pairs
         ):
-            raise ValueError(
+            raise _of_rows(
                 "the model must treat each example apart, got an output for one that depends on "
                 f"others: {self._advice}"
             )
@@ -228,7 +270,7 @@ class _Watch:
                 if isinstance(getattr(p, "grad_sample", None), Tensor) and p.grad is not None
             }
             if other := _first_that_differs(samples):
-                raise ValueError(
+                raise _of_rows(
                     f"the per-example gradients of {other} must add up to its gradient, got "
                     "others: it is used outside of its layer too, or Opacus's formula for the "
                     "layer is wrong; grad_sample_mode='vmap' has no such limits"
@@ -282,6 +324,17 @@ class _Trial(NamedTuple):
     buffers: dict[str, Tensor]
 
 
+def _of_rows(message: str) -> ValueError:
+    """Return an error about rows that are not examples: one of this module, not of the model."""
+    error = ValueError(message)
+    setattr(error, _OF_ROWS, True)
+    return error
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Tensor)
+
+
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Put random numbers and buffers back."""
@@ -311,7 +364,7 @@ def _constant_parameters(model: nn.Module) -> Iterator[None]:
     if changed:
         for _, p, old in before:
             p.detach().copy_(old)
-        raise ValueError(
+        raise _of_rows(
             "the model must leave its parameters alone in a forward pass, since what changes them "
             f"has no noise, got others in {', '.join(changed)}"
         )
