@@ -55,7 +55,10 @@ def test_states_of_guards() -> None:
             guard = guards()[i]
             take_steps(guard, steps)
             states.append(guard.state_dict())
-        states += [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in s.items()} for s in states]
+        states += [
+            {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in s.items()}
+            for s in states
+        ]
         kept.append(states)
     everything = [state for states in kept for state in states]
 
@@ -95,8 +98,16 @@ def test_ids_of_a_step() -> None:
 PLANS = [
     PrivacyPlan(1.0, 2.0, pattern, mechanism)
     for pattern in PATTERNS[:5]
-    for mechanism in (Tree(), MECHANISMS["two taps"], MECHANISMS["two buffers"], MECHANISMS["bands"])
-] + [PrivacyPlan(0.5, 3.0, PATTERNS[1], TREES), PrivacyPlan(1.0, 2.0, PATTERNS[0], Tree(tree_lengths=(4, 5)))]
+    for mechanism in (
+        Tree(),
+        MECHANISMS["two taps"],
+        MECHANISMS["two buffers"],
+        MECHANISMS["bands"],
+    )
+] + [
+    PrivacyPlan(0.5, 3.0, PATTERNS[1], TREES),
+    PrivacyPlan(1.0, 2.0, PATTERNS[0], Tree(tree_lengths=(4, 5))),
+]
 PLAIN_PLANS = [plan.to_dict() for plan in PLANS]
 LEAST_SQUARES = [
     LeastSquaresPlan(1.0, 1.0, 13.0, PATTERNS[0]).to_dict(),
@@ -191,7 +202,10 @@ def test_numbers_of_the_accounting() -> None:
     def one(rng: random.Random) -> Any:
         call = rng.choice(calls)
         count = 2 if call in (accounting.dp_event, accounting.sensitivity_squared) else 3
-        args = [value_of(rng, plain=False) if rng.random() < 0.4 else rng.choice(good) for _ in range(count)]
+        args = [
+            value_of(rng, plain=False) if rng.random() < 0.4 else rng.choice(good)
+            for _ in range(count)
+        ]
         if call is accounting.sensitivity_squared:
             args = args[:1]
         return attempt(lambda: call(*args))

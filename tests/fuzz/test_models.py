@@ -221,9 +221,9 @@ def test_accounts_of_runs() -> None:
     good: list[Any] = [plan, 1, ((1, 8), (5, 9)), 6]
 
     def one(rng: random.Random) -> Any:
-        args = [value_of(rng, plain=False) if rng.random() < 0.3 else mutated([x], rng)[:1] for x in good]
-        args = [x[0] if isinstance(x, list) and len(x) == 1 else x for x in args]
-        args[0] = plan if rng.random() < 0.8 else args[0]
+        args = list(good)
+        i = rng.randrange(4)
+        args[i] = value_of(rng, plain=False) if i == 0 else mutated(good[i], rng)
         return attempt(lambda: RunAccount(*args))
 
     taken, refused = fuzz("accounts of runs", one)

@@ -69,7 +69,9 @@ def test_files_of_schemas(tmp_path: Path, suffix: str) -> None:
         if rng.random() < 0.7:
             path.write_bytes(mutated_bytes(rng.choice(kept), rng, kept))
         else:
-            path.write_bytes(json_bytes(mutated(rng.choice(SCHEMAS), rng, SCHEMAS, plain=True), rng))
+            path.write_bytes(
+                json_bytes(mutated(rng.choice(SCHEMAS), rng, SCHEMAS, plain=True), rng)
+            )
         return attempt(lambda: Schema.load(path), own=(SchemaError,))
 
     taken, refused = fuzz(f"files of schemas: {suffix}", one, share=0.5)
@@ -169,9 +171,9 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
 def test_parquet_for_estimators(tmp_path: Path) -> None:
     from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLRegressor
 
-    kept = parquets()
+    kept = parquets()[-1:]
     path = tmp_path / "t.parquet"
-    columns = {"a": [0.5, 1.0, None, 0.25], "b": [1, 2, 3, 4], "who": ["x", "x", "z", "w"]}
+    columns = {"a": [0.5, 1.0, None, 0.25], "b": [1, 2, 3, 4], "who": [1, 1, 2, 3]}
     for y in ([3.0, 1.0, 2.0, 0.5], ["u", "v", "u", "u"]):
         file = io.BytesIO()
         parquet.write_table(pa.table({**columns, "y": y}), file, compression="none")
@@ -179,12 +181,16 @@ def test_parquet_for_estimators(tmp_path: Path) -> None:
 
     def one(rng: random.Random) -> Any:
         data = rng.choice(kept)
-        path.write_bytes(mutated_bytes(data, rng, kept) if rng.random() < 0.9 else data)
+        path.write_bytes(mutated_bytes(data, rng, kept) if rng.random() < 0.8 else data)
         groups = rng.choice((None, "who"))
         if rng.random() < 0.5:
-            model: Any = DPFTRLClassifier(epsilon=1.0, delta=1e-6, batch_size=2, classes=["u", "v"], x_norm_bound=1.0)
+            model: Any = DPFTRLClassifier(
+                epsilon=1.0, delta=1e-6, batch_size=2, classes=["u", "v"], x_norm_bound=1.0
+            )
         else:
-            model = DPFTRLRegressor(epsilon=1.0, delta=1e-6, batch_size=2, x_norm_bound=1.0, y_bound=1.0)
+            model = DPFTRLRegressor(
+                epsilon=1.0, delta=1e-6, batch_size=2, x_norm_bound=1.0, y_bound=1.0
+            )
         return attempt(lambda: model.fit(str(path), "y", groups=groups))
 
     taken, refused = fuzz("parquet for estimators", one, share=0.1)
