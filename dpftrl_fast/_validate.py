@@ -67,7 +67,7 @@ def equal(value: Any, expected: Any) -> bool:
             return False
         return all(map(equal, value, expected))
     if isinstance(expected, dict):
-        if type(value) is not dict or value.keys() != expected.keys():
+        if not isinstance(value, dict) or value.keys() != expected.keys():
             return False
         return all(equal(value[name], item) for name, item in expected.items())
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biufU":

@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dpftrl_fast._validate import shown
+
 Client: TypeAlias = int | str
 
 _LABEL = b"dpftrl_fast/client/v1\x00"
@@ -55,5 +57,5 @@ def client_id(client: object) -> int:
         raise TypeError(f"a client must be an integer or a name, got {type(client).__name__}")
     number = int(client)
     if not 0 <= number < 2**_BITS:
-        raise ValueError(f"a client's number must be in [0, 2^63), got {number}")
+        raise ValueError(f"a client's number must be in [0, 2^63), got {shown(number)}")
     return number

@@ -37,8 +37,8 @@ COUNT = int(os.environ.get("DPFTRL_FUZZ", "300"))
 START = int(os.environ.get("DPFTRL_FUZZ_START", "0"))
 #: More address space than a refusal could need, threads and their arenas included.
 ROOM = 2 << 30
-#: No input is large, so no loader needs long for one.
-SECONDS = 20
+#: No input is large, so no loader needs long for one; kernels may be compiled on the first.
+SECONDS = 120
 PACKAGE = str(Path(dpftrl_fast.__file__).parent)
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
 
