@@ -61,6 +61,8 @@ class DatasetRows(RowSource):
         _refuse_text(dataset)
         self._dataset, self._target, self._numbers = dataset, target, numbers
         schema = dataset.schema
+        with readable("the names of columns"):
+            _ = schema.names
         special = [target] if users is None else [target, users]
         if len({*special}) < len(special):
             raise ValueError(f"y and groups must be two columns, got {target!r} for both")

@@ -28,9 +28,11 @@ GOOD: list[list[str]] = [
      "--restart-epochs", "3", "--complete", "all", "--variant", "vanilla", "--bound", "released"],
     ["calibrate", "--epsilon", "3", "--steps", "16", "--delta", "1e-5"],
 ]  # fmt: skip
-WORDS = ("0", "-1", "1", "2", "7", "1.5", "nan", "inf", "-inf", "1e400", "1e-400", "9" * 30, "", "x", "é",
-         "1000000000000", "1099511627776", "9223372036854775808", "true", "all", "none", "0x10", "1_0",
-         "--steps", "--epochs", "--json", "--restart-every", "--reshuffle", "--order", "/", "\\", " ")  # fmt: skip
+WORDS = (
+    "0", "-1", "1", "2", "7", "1.5", "nan", "inf", "-inf", "1e400", "1e-400", "9" * 30, "", "x",
+    "1000000000000", "1099511627776", "9223372036854775808", "true", "all", "none", "0x10", "1_0",
+    "--steps", "--epochs", "--json", "--restart-every", "--reshuffle", "--order", "/", "\\", "é",
+)  # fmt: skip
 
 
 def test_arguments_of_commands() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,10 @@ TREES = Tree(restart_every=3, complete=True)
 # ---- Guards ----
 
 
-def guards() -> list[Any]:
-    made: list[Any] = [Guard(pattern) for pattern in PATTERNS[:5]]
-    made += [Ledger(PATTERNS[3], 2.0, TREES, realised=True), Ledger(PATTERNS[1], 2.0, TREES)]
-    made += [Ledger(PATTERNS[0], 2.0, MECHANISMS["two taps"])]
-    return made
+MAKERS: list[Any] = [partial(Guard, pattern) for pattern in PATTERNS[:5]]
+MAKERS += [partial(Ledger, PATTERNS[3], 2.0, TREES, realised=True)]
+MAKERS += [partial(Ledger, PATTERNS[1], 2.0, TREES)]
+MAKERS += [partial(Ledger, PATTERNS[0], 2.0, MECHANISMS["two taps"])]
 
 
 def take_steps(guard: Any, steps: int) -> None:
@@ -49,10 +49,10 @@ def take_steps(guard: Any, steps: int) -> None:
 
 def test_states_of_guards() -> None:
     kept: list[list[dict[str, Any]]] = []
-    for i, _ in enumerate(guards()):
+    for make in MAKERS:
         states = []
         for steps in (0, 1, 2, 4):
-            guard = guards()[i]
+            guard = make()
             take_steps(guard, steps)
             states.append(guard.state_dict())
         states += [
@@ -64,7 +64,7 @@ def test_states_of_guards() -> None:
 
     def one(rng: random.Random) -> Any:
         i = rng.randrange(len(kept))
-        guard = guards()[i]
+        guard = MAKERS[i]()
         take_steps(guard, rng.choice((0, 0, 1, 2)))
         state = mutated(rng.choice(kept[i]), rng, everything)
         result = attempt(lambda: guard.load_state_dict(state), snapshot=guard.state_dict)
@@ -83,7 +83,7 @@ def test_states_of_guards() -> None:
 
 def test_ids_of_a_step() -> None:
     def one(rng: random.Random) -> Any:
-        guard = rng.choice(guards())
+        guard = rng.choice(MAKERS)()
         take_steps(guard, rng.choice((0, 1)))
         ids = value_of(rng, plain=False) if rng.random() < 0.5 else mutated([1, 2, 3], rng)
         call = rng.choice((guard.admit, guard.eligible))

@@ -8,7 +8,8 @@ A call may take the input, or refuse it with an error of ours: ValueError or Typ
 with a sentence. Everything else is a fault: an error of another library that passes through, a
 warning, an object that the refused input has changed, memory beyond a limit.
 
-`DPFTRL_FUZZ=N` runs N inputs of each family, from number `DPFTRL_FUZZ_START` (0) on.
+`DPFTRL_FUZZ=N` runs N inputs of each family, from number `DPFTRL_FUZZ_START` (0) on, for at most
+`DPFTRL_FUZZ_SECONDS` (any) seconds a family; pytest's -s shows how many were taken and refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import random
 import resource
 import signal
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +36,7 @@ import numpy as np
 import dpftrl_fast
 
 COUNT = int(os.environ.get("DPFTRL_FUZZ", "300"))
+LIMIT = float(os.environ.get("DPFTRL_FUZZ_SECONDS", "inf"))
 START = int(os.environ.get("DPFTRL_FUZZ_START", "0"))
 #: More address space than a refusal could need, threads and their arenas included.
 ROOM = 2 << 30
@@ -155,10 +158,13 @@ def fuzz(
     """
     taken = refused = 0
     faults: dict[str, str] = {}
+    end = time.monotonic() + LIMIT
     before = signal.signal(signal.SIGALRM, _too_slow)
     total = max(1, math.ceil((COUNT if count is None else count) * share))
     with limited_memory():
         for number in range(START, START + total):
+            if time.monotonic() > end:
+                break
             rng = random.Random(f"{name} {number}")
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             try:
@@ -176,6 +182,7 @@ def fuzz(
             else:
                 taken += 1
     signal.signal(signal.SIGALRM, before)
+    print(f"\nfuzz {name}: {taken} taken, {refused} refused, {len(faults)} faults")
     if faults:
         raise Fault("\n\n".join(faults.values()))
     return taken, refused
@@ -441,11 +448,12 @@ def _changed_array(old: np.ndarray[Any, Any], rng: random.Random) -> Any:
 # ---- Mutations of bytes ----
 
 _TOKENS: tuple[bytes, ...] = (
-    b"\x00", b"\xff", b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff\xff\xff\x7f", b"\xed\xa0\x80", b'"',
-    b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\r", b"\r\n", b"\t", b"NaN", b"Infinity", b"null",
-    b"-", b"1e999", b"1000000000000", b"9" * 400, b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b"\\ud800",
-    b"\xef\xbb\xbf", b"&a [*a, *a]", b"!!python/object:x ", b"<<: *a", b"2020-01-01", b"- ", b"0x", b"1_0",
-    b"? ", b"|", b">", b"%YAML 1.3\n", b"---\n", b"...", b"=", b"~", b"0o8", b"1:30",
+    b"\x00", b"\xff", b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff\xff\xff\x7f", b"\xed\xa0\x80",
+    b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\r", b"\r\n", b"\t", b"NaN", b"null",
+    b"Infinity", b"-", b"1e999", b"1000000000000", b"9" * 400, b"9" * 5000, b"[" * 3000, b"\\ud800",
+    b'{"a":' * 3000, b"\xef\xbb\xbf", b"&a [*a, *a]", b"!!python/object:x ", b"<<: *a", b"- ",
+    b"2020-01-01", b"1_0", b"? ", b"|", b">", b"%YAML 1.3\n", b"---\n", b"...", b"=", b"~", b"0o8",
+    b"1:30", b"0x",
 )  # fmt: skip
 
 

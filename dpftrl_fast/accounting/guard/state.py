@@ -84,7 +84,7 @@ def integer_from(state: Mapping[str, Any], name: str, low: int, high: int) -> in
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"state's {name} must be an integer, got {type(value).__name__}")
     if not low <= value <= high:
-        raise ValueError(f"state's {name} must be in [{low}, {high}], got {value}")
+        raise ValueError(f"state's {name} must be in [{low}, {high}], got {shown(value)}")
     return value
 
 

@@ -97,6 +97,8 @@ def _categories(name: str, value: Any) -> tuple[str, ...]:
                 f"categories of {name!r} must be text or whole numbers "
                 f"(quote words like no, yes, on in YAML), got {shown(item)}"
             )
+        if isinstance(item, int) and item.bit_length() > 1024:
+            raise SchemaError(f"categories of {name!r} must be short, got an integer of 1024 bits")
         if str(item) in texts:
             raise SchemaError(f"category {shown(item)} of {name!r} stands twice")
         texts[str(item)] = None
