@@ -30,7 +30,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find csrc/inc
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast test-slow bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
+.PHONY: demo test test-fast test-slow fuzz fuzz-cpp bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"expected Python 3.10 or newer, got {v[0]}.{v[1]}")'
@@ -81,6 +81,21 @@ test-fast: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
 
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(PYTEST) $(shell grep -rl 'mark\.slow' tests --include='test_*.py') -m slow
+
+# Mutated inputs for every loader (a tenth or less of COUNT where one takes long), and the core under sanitizers.
+COUNT ?= 1000000
+SECONDS_OF_FUZZING ?= 600
+
+fuzz: $(VENV)/.stamp-package $(VENV)/.stamp-test
+	DPFTRL_FUZZ=$(COUNT) $(BIN)/pytest tests/fuzz
+
+fuzz-cpp: $(VENV)/.stamp-dev
+	$(CMAKE) --preset fuzz
+	$(CMAKE) --build --preset fuzz
+	for name in tree toeplitz accounting; do \
+		mkdir -p build/fuzz/corpus-$$name && build/fuzz/csrc/fuzz/fuzz_$$name -max_len=300 \
+			-max_total_time=$(SECONDS_OF_FUZZING) build/fuzz/corpus-$$name || exit 1; \
+	done
 
 bench: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(BIN)/pytest benches --benchmark-only

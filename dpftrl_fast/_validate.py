@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, TypeVar
@@ -27,6 +28,55 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 SMALLEST_NORM, LARGEST_NORM = 1e-100, 1e100
 #: Largest number of steps of a run, of `max_participations` and of `min_separation`.
 MAX_STEPS = 2**40
+
+#: Characters of a value in an error.
+_SHOWN = 200
+_REPR = reprlib.Repr()  # bounded in time and memory, too: a nest may hold itself many times
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 4, _SHOWN, _SHOWN, _SHOWN
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 10
+
+
+def shown(value: Any) -> str:
+    """Return any value in the words of an error: its repr, cut, or its type if that fails.
+
+    Examples
+    --------
+    >>> shown("a"), shown(10**5000), shown([0] * 1000)[-8:]
+    ("'a'", 'a value of type int', '0, ...]')
+    """
+    try:
+        text = _REPR.repr(value)
+    except Exception:  # a nest that is too deep, an integer of too many digits
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 2]}.."
+
+
+def equal(value: Any, expected: Any) -> bool:
+    """Return whether a value that was read is the expected one; False for any other, no error.
+
+    `expected` is plain data: None, text, numbers, and lists, tuples and dictionaries of these.
+    NumPy's scalars count as the Python numbers that they are; a bool is no number.
+
+    Examples
+    --------
+    >>> equal(np.int64(1), 1), equal(True, 1), equal(np.ones(2), 1), equal([1, (2,)], [1, (2,)])
+    (True, False, False, True)
+    """
+    if isinstance(expected, (list, tuple)):
+        if type(value) is not type(expected) or len(value) != len(expected):
+            return False
+        return all(map(equal, value, expected))
+    if isinstance(expected, dict):
+        if not isinstance(value, dict) or value.keys() != expected.keys():
+            return False
+        return all(equal(value[name], item) for name, item in expected.items())
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biufU":
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)) or isinstance(expected, (bool, np.bool_)):
+        return isinstance(value, (bool, np.bool_)) and bool(value) is expected
+    kinds = (int, float, str, bytes, type(None), np.integer, np.floating)
+    return isinstance(value, kinds) and bool(value == expected)
+
 
 # ---- Numbers ----
 
@@ -100,7 +150,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
         expected = _integers(least, most)
         raise TypeError(f"{name} must be {expected}, got {type(value).__name__}") from None
     if (least is not None and number < least) or (most is not None and number > most):
-        raise ValueError(f"{name} must be {_integers(least, most)}, got {number}")
+        raise ValueError(f"{name} must be {_integers(least, most)}, got {shown(number)}")
     return number
 
 
@@ -140,7 +190,7 @@ def choice(name: str, value: Any, allowed: Sequence[T]) -> T:
         if same and plain == one:
             return one
     words = ", ".join(map(repr, allowed))
-    raise ValueError(f"{name} must be one of {words}, got {value!r}")
+    raise ValueError(f"{name} must be one of {words}, got {shown(value)}")
 
 
 def optional(check: Callable[..., T], name: str, value: Any, *bounds: Any, **more: Any) -> T | None:
@@ -156,7 +206,7 @@ def float_dtype(dtype: Any, name: str = "dtype") -> str:
         found = None
     # NumPy reads None as float64, also in a comparison.
     if dtype is None or found is None or found not in FLOATS or not found.isnative:
-        raise ValueError(f"{name} must be 'float32' or 'float64', got {dtype!r}")
+        raise ValueError(f"{name} must be 'float32' or 'float64', got {shown(dtype)}")
     return str(found.name)
 
 

@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are whole or absent: written to a temporary name, then moved into place."""
+"""Files that are whole or absent: written to a temporary name, then moved into place.
+
+And arrays that are read from files and messages of others, with no memory beyond their bytes.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+import zipfile
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from dpftrl_fast._validate import shown
 
 
 def check_folder(directory: str | Path) -> None:
@@ -72,3 +85,70 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+# ---- Arrays in NumPy's format ----
+
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def array_in(data: bytes) -> NDArray[Any]:
+    """Return a read-only view of the array in NumPy's format that `data` holds.
+
+    The number of bytes is compared with the header first: a header that announces a terabyte
+    allocates nothing. No pickle is read.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not a whole array of numbers or text.
+    """
+    file = BytesIO(data)
+    try:
+        read_header = _HEADERS.get(npy.read_magic(file))
+        header = None if read_header is None else read_header(file)
+    except Exception:  # of NumPy, of Python's tokenizer and parser
+        raise ValueError("expected a header of NumPy's format, got other bytes") from None
+    if header is None:
+        raise ValueError("expected version 1 or 2 of NumPy's format, got another")
+    shape, fortran, dtype = header
+    if dtype.kind not in "biufcSUmM":
+        raise ValueError(f"expected an array of numbers, got dtype {shown(dtype)}")
+    size = len(data) - file.tell()
+    if (
+        len(shape) > 32
+        or any(n < 0 for n in shape)
+        or math.prod(shape) * dtype.itemsize != size
+        # Lengths that NumPy cannot hold, beside one of 0.
+        or math.prod(max(n, 1) for n in shape) * max(dtype.itemsize, 1) >= 2**63
+    ):
+        raise ValueError(f"expected the bytes of {dtype} {shown(shape)}, got {size}")
+    if size == 0:
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(data, dtype, offset=file.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of `numpy.savez`, uncompressed: no more than its own bytes.
+
+    Raises
+    ------
+    ValueError
+        If the file is none, or compressed.
+    OSError
+        If it cannot be read.
+    """
+    content = BytesIO(path.read_bytes())
+    found: dict[str, NDArray[Any]] = {}
+    try:
+        with zipfile.ZipFile(content) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError(f"expected uncompressed arrays, got {shown(entry.filename)}")
+                found[entry.filename.removesuffix(".npy")] = array_in(archive.read(entry))
+    except ValueError:
+        raise
+    except Exception:  # zipfile raises many kinds
+        raise ValueError("expected a zip file of arrays, got a damaged one") from None
+    return found

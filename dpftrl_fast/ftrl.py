@@ -23,6 +23,7 @@ from dpftrl_fast._validate import (
     positive,
     positive_integer,
     real,
+    shown,
     vector_of,
 )
 from dpftrl_fast.kernels.ftrl_update import (
@@ -366,7 +367,7 @@ class FTRL:
             )
         for name, value in parameters.items():
             if not (type(state[name]) is type(value) and state[name] == value):
-                raise ValueError(f"state must have {name} {value}, got {state[name]!r}")
+                raise ValueError(f"state must have {name} {value}, got {shown(state[name])}")
         p = self._theta_0.size
         for name in ("theta_0", "theta", *_STATE_ROWS):
             vector_of(f"state's {name}", state[name], p, _FLOAT64)
@@ -374,7 +375,7 @@ class FTRL:
             raise ValueError("state must have the theta_0 of this object, got another")
         t = state["t"]
         if type(t) is not int or not 0 <= t <= self._steps:
-            raise ValueError(f"state's t must be an integer in [0, {self._steps}], got {t!r}")
+            raise ValueError(f"state's t must be an integer in [0, {self._steps}], got {shown(t)}")
         l1_weight = non_negative("state's l1_weight", state["l1_weight"])
 
         self._t = t

@@ -41,7 +41,7 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             note(f"error: this needs the package {error.name!r}: pip install 'dpftrl-fast[cli]'")
             raise typer.Exit(2) from None
-        except (ValueError, OSError) as error:
+        except (ValueError, TypeError, OSError) as error:
             note(f"error: {error}")
             raise typer.Exit(2) from None
 

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import enum
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import typer
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import positive_integer, shown
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -20,6 +18,7 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
+from dpftrl_fast.files import array_in
 
 Steps = Annotated[
     int | None, typer.Option(help="Number of steps, instead of --rows and --batch-size.")
@@ -161,18 +160,27 @@ def read_order(path: Path) -> FixedOrder:
     """Read the ids of each step from a text or .npy file."""
     content = path.read_bytes()
     if path.suffix == ".npy":
-        ids = np.load(io.BytesIO(content), allow_pickle=False)
+        try:
+            ids = array_in(content)
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r}: {error}") from None
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             came = f"{ids.dtype} of shape {ids.shape}"
             raise ValueError(f"{str(path)!r}: expected a one-dimensional array of ids, got {came}")
         return FixedOrder(ids)
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{str(path)!r}: expected ids as UTF-8 text, got other bytes") from None
     steps: list[list[int]] = []
-    for number, line in enumerate(content.decode("utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         words = line.replace(",", " ").split()
         try:
             step = [int(word) for word in words]
         except ValueError:
-            raise ValueError(f"{str(path)!r}, line {number}: expected ids, got {line!r}") from None
+            raise ValueError(
+                f"{str(path)!r}, line {number}: expected ids, got {shown(line)}"
+            ) from None
         steps.append([] if step == [-1] else step)
     if not steps:
         raise ValueError(f"{str(path)!r}: expected at least one line, got an empty file")

@@ -126,4 +126,6 @@ class Cohorts:
 def _listed(clients: Iterable[Client]) -> list[Client]:
     if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
         raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
+    if isinstance(clients, np.ndarray) and clients.ndim != 1:
+        raise TypeError(f"clients must be an iterable of ids, got a {clients.ndim}-d array")
     return list(clients)

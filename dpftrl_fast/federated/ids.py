@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dpftrl_fast._validate import shown
 from dpftrl_fast.accounting.guard.ids import ID_BITS, hashed_id, user_id
 
 Client: TypeAlias = int | str
@@ -70,4 +71,4 @@ def _check(client: object) -> None:
     if isinstance(client, _NONE) or not isinstance(client, (int, np.integer)):
         raise TypeError(f"a client must be an integer or a name, got {type(client).__name__}")
     if not 0 <= int(client) < 2**ID_BITS:
-        raise ValueError(f"a client's number must be in [0, 2^63), got {int(client)}")
+        raise ValueError(f"a client's number must be in [0, 2^63), got {shown(int(client))}")

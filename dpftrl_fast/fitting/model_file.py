@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from dpftrl_fast._validate import choice
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.settings import LeastSquaresSettings
-from dpftrl_fast.files import check_folder, write_files
+from dpftrl_fast.files import arrays_in, check_folder, write_files
 from dpftrl_fast.fitting.run import FitResult, Plan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.tables import Encoder, TableReader
@@ -244,16 +243,20 @@ def load_model(directory: str | Path) -> Model:
     if not path.is_file():
         raise FileNotFoundError(f"no model file {str(path)!r}")
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            facts = json.loads(str(arrays["facts"][()]))
-            kinds = _KINDS if "tail" in arrays else ("last",)
-            coefficients = {kind: np.asarray(arrays[kind], np.float64) for kind in kinds}
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        arrays = arrays_in(path)
+        kinds = _KINDS if "tail" in arrays else ("last",)
+        if missing := [name for name in ("facts", *kinds) if name not in arrays]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        facts = json.loads(str(arrays["facts"][()]))
+        if numberless := [kind for kind in kinds if arrays[kind].dtype.kind not in "fiu"]:
+            raise ValueError(f"{', '.join(numberless)} must hold numbers")
+        coefficients = {kind: np.array(arrays[kind], np.float64) for kind in kinds}
+    except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{str(path)!r} is not a model file: {error}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"expected a model of format {FORMAT!r} in {str(path)!r}")
-    schema = Schema.from_dict(facts["schema"])
-    plan = _plan(facts["plan"])
+    schema = Schema.from_dict(facts.get("schema"))  # type: ignore[arg-type]
+    plan = _plan(facts.get("plan"))
     wanted = () if isinstance(plan, LeastSquaresPlan) else ("tail", "average")
     if set(kinds) != {*wanted, "last"}:
         raise ValueError(f"expected other coefficients than {', '.join(kinds)} in {str(path)!r}")

@@ -21,6 +21,7 @@ from pyarrow import types
 
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, join
+from dpftrl_fast.tables.damaged import readable
 
 _BLOCK = 1 << 18  # entries of a record batch: 2 MiB as float64
 
@@ -32,7 +33,8 @@ def open_dataset(X: Any, y: Any, groups: Any, *, numbers: bool) -> DatasetRows:
     targets are numbers, not labels.
     """
     path = isinstance(X, (str, os.PathLike))
-    dataset = ds.dataset(os.fspath(X), format="parquet") if path else X
+    with readable("the dataset"):
+        dataset = ds.dataset(os.fspath(X), format="parquet") if path else X
     for name, value in {"y": y, "groups": groups}.items():
         if not isinstance(value, str) and not (name == "groups" and value is None):
             raise TypeError(
@@ -59,6 +61,8 @@ class DatasetRows(RowSource):
         _refuse_text(dataset)
         self._dataset, self._target, self._numbers = dataset, target, numbers
         schema = dataset.schema
+        with readable("the names of columns"):
+            _ = schema.names
         special = [target] if users is None else [target, users]
         if len({*special}) < len(special):
             raise ValueError(f"y and groups must be two columns, got {target!r} for both")
@@ -84,7 +88,8 @@ class DatasetRows(RowSource):
             raise ValueError(f"the column of y must be of {wanted}, got {target!r} of type {kind}")
         found = [schema.field(name).type.to_pandas_dtype() for name in self._features]
         self._dtype = np.dtype(np.float32 if np.result_type(*found) == np.float32 else np.float64)
-        self._rows: int = dataset.count_rows()
+        with readable("the dataset"):
+            self._rows: int = dataset.count_rows()
         if self._rows == 0:
             raise ValueError("the dataset must hold at least 1 row, got none")
         self.units = self._rows
@@ -187,7 +192,8 @@ class DatasetRows(RowSource):
         options: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1}
         options |= {"use_threads": False, "batch_size": most_rows}
         options |= _parquet_options(self._dataset)
-        return iter(self._dataset.to_batches(columns=columns, **options))
+        with readable("the dataset"):
+            yield from self._dataset.to_batches(columns=columns, **options)
 
 
 class _Cutter:

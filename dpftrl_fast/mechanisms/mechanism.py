@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import shown
+
 L = TypeVar("L", bound="Layout")
 
 
@@ -118,7 +120,7 @@ def mechanism_from_dict(d: Mapping[str, Any]) -> Mechanism:
         raise TypeError(f"mechanism must be a mapping, got {type(d).__name__}")
     kind = d.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"mechanism kind must be one of {list(_KINDS)}, got {kind!r}")
+        raise ValueError(f"mechanism kind must be one of {list(_KINDS)}, got {shown(kind)}")
     return _KINDS[kind](d)
 
 

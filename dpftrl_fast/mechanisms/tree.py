@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from dpftrl_fast._validate import choice, flag, optional, positive_integer, step_count
+from dpftrl_fast._validate import choice, equal, flag, optional, positive_integer, shown, step_count
 from dpftrl_fast.mechanisms.blocks import merged_runs
 from dpftrl_fast.mechanisms.mechanism import register_kind
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout, TreeRun, Variant
@@ -148,7 +148,7 @@ class Tree:
         """
         if not isinstance(d, Mapping):
             raise TypeError(f"a tree must be a mapping, got {type(d).__name__}")
-        if set(d) != set(_KEYS) or d["kind"] != "tree":
+        if set(d) != set(_KEYS) or not equal(d["kind"], "tree"):
             came = sorted(map(str, d))
             raise ValueError(f"a tree must have exactly the keys {list(_KEYS)}, got {came}")
         return cls(**{name: d[name] for name in _KEYS[1:]})
@@ -162,7 +162,7 @@ def _completion(complete: Any) -> bool | Literal["all"] | tuple[bool, ...]:
         return bool(complete)
     if isinstance(complete, str):
         if complete != "all":
-            raise ValueError(f"complete must be {_COMPLETE}, got {complete!r}")
+            raise ValueError(f"complete must be {_COMPLETE}, got {shown(complete)}")
         return "all"
     values = _listed("complete", complete, _COMPLETE)
     return tuple(flag("each of complete", value) for value in values)

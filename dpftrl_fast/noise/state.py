@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dpftrl_fast._validate import integer
+from dpftrl_fast._validate import equal, integer, shown
 from dpftrl_fast.noise.arguments import MAX_STEPS
 
 _VERSION = 1
@@ -97,8 +97,9 @@ def position_from_state(
     if missing := [name for name in (*form.header, *identity, *form.rest) if name not in state]:
         raise ValueError(f"state lacks {', '.join(missing)}")
     for name, expected in (*form.header.items(), *identity.items()):
-        if state[name] != expected:
-            raise ValueError(f"state has {name} {state[name]!r}, but this object has {expected!r}")
+        if not equal(state[name], expected):
+            came = shown(state[name])
+            raise ValueError(f"state has {name} {came}, but this object has {expected!r}")
     ends: list[int] = []
     for pair in _list(form.earlier, state[form.earlier]):
         end, count = _pair(form.earlier, pair)
@@ -110,7 +111,7 @@ def position_from_state(
     last_tree, last_t = (-1, 0) if last is None else _pair("last_returned", last)
     for name in ("reproducible", *["node_used"] * form.has_nodes):
         if not isinstance(state[name], bool):
-            raise TypeError(f"state's {name} must be a bool, got {state[name]!r}")
+            raise TypeError(f"state's {name} must be a bool, got {shown(state[name])}")
     position = Position(
         t=integer("t", state["t"], 0, MAX_STEPS),
         ends=ends,

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.participation import participation_from_dict
 from dpftrl_fast.files import write_files
 from dpftrl_fast.mechanisms import mechanism_from_dict
@@ -55,11 +56,11 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a plan; missing and unknown keys and other versions are refused."""
     if not isinstance(d, Mapping):
         raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
-    if d.get("format") != _FORMAT:
-        raise ValueError(f"format must be {_FORMAT!r}, got {d.get('format')!r}")
+    if not equal(d.get("format"), _FORMAT):
+        raise ValueError(f"format must be {_FORMAT!r}, got {shown(d.get('format'))}")
     version = d.get("version")
     if type(version) is not int or version not in (2, 3):
-        raise ValueError(f"version must be 2 or 3, got {version!r}")
+        raise ValueError(f"version must be 2 or 3, got {shown(version)}")
     names = _FIELDS[version]
     expected = {"format", "version", *names}
     if unknown := sorted(map(str, set(d) - expected)):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from dpftrl_fast._validate import integer, positive, probability
+from dpftrl_fast._validate import integer, positive, probability, shown
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -103,6 +103,11 @@ account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one 
             raise TypeError(f"plan must be a PrivacyPlan, got {type(self.plan).__name__}")
         integer("spare_recoveries", self.spare_recoveries, 0, 2**20)
         low, high = 1, 1  # where a stretch may begin: the first one at 1, others in the one before
+        stretches: Any = self.abandoned
+        if not isinstance(stretches, (list, tuple)) or not all(
+            isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in stretches
+        ):
+            raise TypeError(f"abandoned must hold pairs of steps, got {shown(stretches)}")
         for first, last in self.abandoned:
             integer("the first step of an abandoned stretch", first, low, high)
             integer("the last step of an abandoned stretch", last, first, self.plan.steps)

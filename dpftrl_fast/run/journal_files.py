@@ -12,12 +12,15 @@ All of them are a secret (mode 0600):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpftrl_fast.run.sealed_files import read_sealed, sync_folder, write_sealed
 from dpftrl_fast.run.step_log import StepLog, create_log
+
+_KEPT = re.compile(r"kept-([0-9]+)-([0-9]+)\.npz")
 
 
 class JournalFiles:
@@ -69,8 +72,8 @@ class JournalFiles:
     def drop_kept(self, generation: int, up_to: int) -> None:
         """Remove the kept states of earlier generations, and of steps up to this one."""
         for path in self._folder.glob("kept-*.npz"):
-            of, step = map(int, path.stem.split("-")[1:])
-            if of < generation or step <= up_to:
+            name = _KEPT.fullmatch(path.name)
+            if name and (int(name[1]) < generation or int(name[2]) <= up_to):
                 path.unlink(missing_ok=True)
 
     def _log_path(self, generation: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import stat
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpftrl_fast._validate import flag
+from dpftrl_fast._validate import equal, flag, shown
 from dpftrl_fast.plan.plan_file import other_mechanism
 from dpftrl_fast.run.folder_lock import LOCK
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
@@ -119,21 +120,31 @@ class RunFile:
 def _parsed(path: Path) -> RunFile:
     try:
         fields = json.loads(path.read_bytes())
+        _canonical({"fields": fields})  # without infinities, and not too deep
         if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
             raise ValueError(f"its format is not {_FORMAT!r}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} must be of a run's journal: {error}") from None
-    if fields.get("version") != _VERSION:
-        raise ValueError(f"{str(path)!r} must have version {_VERSION}, got {fields.get('version')}")
+    if not equal(fields.get("version"), _VERSION):
+        raise ValueError(
+            f"{str(path)!r} must have version {_VERSION}, got {shown(fields.get('version'))}"
+        )
     check = fields.pop("check", None)
     if check != _check(fields):
         raise ValueError(f"{str(path)!r} is damaged: its check does not fit")
-    return RunFile(
-        bytes.fromhex(fields["secret"]),
-        fields["inode"],
-        fields["forked"],
-        _canonical(fields["identity"]),
+    # The check is no seal: whoever can write the file can make one.
+    secret, inode, forked, identity = (
+        fields.get(name) for name in ("secret", "inode", "forked", "identity")
     )
+    if not (
+        isinstance(secret, str)
+        and re.fullmatch("[0-9a-f]{64}", secret)
+        and type(inode) is int
+        and type(forked) is bool
+        and isinstance(identity, dict)
+    ):
+        raise ValueError(f"{str(path)!r} is damaged: its fields are not those of a run")
+    return RunFile(bytes.fromhex(secret), inode, forked, _canonical(identity))
 
 
 def _check(fields: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ TEMPORARY = ".writing-"
 _SEAL = 32
 _CHUNK = 1 << 20
 _KINDS = "biufcSU"
+_MOST_BITS = 8192  # Python refuses to write integers of many more digits
 
 
 def sync_folder(folder: Path) -> None:
@@ -54,7 +55,12 @@ def write_sealed(path: Path, state: Mapping[str, Any], secret: bytes, label: str
     no file is then touched. After an OSError an older file is still there.
     """
     arrays: list[NDArray[Any]] = []
-    tree = json.dumps(_encoded(state, arrays, "")).encode()
+    try:
+        tree = json.dumps(_encoded(state, arrays, "")).encode()
+    except RecursionError:
+        raise TypeError(
+            "a state must be nested less deeply, got one beyond Python's limit"
+        ) from None
     members = {f"array{i}": array for i, array in enumerate(arrays)}
     with _Replacing(path) as file:
         np.savez(file, tree=np.frombuffer(tree, np.uint8), **members)  # type: ignore[arg-type]
@@ -130,6 +136,10 @@ def _seal(file: BinaryIO, size: int, secret: bytes, label: str) -> bytes:
 
 
 def _encoded(value: Any, arrays: list[NDArray[Any]], where: str) -> Any:
+    if type(value) is int and value.bit_length() > _MOST_BITS:
+        raise TypeError(
+            f"{where} must be an integer of at most {_MOST_BITS} bits, got a larger one"
+        )
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast.tables.damaged import readable
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLOCK = 1 << 22
 _MAX_LINE = 1 << 20
@@ -52,6 +54,7 @@ class CsvLines:
             raise ValueError(f"delimiter must be one ASCII character, got {delimiter!r}")
         self.delimiter = delimiter
         self._delimiter = delimiter.encode()
+        self._name = repr(str(path))
         self._stream = pa.input_stream(str(path), compression="detect")
         self._pending = b""
         self._ended = False
@@ -60,7 +63,10 @@ class CsvLines:
             text = header.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"the header of {str(path)!r} is not UTF-8 text") from None
-        self.names: list[str] = next(csv.reader([text], delimiter=delimiter), [])
+        try:
+            self.names: list[str] = next(csv.reader([text], delimiter=delimiter), [])
+        except csv.Error as error:
+            raise ValueError(f"the header of {str(path)!r} is not a CSV record: {error}") from None
         seen: set[str] = set()
         for name in self.names:
             if name in seen:
@@ -101,7 +107,8 @@ class CsvLines:
         self._stream.close()
 
     def _fill(self) -> None:
-        data: Any = self._stream.read(_BLOCK)
+        with readable(self._name):
+            data: Any = self._stream.read(_BLOCK)
         self._ended = not data
         self._pending += data
 

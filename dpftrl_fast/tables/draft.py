@@ -13,7 +13,8 @@ from typing import Any
 
 from dpftrl_fast.tables.cells import is_category, is_number, numbers, texts
 from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
-from dpftrl_fast.tables.reader import TableError, file_kind
+from dpftrl_fast.tables.damaged import readable
+from dpftrl_fast.tables.reader import TableError, file_kind, open_parquet
 
 _MOST_CATEGORIES = 1000
 
@@ -70,29 +71,24 @@ def _read(path: Path, delimiter: str | None) -> Any:
     kind, default = file_kind(path)
     if not path.is_file():
         raise TableError(f"no such file: {str(path)!r}")
-    import pyarrow as pa
-
     if kind == "parquet":
-        from pyarrow import parquet
-
-        try:
-            return parquet.read_table(path)
-        except pa.ArrowInvalid as error:
-            raise TableError(f"{str(path)!r} is not a Parquet file: {error}") from None
+        with readable(repr(str(path)), TableError):
+            return open_parquet(path).read()
     from pyarrow import csv
 
     try:
         lines = CsvLines(path, default if delimiter is None else delimiter)
     except ValueError as error:
         raise TableError(str(error)) from None
-    text = b"".join(block for block, _ in lines)
-    return csv.read_csv(
-        arrow_input(text),
-        csv.ReadOptions(column_names=lines.names),
-        csv.ParseOptions(delimiter=lines.delimiter, ignore_empty_lines=False),
-        # Words like true are text: missing as a number, and a category as spelled.
-        csv.ConvertOptions(check_utf8=False, true_values=[], false_values=[]),
-    )
+    with readable(repr(str(path)), TableError):
+        text = b"".join(block for block, _ in lines)
+        return csv.read_csv(
+            arrow_input(text),
+            csv.ReadOptions(column_names=lines.names),
+            csv.ParseOptions(delimiter=lines.delimiter, ignore_empty_lines=False),
+            # Words like true are text: missing as a number, and a category as spelled.
+            csv.ConvertOptions(check_utf8=False, true_values=[], false_values=[]),
+        )
 
 
 def _entry(column: Any, public: bool) -> dict[str, Any]:

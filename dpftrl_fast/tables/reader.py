@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast.tables.cells import is_category, is_number
 from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
+from dpftrl_fast.tables.damaged import readable
 from dpftrl_fast.tables.encoding import Encoder, Rows
 from dpftrl_fast.tables.schema import NumericColumn, Schema
 
@@ -129,7 +130,8 @@ class TableReader:
             raise RuntimeError(f"expected one pass over {str(self.path)!r}, got a second one")
         self._used = True
         if self._csv is None:
-            yield from self._file.iter_batches(_PARQUET_ROWS, columns=columns)
+            with readable(repr(str(self.path)), TableError):
+                yield from self._file.iter_batches(_PARQUET_ROWS, columns=columns)
             return
         from pyarrow import ArrowInvalid, csv, string
 
@@ -143,7 +145,7 @@ class TableReader:
             strings_can_be_null=False,
             check_utf8=False,
         )
-        for text, count in self._csv:
+        for text, count in self._lines(self._csv):
             fault = RuntimeError(f"expected {count} records from {count} lines: an internal error")
             try:
                 table = csv.read_csv(arrow_input(text), read, parse, convert)
@@ -154,18 +156,20 @@ class TableReader:
             yield table
         self._csv.close()
 
-    def _open_parquet(self) -> list[str]:
-        import pyarrow as pa
-        from pyarrow import parquet
-
+    @staticmethod
+    def _lines(lines: CsvLines) -> Iterator[tuple[bytes, int]]:
         try:
-            self._file = parquet.ParquetFile(self.path)
-        except pa.ArrowInvalid as error:
-            raise TableError(f"{str(self.path)!r} is not a Parquet file: {error}") from None
+            yield from lines
+        except ValueError as error:
+            raise TableError(str(error)) from None
+
+    def _open_parquet(self) -> list[str]:
+        self._file = open_parquet(self.path)
         self.rows = self._file.metadata.num_rows
-        if self.rows == 0:
+        if self.rows <= 0:
             raise TableError(f"expected rows in {str(self.path)!r}, got none")
-        return list(self._file.schema_arrow.names)
+        with readable(repr(str(self.path)), TableError):
+            return list(self._file.schema_arrow.names)
 
     def _check_types(self) -> None:
         arrow = self._file.schema_arrow
@@ -186,6 +190,18 @@ class TableReader:
             f"expected at most {self.schema.rows} rows (declared in the schema), "
             f"got more in {str(self.path)!r}; blank lines count as rows"
         )
+
+
+def open_parquet(path: Path) -> Any:
+    """Open a Parquet file; `TableError` if it is none."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with readable(repr(str(path)), TableError):
+        try:
+            return parquet.ParquetFile(path)
+        except pa.ArrowInvalid as error:
+            raise TableError(f"{str(path)!r} is not a Parquet file: {error}") from None
 
 
 def _file_state(path: Path) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from dpftrl_fast._validate import flag, integer, positive_integer
+from dpftrl_fast._validate import equal, flag, integer, positive_integer, shown
 from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.flat.distributed import Order
@@ -290,16 +290,18 @@ class FixedOrderLoader:
         With an accumulator attached, load the state of its guard first. A state of another order,
         plan or kind, or of another step than the guard is refused; nothing is changed then.
         """
-        if set(state) != set(_STATE):
+        if not isinstance(state, Mapping) or set(state) != set(_STATE):
             raise ValueError(f"state must be a mapping with the keys {list(_STATE)}, got another")
-        if (state["kind"], state["version"]) != (_KIND, _VERSION):
+        if not (equal(state["kind"], _KIND) and equal(state["version"], _VERSION)):
             raise ValueError(
-                f"state must be of {_KIND} version {_VERSION}, got {state['kind']!r} version "
-                f"{state['version']!r}"
+                f"state must be of {_KIND} version {_VERSION}, got {shown(state['kind'])} version "
+                f"{shown(state['version'])}"
             )
         position, seed, old = state["position"], state["order_seed"], self._order
         if not (type(position) is int and 0 <= position <= self.plan.steps):
-            raise ValueError(f"state's position must be in 0 .. {self.plan.steps}, got {position}")
+            raise ValueError(
+                f"state's position must be in 0 .. {self.plan.steps}, got {shown(position)}"
+            )
         if self._accumulator is not None and self.position != position:
             raise ValueError(
                 f"state's position must be that of the guard, {self.position}, got {position}: "
@@ -311,7 +313,7 @@ class FixedOrderLoader:
                 old.units, old.batch_size, self.plan, integer("order_seed", seed, 0), old.drop_last
             )
         found = order.fingerprint(), order.deal_hash(min(position + 1, self.plan.steps))
-        if found != (state["fingerprint"], state["deal"]):
+        if not (equal(state["fingerprint"], found[0]) and equal(state["deal"], found[1])):
             raise ValueError(
                 "state must be of the same order of the data (plan, number of examples, batch "
                 "size, drop_last, shuffle, order_seed), got another"

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import flag, float_dtype, integer, optional
+from dpftrl_fast._validate import equal, flag, float_dtype, integer, optional, shown
 from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.plan_file import other_mechanism
@@ -264,10 +264,10 @@ class NoiseRun:
         if missing := [name for name in needed if name not in state]:
             raise ValueError(f"state lacks {', '.join(missing)}")
         for name, value in own.items():
-            if state[name] != value:
-                raise ValueError(f"state must have {name} {value!r}, got {state[name]!r}")
+            if not equal(state[name], value):
+                raise ValueError(f"state must have {name} {value!r}, got {shown(state[name])}")
         for name, value in self._identity().items():
-            if state[name] != value:
+            if not equal(state[name], value):
                 advice = other_mechanism(state[name], value) if name == "plan" else ""
                 raise ValueError(
                     f"state must have the {name} of this object (plan: the same plan; parameters: "
@@ -275,10 +275,10 @@ class NoiseRun:
                     f"{advice and ': '}{advice}"
                 )
         flag("state's reproducible", state["reproducible"])
-        if state["start"] != self._before + 1:
+        if not equal(state["start"], self._before + 1):
             raise ValueError(
                 f"state must be of noise that began with step {self._before + 1}, got "
-                f"{state['start']!r}: after a recovery, call recover with its account first"
+                f"{shown(state['start'])}: after a recovery, call recover with its account first"
             )
 
     def load_noise(self, state: Mapping[str, Any], *, allow_fork: bool) -> None:

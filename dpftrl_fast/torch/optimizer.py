@@ -18,6 +18,7 @@ from dpftrl_fast._validate import (
     positive,
     positive_integer,
     real,
+    shown,
 )
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
@@ -344,18 +345,22 @@ class DPFTRL(Optimizer):
         update = self._started()
         self._run.check_state(state_dict, {**_HEADER, **self._settings()}, _REST)
         _check_vectors(state_dict["vectors"], update.vectors())
-        saved = state_dict["param_groups"]
-        if len(saved) != len(self.param_groups) or len(state_dict["l1_weights"]) != len(saved):
+        saved, weights = state_dict["param_groups"], state_dict["l1_weights"]
+        for name, entry in {"param_groups": saved, "l1_weights": weights}.items():
+            if not isinstance(entry, (list, tuple)):
+                raise TypeError(f"state's {name} must be a list, got {type(entry).__name__}")
+        if len(saved) != len(self.param_groups) or len(weights) != len(saved):
             raise ValueError(
                 f"state must have {len(self.param_groups)} parameter groups, got {len(saved)}"
             )
         for group in saved:
-            _rates(group)
+            _check_group(group)
+        weights = [non_negative("each of state's l1_weights", weight) for weight in weights]
         self._run.load_noise(state_dict, allow_fork=allow_fork)
         with self._run.steps.changing():
             for name, vector in update.vectors().items():
                 vector.copy_(state_dict["vectors"][name])
-            update.l1_weights = [float(weight) for weight in state_dict["l1_weights"]]
+            update.l1_weights = weights
             for group, values in zip(self.param_groups, saved, strict=True):
                 group.update(values)
 
@@ -404,13 +409,30 @@ def _rates(group: Mapping[str, Any]) -> Rates:
     )
 
 
+def _check_group(group: Any) -> None:
+    """Refuse a saved parameter group without rates, or with parameters of its own."""
+    if not isinstance(group, Mapping):
+        raise TypeError(
+            f"a group of state's param_groups must be a mapping, got {type(group).__name__}"
+        )
+    if missing := [name for name in ("lr", "momentum", "nesterov", "l1") if name not in group]:
+        raise ValueError(f"a group of state's param_groups lacks {', '.join(missing)}")
+    if not all(isinstance(name, str) and name not in _TENSORS for name in group):
+        raise ValueError(
+            f"a group of state's param_groups must hold rates only, got {shown([*group])}"
+        )
+    _rates(group)
+
+
 def _plain(value: Any) -> Any:
     """Return a tensor of one element, which torch accepts as a rate, as a number."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _check_vectors(saved: Any, own: Mapping[str, Tensor]) -> None:
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"state's vectors must be a mapping, got {type(saved).__name__}")
     if set(saved) != set(own):
-        raise ValueError(f"state must have vectors {sorted(own)}, got {sorted(saved)}")
+        raise ValueError(f"state must have vectors {sorted(own)}, got {shown([*saved])}")
     for name, vector in own.items():
         checked_vector(name, saved[name], vector)

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
+OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in OTHERS)]
 WIDTH = 100
 # Words of the house's own, and "restart" where a recovery is meant.
 REPLACED = re.compile(

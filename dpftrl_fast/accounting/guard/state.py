@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import shown
 from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
 from dpftrl_fast.mechanisms import Layout
@@ -64,7 +65,7 @@ def check_header(
     for name, value in expected.items():
         came = _scalar(state[name])
         if type(came) is not type(value) or came != value:
-            raise ValueError(f"state must have {name} {value!r}, got {came!r}")
+            raise ValueError(f"state must have {name} {value!r}, got {shown(came)}")
 
 
 def guard_state(state: Any) -> Any:
@@ -83,7 +84,7 @@ def integer_from(state: Mapping[str, Any], name: str, low: int, high: int) -> in
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"state's {name} must be an integer, got {type(value).__name__}")
     if not low <= value <= high:
-        raise ValueError(f"state's {name} must be in [{low}, {high}], got {value}")
+        raise ValueError(f"state's {name} must be in [{low}, {high}], got {shown(value)}")
     return value
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from dpftrl_fast._validate import flag, step_count
+from dpftrl_fast._validate import flag, shown, step_count
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
 
 
@@ -212,7 +212,7 @@ def participation_from_dict(d: Mapping[str, Any]) -> Participation:
     name = d.get("kind")
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"participation kind must be one of {list(_KINDS)}, got {name!r}")
+        raise ValueError(f"participation kind must be one of {list(_KINDS)}, got {shown(name)}")
     names = [field.name for field in fields(kind)]
     expected = ["kind", *names]
     if set(d) != set(expected):

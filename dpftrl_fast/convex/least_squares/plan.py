@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import non_negative, positive, probability
+from dpftrl_fast._validate import choice, non_negative, positive, probability, shown
 from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.accounting.curve.rounding import smallest_double
 from dpftrl_fast.accounting.participation import Participation, check_participation
@@ -111,7 +111,7 @@ class LeastSquaresPlan(PrivacyStatement):
         if isinstance(complete, np.bool_):
             complete = bool(complete)
         if not (complete is False or (isinstance(complete, str) and complete in ("all", "auto"))):
-            raise ValueError(f'complete must be False, "all" or "auto", got {complete!r}')
+            raise ValueError(f'complete must be False, "all" or "auto", got {shown(complete)}')
         mechanism, complete, variant = _noise(self.mechanism, complete, self.variant)
         set_field(self, "mechanism", mechanism)
         set_field(self, "variant", variant)
@@ -375,9 +375,10 @@ def _noise(
     mechanism: Any, complete: Any, variant: Any
 ) -> tuple[Literal["tree"] | ToeplitzMechanism, Any, Any]:
     """Return mechanism, completion and variant that fit together; a tree is the word "tree"."""
+    variant = choice("variant", variant, ("honaker", "vanilla"))
     if isinstance(mechanism, str):
         if mechanism != "tree":
-            raise ValueError(f"mechanism must be 'tree' or a mechanism, got {mechanism!r}")
+            raise ValueError(f"mechanism must be 'tree' or a mechanism, got {shown(mechanism)}")
         return "tree", complete, variant
     if not isinstance(mechanism, (Tree, ToeplitzMechanism)):
         raise TypeError(

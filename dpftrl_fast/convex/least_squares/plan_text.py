@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import participation_from_dict
 from dpftrl_fast.mechanisms import mechanism_from_dict
@@ -52,11 +53,11 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(d, Mapping):
         raise TypeError(f"a plan must be a mapping, got {type(d).__name__}")
-    if d.get("format") != _FORMAT:
-        raise ValueError(f"format must be {_FORMAT!r}, got {d.get('format')!r}")
+    if not equal(d.get("format"), _FORMAT):
+        raise ValueError(f"format must be {_FORMAT!r}, got {shown(d.get('format'))}")
     version = d.get("version")
     if type(version) is not int or version not in _NAMES:
-        raise ValueError(f"version must be 1 or 2, got {version!r}")
+        raise ValueError(f"version must be 1 or 2, got {shown(version)}")
     names = _NAMES[version]
     expected = sorted(["format", "version", *names])
     if sorted(map(str, d)) != expected:

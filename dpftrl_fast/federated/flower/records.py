@@ -7,15 +7,14 @@ their number was compared with the header: a header that announces a terabyte al
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from dpftrl_fast.files import array_in
 
 RECORD = "dpftrl"
 """Name of the ConfigRecord that server and clients exchange."""
@@ -26,7 +25,6 @@ DIFFERENCE = "difference"
 """Marks the arrays of a reply as a difference; without it they are a model."""
 
 _NUMPY = "numpy.ndarray"
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -38,20 +36,7 @@ def array_of(array: Array) -> NDArray[Any]:
     """
     if array.stype != _NUMPY:
         raise ValueError(f"expected an array serialised as {_NUMPY!r}, got {array.stype!r}")
-    data = array.data
-    file = BytesIO(data)
-    read_header = _HEADERS.get(npy.read_magic(file))
-    if read_header is None:
-        raise ValueError("expected version 1 or 2 of NumPy's format, got another")
-    shape, fortran, dtype = read_header(file)
-    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-        raise ValueError(f"expected an array of numbers, got dtype {dtype}")
-    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != len(data) - file.tell():
-        raise ValueError(f"expected the bytes of {dtype} {shape}, got {len(data) - file.tell()}")
-    flat = (
-        np.frombuffer(data, dtype, offset=file.tell()) if math.prod(shape) else np.empty(0, dtype)
-    )
-    return flat.reshape(shape, order="F" if fortran else "C")
+    return array_in(array.data)
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
@@ -60,7 +45,7 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     for name, array in record.items():
         try:
             arrays[name] = array_of(array)
-        except (ValueError, TypeError, OverflowError, EOFError) as error:
+        except ValueError as error:
             raise ValueError(f"array {name!r}: {error}") from None
     return arrays
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from dpftrl_fast._validate import float_dtype, integer, optional, step_count
+from dpftrl_fast._validate import equal, float_dtype, integer, optional, shown, step_count
 from dpftrl_fast.mechanisms.blocks import BlockLayout, merged_runs
 from dpftrl_fast.mechanisms.run_error import check_error_steps
 from dpftrl_fast.mechanisms.toeplitz.columns import Column
@@ -134,13 +134,13 @@ class ToeplitzMechanism(ABC):
         if not isinstance(d, Mapping):
             raise TypeError(f"mechanism {cls.kind} must be a mapping, got {type(d).__name__}")
         keys = ["kind", "version", *cls._names()]
-        if set(d) != set(keys) or d["kind"] != cls.kind:
+        if set(d) != set(keys) or not equal(d["kind"], cls.kind):
             raise ValueError(
                 f"mechanism {cls.kind} must have exactly the keys {keys}, got {sorted(map(str, d))}"
             )
-        if d["version"] != _VERSION:
+        if not equal(d["version"], _VERSION):
             raise ValueError(
-                f"mechanism {cls.kind} must be of version {_VERSION}, got {d['version']!r}"
+                f"mechanism {cls.kind} must be of version {_VERSION}, got {shown(d['version'])}"
             )
         return cls(**{name: d[name] for name in cls._names()})
 

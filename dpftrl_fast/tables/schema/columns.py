@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpftrl_fast._validate import shown
 from dpftrl_fast.tables.schema.entries import SchemaError, known_keys, mapping, number, positive
 
 
@@ -69,10 +70,10 @@ class LabelTarget(CategoricalColumn):
 def _numeric(name: str, entry: Mapping[str, Any]) -> NumericColumn:
     bounds = entry["bounds"]
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
-        raise SchemaError(f"bounds of {name!r} must be [low, high], got {bounds!r}")
+        raise SchemaError(f"bounds of {name!r} must be [low, high], got {shown(bounds)}")
     if any(bound is None for bound in bounds):
         raise SchemaError(
-            f"bounds of {name!r} must be filled in from public knowledge, got {list(bounds)}"
+            f"bounds of {name!r} must be filled in from public knowledge, got {shown(list(bounds))}"
         )
     low, high = (number(bound, f"a bound of {name!r}") for bound in bounds)
     if not low < high:
@@ -88,16 +89,18 @@ def _numeric(name: str, entry: Mapping[str, Any]) -> NumericColumn:
 
 def _categories(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise SchemaError(f"categories of {name!r} must be a non-empty list, got {value!r}")
+        raise SchemaError(f"categories of {name!r} must be a non-empty list, got {shown(value)}")
     texts: dict[str, None] = {}  # ordered, with fast lookup
     for item in value:
         if isinstance(item, bool) or not isinstance(item, (str, int)):
             raise SchemaError(
                 f"categories of {name!r} must be text or whole numbers "
-                f"(quote words like no, yes, on in YAML), got {item!r}"
+                f"(quote words like no, yes, on in YAML), got {shown(item)}"
             )
+        if isinstance(item, int) and item.bit_length() > 1024:
+            raise SchemaError(f"categories of {name!r} must be short, got an integer of 1024 bits")
         if str(item) in texts:
-            raise SchemaError(f"category {item!r} of {name!r} stands twice")
+            raise SchemaError(f"category {shown(item)} of {name!r} stands twice")
         texts[str(item)] = None
     return tuple(texts)
 
@@ -115,7 +118,7 @@ def read_column(name: str, entry: Any) -> NumericColumn | CategoricalColumn:
         return CategoricalColumn(name, _categories(name, entry["categories"]))
     raise SchemaError(
         f"column {name!r} must declare public bounds: [low, high] or categories: [...], "
-        f"got {dict(entry)}"
+        f"got {shown(dict(entry))}"
     )
 
 
@@ -124,7 +127,7 @@ def read_target(entry: Any) -> NumericColumn | LabelTarget:
     entry = mapping(entry, "target")
     name = entry.get("name")
     if not isinstance(name, str) or not name:
-        raise SchemaError(f"target must have a name, got {name!r}")
+        raise SchemaError(f"target must have a name, got {shown(name)}")
     rest = {key: value for key, value in entry.items() if key != "name"}
     column = read_column(name, rest)
     if isinstance(column, NumericColumn):

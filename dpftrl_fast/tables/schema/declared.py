@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.tables.schema.columns import (
     CategoricalColumn,
     LabelTarget,
@@ -173,7 +174,7 @@ class Schema:
             if isinstance(self.target, LabelTarget):
                 given = f"{len(self.target.categories)} categories"
             wanted = " or ".join(map(repr, self.tasks))
-            raise SchemaError(f"task must be {wanted} for a target with {given}, got {task!r}")
+            raise SchemaError(f"task must be {wanted} for a target with {given}, got {shown(task)}")
         return replace(self, per_class=task != self.tasks[0])
 
     def with_groups(self, column: Any, users: int | None = None) -> Schema:
@@ -182,7 +183,7 @@ class Schema:
         `users` is the declared number of users, by default the schema's.
         """
         if not isinstance(column, str) or not column:
-            raise SchemaError(f"group_column must be the name of a column, got {column!r}")
+            raise SchemaError(f"group_column must be the name of a column, got {shown(column)}")
         if column == self.target.name:
             raise SchemaError(f"group_column must be another column than the target {column!r}")
         users = self.users if users is None else users
@@ -241,8 +242,8 @@ class Schema:
         """
         top = mapping(data, "schema")
         known_keys(top, _ENTRIES, "schema")
-        if top.get("version", SCHEMA_VERSION) != SCHEMA_VERSION:
-            raise SchemaError(f"version must be {SCHEMA_VERSION}, got {top['version']!r}")
+        if not equal(top.get("version", SCHEMA_VERSION), SCHEMA_VERSION):
+            raise SchemaError(f"version must be {SCHEMA_VERSION}, got {shown(top['version'])}")
         for key in ("rows", "target", "columns"):
             if key not in top:
                 raise SchemaError(f"schema must have the entry {key!r}, got {sorted(top)}")
@@ -253,7 +254,7 @@ class Schema:
             raise SchemaError(f"the target {target.name!r} must not be among the columns")
         intercept = top.get("intercept", True)
         if not isinstance(intercept, bool):
-            raise SchemaError(f"intercept must be true or false, got {intercept!r}")
+            raise SchemaError(f"intercept must be true or false, got {shown(intercept)}")
         if not columns and not intercept:
             raise SchemaError("a schema needs at least one column or the intercept")
         bound, users = top.get("row_norm_bound"), top.get("users")

@@ -23,7 +23,9 @@ def mapping(data: Any, where: str) -> Mapping[str, Any]:
         raise SchemaError(f"{where} must be a mapping, got {type(data).__name__}")
     for key in data:
         if not isinstance(key, str) or not key:
-            raise SchemaError(f"names in {where} must be text (quote them in YAML), got {key!r}")
+            raise SchemaError(
+                f"names in {where} must be text (quote them in YAML), got {_validate.shown(key)}"
+            )
     return data
 
 
@@ -74,13 +76,15 @@ def _from_json(text: str) -> Any:
         seen: dict[str, Any] = {}
         for key, value in pairs:
             if key in seen:
-                raise SchemaError(f"{key!r} stands twice in one mapping")
+                raise SchemaError(f"{_validate.shown(key)} stands twice in one mapping")
             seen[key] = value
         return seen
 
     try:
         return json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
+    except SchemaError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise SchemaError(f"not valid JSON: {error}") from None
 
 
@@ -95,11 +99,13 @@ def _from_yaml(text: str) -> Any:
             for key_node, _ in node.value:
                 key = str(self.construct_object(key_node, deep=True))
                 if key in seen:
-                    raise SchemaError(f"{key!r} stands twice in one mapping")
+                    raise SchemaError(f"{_validate.shown(key)} stands twice in one mapping")
                 seen.add(key)
             return super().construct_mapping(node, deep)
 
     try:
         return yaml.load(text, Loader=UniqueKeys)
-    except yaml.YAMLError as error:
+    except SchemaError:
+        raise
+    except Exception as error:  # of the parser, and of its conversions of dates, numbers and keys
         raise SchemaError(f"not valid YAML: {error}") from None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpftrl_fast._validate import flag, integer
+from dpftrl_fast._validate import equal, flag, integer, shown
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, key_of_seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
@@ -127,9 +127,10 @@ class FlatNoise:
         fork = flag("allow_fork", allow_fork)
         check_noise_state(state)
         ranges = [list(pair) for pair in self._ranges]
-        if state["ranges"] != ranges:
+        if not equal(state["ranges"], ranges):
             raise ValueError(
-                f"state must be of the coordinates {ranges} of this rank, got {state['ranges']}"
+                f"state must be of the coordinates {ranges} of this rank, got "
+                f"{shown(state['ranges'])}"
             )
         vectors = list(state["vectors"]) or [[]] * len(ranges)
         if len(vectors) != len(ranges):
@@ -176,6 +177,21 @@ def check_noise_state(state: Any) -> Mapping[str, Any]:
         raise TypeError(f"state of the noise must be a mapping, got {type(state).__name__}")
     if missing := [name for name in _STATE if name not in state]:
         raise ValueError(f"state of the noise lacks {', '.join(missing)}")
+    if not isinstance(state["common"], Mapping):
+        raise TypeError(f"state's common must be a mapping, got {type(state['common']).__name__}")
+    vectors = state["vectors"]
+    if not (
+        isinstance(vectors, (list, tuple))
+        and all(isinstance(kept, (list, tuple)) for kept in vectors)
+        and all(
+            isinstance(entry, (list, tuple)) and entry and type(entry[-1]) is Tensor
+            for kept in vectors
+            for entry in kept
+        )
+    ):
+        raise TypeError(
+            "state's vectors must be a list for each range, each entry with a tensor last"
+        )
     return state
 
 
