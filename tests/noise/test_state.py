@@ -133,6 +133,8 @@ BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"earlier_trees": [[0, 1]]}, ValueError, "earlier tree must be an integer in"),
     ({"earlier_trees": [[1, 0]]}, ValueError, "count of trees must be"),
     ({"earlier_trees": [[1]]}, ValueError, "pairs of integers"),
+    ({"earlier_trees": [[1, 2**24 + 1]]}, ValueError, "count of trees must be"),
+    ({"earlier_trees": [[1, 5], [2, 2**24 - 4]]}, ValueError, "count of trees must be"),
     ({"earlier_trees": 3}, TypeError, "earlier_trees must be a list, got int"),
     ({"last_returned": [5, 1]}, ValueError, "after its present one"),
     ({"last_returned": [1, 100]}, ValueError, "after its present one"),
