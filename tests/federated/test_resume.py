@@ -203,7 +203,7 @@ def test_a_server_is_refused_for_every_setting_that_differs(
         shown = one._update.options()
         named = {"optimizer", "learning_rate", "betas", "eps", "momentum", "nesterov"}
         assert shown.keys() <= named, "a setting of the update has no run that differs"
-    with pytest.raises(ValueError, match="of another run: they differ in (update|data);"):
+    with pytest.raises(ValueError, match=r"of another run: they differ in (update|data);"):
         server(tmp_path / "run", **{**options, **change})
 
 
