@@ -27,6 +27,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -156,6 +157,7 @@ class Tree:
         self.root = work / "tree"
         self._build_folder = work / "cmake"
         self._stamp = time.time()
+        self._server: subprocess.Popen[str] | None = None
 
     def prepare(self) -> None:
         """Copy what has changed, keep the times of the rest, and build the modules."""
@@ -219,15 +221,55 @@ class Tree:
         self._stamp = max(self._stamp + 2.0, time.time())
         os.utime(path, (self._stamp, self._stamp))
 
-    def call(self, command: list[str], folder: Path, timeout: float = TIMEOUT) -> int | None:
-        """Run a program with its output in the log; None if it took too long, and was killed."""
+    @property
+    def _environment(self) -> dict[str, str]:
         own = {
             "PYTHONPATH": str(self.root),
             "NUMBA_CACHE_DIR": str(self._work / "numba"),
             "PYTHONHASHSEED": "0",
+            "DPFTRL_MUTATION": "1",
         }
-        environment = {**os.environ, **own}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return {**kept, **own}
+
+    def _pytest(self, arguments: list[str]) -> int | None:
+        """Return the exit status of pytest in a fork; None if it took too long."""
+        if self._server is None:
+            (self._work / "empty").mkdir(exist_ok=True)
+            self._server = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log.open("ab"),
+                text=True,
+            )
+        server = self._server
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps([str(self._work / "empty"), arguments]) + "\n")
+        server.stdin.flush()
+        child = int(server.stdout.readline().removeprefix("pid "))
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            os.killpg(child, signal.SIGKILL)
+
+        clock = threading.Timer(TIMEOUT, kill)
+        clock.start()
+        code = int(server.stdout.readline().removeprefix("code "))
+        clock.cancel()
+        return None if late.is_set() else code
+
+    def close(self) -> None:
+        """End the process of the tests."""
+        if self._server is not None:
+            self._server.stdin.close()  # type: ignore[union-attr]
+            self._server.wait()
+            self._server = None
+
+    def call(self, command: list[str], folder: Path, timeout: float = TIMEOUT) -> int | None:
+        """Run a program with its output in the log; None if it took too long, and was killed."""
         folder.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as out:
             out.write(f"\n$ {' '.join(command)}\n".encode())
@@ -236,7 +278,7 @@ class Tree:
             process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=environment,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -266,16 +308,15 @@ class Tree:
             return "survived", ""
         report = self._work / "failed.txt"
         report.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        command += ["-c", str(self.root / "pyproject.toml"), "--rootdir", str(self.root)]
-        command += ["-m", "not slow", f"--junit-xml={report}", *paths]
-        code = self.call(command, self._work / "empty")
+        given = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", f"--junit-xml={report}"]
+        given += ["-c", str(self.root / "pyproject.toml"), "--rootdir", str(self.root), *paths]
+        code = self._pytest(given)
         failed = _first_failure(report)
         if code is None:
             return "noticed", "too slow"
         if code == PASSED:
             return "survived", ""
-        if code in (FAILED, NO_IMPORT):
+        if code in (FAILED, NO_IMPORT) or code < 0:  # killed by a signal
             return "noticed", failed
         return "error", f"pytest ended with {code}"
 
@@ -361,6 +402,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     words = given.words
     chosen = [m for m in mutants if not words or any(w in m.name + m.file for w in words)]
+    if words:  # in the order of the words
+        chosen.sort(key=lambda m: next(i for i, w in enumerate(words) if w in m.name + m.file))
     given.work.mkdir(parents=True, exist_ok=True)
     results = Results(given.work / "results.jsonl")
     if not given.table:
@@ -368,7 +411,10 @@ def main(arguments: list[str] | None = None) -> int:
         tree = Tree(given.work, log, [given.cmake], given.define)
         tree.prepare()
         due = [m for m in chosen if given.again or results.of(m, ROOT) is None]
-        _run_all(tree, due, results)
+        try:
+            _run_all(tree, due, results)
+        finally:
+            tree.close()
     entries = [(mutant, results.of(mutant, ROOT)) for mutant in chosen]
     print(table(entries))
     noticed, counted = score(entries)

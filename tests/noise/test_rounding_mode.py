@@ -29,10 +29,17 @@ def rounding(mode: int) -> Iterator[None]:
     before = libm.fegetround()
     assert libm.fesetround(mode) == 0
     try:
+        as_set = rounded()
         yield
+        assert rounded() == as_set  # a call gives it back as it was
     finally:
-        assert libm.fegetround() == mode  # a call gives it back as it was
         libm.fesetround(before)
+
+
+def rounded() -> list[float]:
+    """Sums that every mode rounds otherwise (the library's own answer is that of another unit)."""
+    ones, tiny = np.array([1.0, -1.0, 1.0, -1.0]), np.array([1e-30, 1e-30, -1e-30, -1e-30])
+    return list((ones + tiny).tolist())
 
 
 UPWARD, DOWNWARD, TO_ZERO = 0x800, 0x400, 0xC00

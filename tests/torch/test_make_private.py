@@ -604,12 +604,14 @@ def test_a_rate_that_is_refused_costs_no_step(rate: dict[str, float]) -> None:
 def test_sums_over_processes_have_room_for_each_addition(
     monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    ranks = SimpleNamespace(
-        share=lambda value: value, check_order=lambda order, *, refusal=None: None
-    )
+    def check_order(order: Any, *, refusal: Exception | None = None) -> None:
+        if refusal is not None:
+            raise refusal
+
+    ranks = SimpleNamespace(share=lambda value: value, check_order=check_order)
     module = importlib.import_module("dpftrl_fast.torch.make_private")
     monkeypatch.setattr(module, "_ranks", lambda group: (ranks, (0, processes)))
-    training = private(clip_norm=0.7)
+    training = private(clip_norm=0.7, noise_multiplier=SIGMA)
     assert training.data_loader.shard == (0, processes)
     sums = training.data_loader.accumulator
     assert sums is not None
