@@ -96,6 +96,25 @@ def test_a_checkpoint_during_a_replay_keeps_what_was_written_ahead(tmp_path: Pat
         assert (journal.step, journal.last) == (1, 5)
 
 
+def test_a_checkpoint_during_a_replay_knows_of_what_was_written_ahead(tmp_path: Path) -> None:
+    """A log that lost the records after it would let a run take these steps with other sums."""
+    folder = tmp_path / "run"
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        journal.checkpoint({})
+        for step in range(1, 5):
+            journal.write_ahead(step, journal.digest(step))
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        for step in (1, 2):
+            journal.write_ahead(step, journal.digest(step))
+        journal.checkpoint({})
+    log = folder / "steps-0.log"
+    log.write_bytes(log.read_bytes()[: 3 * 64])  # the header, and two records of four
+    with pytest.raises(ValueError, match="the log must hold the steps up to 4, .* up to 2"):
+        RunJournal(folder, IDENTITY)
+
+
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with RunJournal(folder, IDENTITY) as journal:
