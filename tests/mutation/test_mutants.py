@@ -53,9 +53,8 @@ def test_a_mutant_is_applied_where_its_text_is_once(root: Path) -> None:
     for change in ({"old": "= 1"}, {"old": "z"}, {"new": "x = 1"}):
         with pytest.raises(ValueError, match="must"):
             mutant(**change).applied(source)
-    found = run.stale(
-        [mutant(), mutant(old="= 1"), mutant(file="b.py"), mutant(tests=("u.py",))], root
-    )
+    wrong = [mutant(), mutant(old="= 1"), mutant(file="b.py"), mutant(tests=("u.py",))]
+    found = run.stale(wrong, root)
     assert len(found) == 3 and "occurs 2 times" in found[0] and "no test u.py" in found[2]
 
 

@@ -307,7 +307,11 @@ def test_noise_passes_its_options_on():
     made, same = plan.noise(5, **given), plan.noise_spec.source(5, **given)
     assert made.state_dict() == same.state_dict()
     assert (made.threads, made.offset, made.rounds, made.dtype) == (2, 9, 20, np.float64)
+    assert made.memory == same.memory == 3
     assert made.step().tolist() == same.step().tolist()
+    key = bytes(range(32))
+    assert plan.noise(5, key=key).step().tolist() == plan.noise(5, key=key).step().tolist()
+    assert not plan.noise(5, key=key).reproducible
 
 
 def test_noise_without_a_seed_is_not_reproducible():

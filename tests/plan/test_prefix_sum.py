@@ -362,6 +362,17 @@ def test_bad_arguments(change: dict[str, Any], error: Any, message: str) -> None
         make(**change)
 
 
+@pytest.mark.parametrize(
+    "option", [{"rounds": 20}, {"memory": "regenerate"}, {"memory": 2}, {"threads": 1}], ids=str
+)
+def test_options_reach_the_noise(option: dict[str, Any]) -> None:
+    (name,) = option
+    plain, given = make(), make(**option)
+    assert getattr(given._noise, name) == option[name]
+    same = (given.add(GOOD) == plain.add(GOOD)).all()
+    assert same == (name != "rounds")
+
+
 def test_marked_when_seeded() -> None:
     assert make().reproducible
     assert "reproducible, not private" in repr(make())

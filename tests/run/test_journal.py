@@ -111,7 +111,7 @@ def test_a_checkpoint_during_a_replay_knows_of_what_was_written_ahead(tmp_path: 
         journal.checkpoint({})
     log = folder / "steps-0.log"
     log.write_bytes(log.read_bytes()[: 3 * 64])  # the header, and two records of four
-    with pytest.raises(ValueError, match="the log must hold the steps up to 4, .* up to 2"):
+    with pytest.raises(ValueError, match=r"the log must hold the steps up to 4, .* up to 2"):
         RunJournal(folder, IDENTITY)
 
 

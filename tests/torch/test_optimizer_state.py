@@ -96,7 +96,7 @@ def test_every_fact_of_a_run_has_another_that_is_refused() -> None:
         {"batch_size": 5},
     ):
         options = {"params": parameters(), "plan": plan_of(12, 1.0), "batch_size": 4, **change}
-        with pytest.raises(ValueError, match="state must have (the )?(plan|param|dtype|batch)"):
+        with pytest.raises(ValueError, match=r"state must have (the )?(plan|param|dtype|batch)"):
             ResidualNoise(**options).load_state_dict(saved)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="format"):
         residual.load_state_dict(state)
