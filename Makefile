@@ -82,8 +82,8 @@ test-fast: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(PYTEST) $(shell grep -rl 'mark\.slow' tests --include='test_*.py') -m slow
 
-# A wrong change of a source at a time, and the tests that are to notice it (docs/testing.md). It goes on
-# where it was stopped. MUTANTS="journal csrc/": only those with such a word in their name or file.
+# A wrong change of a source at a time, and the tests that are to notice it (docs/testing.md). A second call
+# continues the first. MUTANTS="journal csrc/": only those with such a word in their name or file.
 mutation: $(VENV)/.stamp-package $(VENV)/.stamp-dev $(VENV)/.stamp-flights
 	$(PIP) -c constraints.txt pybind11
 	$(BIN)/python tests/mutation/run.py --cmake $(abspath $(CMAKE)) \

@@ -161,10 +161,12 @@ def test_digests_tell_dtype_shape_order_bits_and_run(tmp_path: Path) -> None:
             one.digest("12"),
             one.digest(12),
             one.digest("1", "2"),
+            one.digest("1str;2"),  # what runs together without lengths
+            one.digest("1str:1;2"),
             one.digest(b"12"),
             one.digest(),
             two.digest(a),
         }
-        assert len(seen) == 13
+        assert len(seen) == 15
         assert one.digest(a[::2]) == one.digest(a[::2].copy())
         assert one.digest(np.zeros((2, 0))) != one.digest(np.zeros((0, 2)))
