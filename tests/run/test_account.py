@@ -180,6 +180,26 @@ def test_the_noise_of_a_stretch_is_that_of_its_blocks(name: str) -> None:
         noise.step()
 
 
+def test_a_spare_recovery_costs_the_worst_tree_wherever_it_is() -> None:
+    lengths = (4, 12, 4)
+    pattern = FixedEpochs(4, 5)
+    plan = PrivacyPlan(1.0, 2.0, pattern, mechanism=Tree(tree_lengths=lengths))
+    account = RunAccount(plan, spare_recoveries=1)
+    _, spare = account.guarantee.mechanisms
+    worst = max(sensitivity_squared(FixedEpochs(4, -(-n // 4)), Tree()) for n in lengths)
+    assert spare.sensitivity_squared == worst == sensitivity_squared(FixedEpochs(4, 3), Tree())
+    for step, last in ((5, 16), (1, 4), (17, 20), (9, 12)):
+        assert account.recovered(last, step).epsilon(1e-6) == account.epsilon(1e-6)
+
+
+def test_a_spare_recovery_is_one_more_run_where_the_order_stays() -> None:
+    pattern = FixedEpochs(4, 4, reshuffle=False)
+    plan = PrivacyPlan(1.0, 2.0, pattern, mechanism=Tree(restart_every=4))
+    account = RunAccount(plan, spare_recoveries=2)
+    assert account.guarantee.mechanisms == 3 * plan.guarantee.mechanisms
+    assert account.recovered(16, 1).epsilon(1e-6) == account.epsilon(1e-6)  # the whole run again
+
+
 def test_spare_recoveries_are_cheap_where_trees_are_short() -> None:
     plan = PrivacyPlan(1.0, 8.0, FixedEpochs(100, 20), mechanism=Tree(restart_every=100))
     one_tree = sensitivity_squared(SinglePass(100))

@@ -85,6 +85,21 @@ def test_what_was_kept_for_a_step_comes_back_until_the_next_checkpoint(tmp_path:
         assert journal.kept() is None
 
 
+def test_a_recovery_drops_all_that_was_kept_before_it(tmp_path: Path) -> None:
+    """Un-noised sums, also those of steps after the one that the recovery begins with."""
+    folder = tmp_path / "run"
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.checkpoint({"step": 0})
+        for step in range(1, 5):
+            journal.write_ahead(step, journal.digest(step), {"sum": step})
+    assert len([*folder.glob("kept-*")]) == 4
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        journal.write_ahead(1, journal.digest(1))
+        journal.recover({"step": 1})
+        assert not [*folder.glob("kept-*")]
+
+
 def test_a_checkpoint_during_a_replay_keeps_what_was_written_ahead(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", 5)
     with RunJournal(folder, IDENTITY) as journal:
