@@ -30,7 +30,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find csrc/inc
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast test-slow fuzz fuzz-cpp bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
+.PHONY: demo test test-fast test-slow fuzz fuzz-cpp mutation bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"expected Python 3.10 or newer, got {v[0]}.{v[1]}")'
@@ -96,6 +96,13 @@ fuzz-cpp: $(VENV)/.stamp-dev
 		mkdir -p build/fuzz/corpus-$$name && build/fuzz/csrc/fuzz/fuzz_$$name -max_len=300 \
 			-max_total_time=$(SECONDS_OF_FUZZING) build/fuzz/corpus-$$name || exit 1; \
 	done
+
+# A wrong change of a source at a time, and the tests that are to notice it (docs/testing.md). A second call
+# continues the first. MUTANTS="journal csrc/": only those with such a word in their name or file.
+mutation: $(VENV)/.stamp-package $(VENV)/.stamp-dev $(VENV)/.stamp-flights
+	$(PIP) -c constraints.txt pybind11
+	$(BIN)/python tests/mutation/run.py --cmake $(abspath $(CMAKE)) \
+		--define=-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) $(MUTANTS)
 
 bench: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(BIN)/pytest benches --benchmark-only

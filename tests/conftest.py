@@ -10,11 +10,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from processes import children, ended
 
 # No test asserts a time: a busy machine is not a fault.
-settings.register_profile("no clock", deadline=None)
+# A mutant that is found needs no smallest example (tests/mutation/run.py).
+PHASES = [Phase.explicit, Phase.generate] if "DPFTRL_MUTATION" in os.environ else [*Phase]
+settings.register_profile("no clock", deadline=None, phases=PHASES)
 settings.load_profile("no clock")
 
 # Two workers of pytest-xdist on two cores: idle threads of OpenMP sleep instead of spinning.

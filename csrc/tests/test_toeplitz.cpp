@@ -242,6 +242,12 @@ void refusals() {
   CHECK_THROWS(noise.prefix(kMaxSteps + 1, out, {}), std::invalid_argument, "t must be");
   CHECK_THROWS(noise.set_position({1, {}, {0, 2}}), std::invalid_argument, "saved position");
   CHECK_EQ(noise.t(), 1u);
+  const std::size_t most = std::size_t{1} << 24;
+  noise.set_position({1, std::vector<std::uint64_t>(most - 1, 1), {}});
+  noise.restart();
+  noise.advance_to(1);
+  CHECK_THROWS(noise.restart(), std::invalid_argument, "at most 2**24 restarts");
+  CHECK_EQ(noise.block(), most);
 }
 
 // --- interruptions ---

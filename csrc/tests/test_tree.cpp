@@ -314,6 +314,10 @@ void refusals() {
   }
   CHECK_EQ(tree.t(), 5u);
   same(residual(tree), expected.residual());
+
+  tree.set_position({1, std::vector<std::uint64_t>(std::size_t{1} << 24, 1), {}});
+  CHECK_THROWS(tree.restart(false, {}), std::invalid_argument, "at most 2**24 restarts");
+  CHECK_EQ(tree.tree(), std::uint64_t{1} << 24);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ from dpftrl_fast.accounting.participation import (
     Participation,
     SinglePass,
 )
-from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.mechanisms import BandedInverse, Tree
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -236,11 +236,20 @@ def test_a_state_of_another_declaration_is_refused() -> None:
         Guard(SinglePass(7)),
         Guard(SinglePass(6), Tree(restart_every=3)),
         Guard(SinglePass(6), Tree(restart_every=3, complete=True)),
+        Guard(SinglePass(6), Tree(restart_every=3, complete="all")),
+        Guard(SinglePass(6), Tree(tree_lengths=(2, 4))),
+        Guard(SinglePass(6), BandedInverse((1.0, -0.5), restart_every=2)),
         Guard(MinSeparation(6, 1, 1)),
+        Guard(MinSeparation(6, 2, 1)),
+        Guard(MinSeparation(6, 2, 2)),
+        Guard(MinSeparation(7, 2, 2)),
         Guard(FixedEpochs(3, 2)),
+        Guard(FixedEpochs(2, 3)),
         Guard(FixedEpochs(3, 2, reshuffle=False)),
         Guard(FixedOrder([1, 2, 3, 4, 5, 6])),
         Guard(FixedOrder([1, 2, 3, 4, 5, 7])),
+        Guard(FixedOrder.from_steps([[1, 2], [], [3], [4], [5], [6]])),  # the same ids elsewhere
+        Guard(FixedOrder.from_steps([[], [1], [2], [3], [4], [5, 6]])),
     ]
     for i, guard in enumerate(guards):
         for j, other in enumerate(guards):

@@ -110,6 +110,53 @@ def test_backward_error_in_delta_is_below_4_ulp(mu, a):
             assert got == pytest.approx(eps, rel=1e-9)
 
 
+def sensitivity_where(eps, delta, off):
+    """The zeta, in two parts, at which delta(eps) of sigma = 1 is delta times 1 + off."""
+    with mpmath.workdps(120):
+
+        def error(mu):
+            a, b = eps / mu - mu / 2, eps / mu + mu / 2
+            root = mpmath.sqrt(2)
+            value = mpmath.erfc(a / root) / 2 - mpmath.exp(eps) * mpmath.erfc(b / root) / 2
+            return value / (mpmath.mpf(delta) * (1 + off)) - 1
+
+        guess = mpmath.mpf(1) / acc.noise_multiplier(eps, delta, 1)
+        mu = mpmath.findroot(error, (guess, guess * (1 + mpmath.mpf(10) ** -12)), tol=1e-220)
+        high = float(mu**2)
+        return high, float(mu**2 - high)
+
+
+@pytest.mark.parametrize(
+    ("eps", "delta"),
+    [
+        (0.0, 0.25),
+        (0.0, 0.75),
+        (0.5, 0.125),
+        (3.0, 2.0**-20),
+        (8.0, 1e-12),
+        (2.0, 0.9),
+        (0.01, 0.7),
+    ],
+)
+def test_a_tie_is_left_undecided(eps, delta):
+    """Closer than the proved error, a comparison may go either way, and no way is taken."""
+    tie = sensitivity_where(eps, delta, 0)
+    assert not _core.gaussian_delta(1.0, *tie, eps)[1]
+    assert not _core.gaussian_epsilon(1.0, *tie, delta)[1]
+    if eps > 0:
+        assert not _core.gaussian_noise_multiplier(eps, delta, *tie)[1]
+    # Farther from it than that, all are decided, and to the right side.
+    below, above = (sensitivity_where(eps, delta, sign * mpmath.mpf(2) ** -70) for sign in (-1, 1))
+    assert _core.gaussian_epsilon(1.0, *below, delta) == (eps, True)
+    found, certified = _core.gaussian_epsilon(1.0, *above, delta)
+    assert found > eps if eps > 0 else not certified
+    assert _core.gaussian_delta(1.0, *below, eps) == (delta, True)
+    assert _core.gaussian_delta(1.0, *above, eps)[0] > delta
+    if eps > 0:
+        assert _core.gaussian_noise_multiplier(eps, delta, *below) == (1.0, True)
+        assert _core.gaussian_noise_multiplier(eps, delta, *above)[0] > 1.0
+
+
 def test_an_integer_sensitivity_is_not_rounded():
     odd = 2**53 + 1
     sigmas = [acc.noise_multiplier(1.0, 1e-6, z) for z in (2**53, odd, 2**53 + 2)]

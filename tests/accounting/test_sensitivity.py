@@ -311,3 +311,11 @@ def test_epochs_of_a_size_that_nobody_lists() -> None:
     with pytest.raises(ValueError, match="computed for at most 134217728 steps"):
         zeta_of(run, bound="released")
     assert zeta_of(acc.FixedEpochs(1, 2**40), restart_every=1) == 2**40
+
+
+@pytest.mark.parametrize("bound", ["exact", "released"])
+def test_more_uses_than_the_program_takes_are_refused(bound):
+    many = acc.MinSeparation(2**21, 2**20 + 1, 1)
+    with pytest.raises(ValueError, match=r"more than 2\^20 uses needs bound=\"level\""):
+        acc.sensitivity_squared(many, bound=bound)
+    assert acc.sensitivity_squared(many, bound="level") > 2**40

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,39 @@ def test_every_id_against_the_definition(run: Any) -> None:
             assert type(largest) is type(got.max().item())
             assert largest == got.max()
     assert zeta_of(orders[0], bound="level", **options) >= zeta_of(orders[0], **options)
+
+
+def exact_honaker(uses: list[int], steps: int) -> Fraction:
+    """The released zeta of one tree without completion, as a fraction.
+
+    Under a node of an even index a leaf weighs w = 2 - 2^-j (j: steps to the right on its way up,
+    from the node before the first one to the left), and the node's part has the variance
+    4/3 (1 - 4^-(level + 1)).
+    """
+    total, weight = Fraction(0), dict.fromkeys(uses, Fraction(1))
+    for level in range(steps.bit_length()):
+        nodes = {use >> level for use in weight if (use >> level) % 2 == 0}
+        for node in nodes:
+            if (node + 1) << level <= steps:
+                under = sum(w for use, w in weight.items() if use >> level == node)
+                total += under**2 / (Fraction(4, 3) * (1 - Fraction(1, 4 ** (level + 1))))
+        weight = {use: 1 + w / 2 * (use >> level & 1) for use, w in weight.items()}
+    return total
+
+
+def test_weights_of_an_order_are_rounded_up() -> None:
+    """Sums of float64 are as often below the exact value as above it: none may be below."""
+    rng = np.random.default_rng(3)
+    for steps in (9, 31, 100, 257):
+        for count in (1, 2, 5, 9):
+            uses = sorted(rng.choice(steps, count, replace=False).tolist())
+            order = np.full(steps, -1)
+            order[uses] = 4
+            got = zeta_of(acc.FixedOrder(order), bound="released")
+            exact = exact_honaker(uses, steps)
+            rough = zeta_released_honaker(uses, [(steps, False)])
+            assert float(exact) == pytest.approx(rough, rel=1e-11)
+            assert exact <= Fraction(got) <= exact * (1 + Fraction(1, 10**11))
 
 
 def test_level_wise_bound_of_an_order() -> None:

@@ -95,6 +95,21 @@ def test_four_runs_are_as_one_with_half_the_noise() -> None:
     assert four.epsilon(1e-6) > gaussian.epsilon(2.33 / 2, 11, 1e-6)  # the floors
 
 
+def test_the_nodes_of_composed_runs_add_up() -> None:
+    runs = [guarantee(2.0, 11, Touched(11, 15, 2)), guarantee(3.0, 7, Touched(7, 40, 5))]
+    assert compose(runs).touched == Touched(11 + 7, 15 + 40, 5)
+    assert compose([*runs, *runs]).touched == Touched(2 * 18, 2 * 55, 5)
+
+
+def test_the_floor_of_many_nodes_is_divided_by_the_noise_of_all() -> None:
+    """Where many nodes are shifted, the share of noise inside its disc counts once for all."""
+    many = guarantee(50.0, 10**8, Touched(2**27, 2**27, 1))
+    two = compose([many, many])
+    exact = gaussian.delta(*two.as_one(), 3.0)
+    assert two.delta(3.0) == truncated_delta(exact, Touched(2**28, 2**28, 1), two.floor())
+    assert two.delta(3.0) > truncated_delta(exact, many.touched, two.floor())
+
+
 def test_the_declared_figures_are_composed_whatever_was_realised() -> None:
     ended_early, not_begun = Ledger(SinglePass(16), 1.0), Ledger(SinglePass(16), 1.0)
     ended_early.record([])

@@ -148,6 +148,15 @@ def test_noise_has_the_plans_standard_deviations_and_keys_of_its_own() -> None:
     assert len({tuple(x.tolist()) for x in fresh}) == 4
 
 
+def test_both_noises_have_the_options() -> None:
+    plan = LeastSquaresPlan(1.0, 1.0, 2.0, acc.SinglePass(10))
+    bias, covariance = plan.noise(3, memory=2, dtype="float64", rounds=20, threads=1)
+    for noise in (bias, covariance):
+        assert (noise.rounds, noise.threads, noise.dtype) == (20, 1, np.float64)
+    assert (bias.memory, covariance.memory) == ("stored", 2)
+    assert plan.noise(3)[1].dtype == np.float32
+
+
 def test_a_plan_as_data_and_in_words() -> None:
     plan = plan_of(constant=0.5, split=0.4, bound="exact", complete=False)
     assert LeastSquaresPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

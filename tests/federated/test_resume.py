@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,86 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="in use by another run of this process"):
             server(tmp_path / "run", momentum=0.5)
         assert one.rounds_done == 0
+
+
+TREES = PrivacyPlan(0.5, 3.0, SinglePass(6), Tree(restart_every=2))
+CLIPPING = AdaptiveClipping(noise_multiplier=5.0, quantile=0.5, learning_rate=0.2)
+# For each fact that identifies a run: runs that differ in it, at least one of which states another
+# epsilon or would add the same noise to another sum.
+OTHERS: dict[str, list[dict[str, Any]]] = {
+    "kind": [],  # no other kind can be made here, see below
+    "plan": [
+        {"plan": replace(TREES, clip_norm=0.6)},
+        {"plan": replace(TREES, noise_multiplier=3.5)},
+        {"plan": replace(TREES, participation=SinglePass(8))},
+        {"plan": replace(TREES, mechanism=Tree(restart_every=2, complete=True))},
+        {"plan": replace(TREES, bound="released")},
+    ],
+    "parameters": [{"parameters": {"w": np.zeros(3)}}, {"parameters": {"v": np.zeros(2)}}],
+    "report_goal": [{"report_goal": 5}],
+    "clipping": [
+        {"clipping": CLIPPING},
+        {"clipping": replace(CLIPPING, noise_multiplier=2.0)},
+    ],
+    "spare_restarts": [{"spare_recoveries": 1}, {"spare_recoveries": 2}],
+    "dtype": [{"dtype": "float64"}],
+}
+
+
+def private_rounds(folder: Path, **options: Any) -> PrivateRounds:
+    options = {"parameters": {"w": np.zeros(2)}, "plan": TREES, "report_goal": 4, **options}
+    return PrivateRounds(options.pop("parameters"), folder=folder, key=KEY, threads=1, **options)
+
+
+@pytest.mark.parametrize("fact", OTHERS)
+def test_a_folder_is_refused_for_every_fact_that_differs(tmp_path: Path, fact: str) -> None:
+    with private_rounds(tmp_path / "run") as rounds:
+        identity = rounds._identity()
+        assert identity.keys() == OTHERS.keys(), "a fact of the identity has no run that differs"
+    for options in OTHERS[fact]:
+        with pytest.raises(ValueError, match=f"of another run: they differ in {fact};"):
+            private_rounds(tmp_path / "run", **options)
+    other = {**identity, fact: ["another"]}
+    with pytest.raises(ValueError, match=f"of another run: they differ in {fact};"):
+        RunJournal(tmp_path / "run", other)
+    private_rounds(tmp_path / "run").close()
+
+
+def test_adaptive_clipping_is_part_of_what_a_run_is(tmp_path: Path) -> None:
+    """Without it, a folder of estimates would state the epsilon of the plan alone."""
+    private_rounds(tmp_path / "run", clipping=CLIPPING).close()
+    changed = [{"noise_multiplier": 6.0}, {"quantile": 0.6}, {"learning_rate": 0.3}]
+    assert {name for change in changed for name in change} == {*vars(CLIPPING)}
+    for clipping in (None, *(replace(CLIPPING, **change) for change in changed)):
+        with pytest.raises(ValueError, match="of another run: they differ in clipping;"):
+            private_rounds(tmp_path / "run", clipping=clipping)
+    with private_rounds(tmp_path / "run", clipping=CLIPPING) as rounds:
+        assert rounds.epsilon(DELTA) > TREES.epsilon(DELTA)
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"learning_rate": 0.5}, {"learning_rate": 0.6}),
+        ({"momentum": 0.5}, {"momentum": 0.4}),
+        ({"momentum": 0.5, "nesterov": True}, {"nesterov": False}),
+        ({"optimizer": "adam"}, {"optimizer": "ftrl"}),
+        ({"optimizer": "adam"}, {"learning_rate": 0.3}),
+        ({"optimizer": "adam"}, {"betas": (0.8, 0.99)}),
+        ({"optimizer": "adam"}, {"eps": 1e-2}),
+        ({"identity": {"data": 1}}, {"identity": {"data": 2}}),
+    ],
+    ids=str,
+)
+def test_a_server_is_refused_for_every_setting_that_differs(
+    tmp_path: Path, options: dict[str, Any], change: dict[str, Any]
+) -> None:
+    with server(tmp_path / "run", **options) as one:
+        shown = one._update.options()
+        named = {"optimizer", "learning_rate", "betas", "eps", "momentum", "nesterov"}
+        assert shown.keys() <= named, "a setting of the update has no run that differs"
+    with pytest.raises(ValueError, match=r"of another run: they differ in (update|data);"):
+        server(tmp_path / "run", **{**options, **change})
 
 
 def test_a_copy_states_no_epsilon(tmp_path: Path) -> None:

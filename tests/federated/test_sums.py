@@ -245,6 +245,21 @@ def test_updates_are_left_alone_and_not_kept() -> None:
     assert np.array_equal(result.total, total_of([copies]))
 
 
+@pytest.mark.parametrize("look", [False, True], ids=["in int32", "in int64"])
+def test_a_cleared_sum_holds_nothing_of_before(look: bool) -> None:
+    result = sums()
+    for seed in (10, 11):
+        result.add(update(seed))
+    if look:  # moves the sum from int32 to int64
+        assert result.total.any()
+    result.clear()
+    assert result.count == 0
+    result.add(update(12))
+    assert np.array_equal(result.total, total_of([update(12)])) and result.count == 1
+    result.clear()
+    assert not result.total.any()
+
+
 def test_the_total_cannot_be_written_to() -> None:
     result = sums()
     with pytest.raises(ValueError, match="read-only"):

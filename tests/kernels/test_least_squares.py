@@ -138,6 +138,33 @@ def test_batches_add_up_and_scratch_is_clean_between_them() -> None:
         np.testing.assert_allclose(bias, oracle(X[31:], y[31:], 2.0, 1.0)[1], atol=1e-13)
 
 
+@pytest.mark.parametrize("after", ["add", "move"])
+def test_an_interrupted_batch_leaves_its_scratch_behind(
+    after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that stayed in the scratch would be in the sums of the next batch."""
+    rng = np.random.default_rng(1)
+    p, X, y = 6, rng.standard_normal((20, 6)), rng.standard_normal(20)
+    rows = SparseRows.of(scipy.sparse.csr_array(X))
+    update = RankUpdate(p, x_norm_bound=2.0, y_bound=1.0)
+    total, low, bias = np.zeros(21), np.zeros(21), np.empty(p)
+    update.add(rows, y, total, low, bias)  # there is a scratch to keep
+    name = {"add": "_move_csr", "move": "_add_csr"}[after]
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, name, lambda *kinds: interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            update.add(rows, y, np.zeros(21), np.zeros(21), bias)
+    total, low = np.zeros(21), np.zeros(21)
+    update.add(rows, y, total, low, bias)
+    expected, expected_bias = oracle(X, y, 2.0, 1.0)
+    np.testing.assert_allclose(total + low, expected, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(bias, expected_bias, rtol=1e-13, atol=1e-13)
+
+
 def test_sparse_rows_of_every_kind() -> None:
     """Columns out of order and twice, empty rows, int64 indices, rows that cannot be."""
     data = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 9.0, 9.0], np.float32)

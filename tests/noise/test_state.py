@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dpftrl_fast as dpf
+from dpftrl_fast.mechanisms import BandedInverse, BandedToeplitz, BufferedToeplitz
 from dpftrl_fast.noise import keys
 
 MEMORIES: list[Any] = ["stored", "regenerate", 1, 3]
@@ -121,6 +122,41 @@ def test_a_state_of_another_tree_is_refused(name: str) -> None:
     assert other.step().tobytes() == make(**{name: DIFFERENT[name]}).step().tobytes()
 
 
+def test_every_fact_of_a_source_has_another_that_is_refused() -> None:
+    assert make()._identity().keys() == {*DIFFERENT, "stream_version"}
+
+
+TAPS, BUFFERS = BandedInverse((1.0, -0.5)), BufferedToeplitz((0.75, 0.5), (0.25, 0.125))
+OTHER_TOEPLITZ: dict[str, list[Any]] = {
+    "size": [6],
+    "std": [1.25],
+    "mechanism": [BandedInverse((1.0, -0.25)), BandedToeplitz((1.0, 0.5)), BUFFERS],
+    "dtype": ["float64"],
+    "rounds": [20],
+    "purpose": ["covariance"],
+    "offset": [1],
+}
+
+
+def toeplitz(**change: Any) -> dpf.ToeplitzNoise:
+    options = {"size": 5, "std": 1.5, "mechanism": TAPS, "seed": 9, **change}
+    return dpf.ToeplitzNoise(
+        options.pop("size"), options.pop("std"), options.pop("mechanism"), **options
+    )
+
+
+@pytest.mark.parametrize("name", OTHER_TOEPLITZ)
+def test_a_state_of_another_toeplitz_source_is_refused(name: str) -> None:
+    noise = toeplitz()
+    assert noise._identity().keys() == {*OTHER_TOEPLITZ, "stream_version"}
+    noise.step()
+    for value in OTHER_TOEPLITZ[name]:
+        other = toeplitz(**{name: value})
+        with pytest.raises(ValueError, match=f"state has {name} .*, but this object has"):
+            other.load_state_dict(noise.state_dict())
+        assert other.t == 0
+
+
 VECTOR = np.zeros(5, np.float32)
 BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"format": "something"}, ValueError, "state has format 'something'"),
@@ -133,6 +169,8 @@ BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"earlier_trees": [[0, 1]]}, ValueError, "earlier tree must be an integer in"),
     ({"earlier_trees": [[1, 0]]}, ValueError, "count of trees must be"),
     ({"earlier_trees": [[1]]}, ValueError, "pairs of integers"),
+    ({"earlier_trees": [[1, 2**24 + 1]]}, ValueError, "count of trees must be"),
+    ({"earlier_trees": [[1, 5], [2, 2**24 - 4]]}, ValueError, "count of trees must be"),
     ({"earlier_trees": 3}, TypeError, "earlier_trees must be a list, got int"),
     ({"last_returned": [5, 1]}, ValueError, "after its present one"),
     ({"last_returned": [1, 100]}, ValueError, "after its present one"),

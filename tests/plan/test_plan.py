@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tree_options import with_tree
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.accounting.guard.state import declaration
 from dpftrl_fast.accounting.planner.schedules import plan_schedule
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, support_floor, touched
 from dpftrl_fast.accounting.sensitivity.squared import squared_of
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.mechanisms import Tree
+from dpftrl_fast.mechanisms import BandedInverse, Tree
 from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run import RunAccount
@@ -306,7 +307,11 @@ def test_noise_passes_its_options_on():
     made, same = plan.noise(5, **given), plan.noise_spec.source(5, **given)
     assert made.state_dict() == same.state_dict()
     assert (made.threads, made.offset, made.rounds, made.dtype) == (2, 9, 20, np.float64)
+    assert made.memory == same.memory == 3
     assert made.step().tolist() == same.step().tolist()
+    key = bytes(range(32))
+    assert plan.noise(5, key=key).step().tolist() == plan.noise(5, key=key).step().tolist()
+    assert not plan.noise(5, key=key).reproducible
 
 
 def test_noise_without_a_seed_is_not_reproducible():
@@ -443,6 +448,50 @@ def test_the_sensitivity_is_computed_once(monkeypatch):
     assert len(calls) == 2
     assert not {"_origin", "guarantee"} & {*plan.to_dict()}
     assert "_origin" not in repr(plan)
+
+
+FULL = {
+    "restarts and completion": {"mechanism": Tree("vanilla", restart_every=4, complete=True)},
+    "all completed": {"mechanism": Tree("honaker", restart_every=5, complete="all")},
+    "tree lengths": {"mechanism": Tree("honaker", tree_lengths=(3, 5, 4))},
+    "lengths and completions": {
+        "mechanism": Tree("vanilla", tree_lengths=(3, 5, 4), complete=(True, False, True))
+    },
+    "released": {"bound": "released"},
+    "released, with completion": {
+        "mechanism": Tree("vanilla", restart_every=4, complete=True),
+        "bound": "released",
+    },
+    "no tree": {"mechanism": BandedInverse((1.0, -0.5), restart_every=4)},
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_guards_and_ledgers_are_of_the_whole_plan(name):
+    plan = PrivacyPlan(0.5, 2.5, acc.MinSeparation(12, 3, 4), **FULL[name])
+    guard, ledger = plan.guard(), plan.ledger()
+    trees = [[run.steps, run.count] for run in plan.layout.runs]
+    declared = json.loads(guard.state_dict()["declaration"])
+    assert declared == json.loads(
+        declaration(plan.participation, plan.mechanism.layout(plan.steps))
+    )
+    if isinstance(plan.mechanism, Tree):
+        assert [[steps, count] for steps, _, count in declared["trees"]] == trees
+        assert [done for _, done, _ in declared["trees"]] == [
+            run.completed for run in plan.layout.runs
+        ]
+    declared = json.loads(ledger.state_dict()["declaration"])
+    assert (declared["noise_multiplier"], declared["bound"]) == (2.5, plan.bound)
+    if isinstance(plan.mechanism, Tree):
+        assert declared["variant"] == plan.mechanism.variant
+    # The same ledger by hand, which computes its guarantee itself.
+    own = acc.Ledger(plan.participation, 2.5, plan.mechanism, bound=plan.bound)
+    assert own.state_dict()["declaration"] == ledger.state_dict()["declaration"]
+    assert own.guarantee == ledger.guarantee == plan.guarantee
+    assert ledger.epsilon(1e-6) == plan.epsilon(1e-6) == own.epsilon(1e-6)
+    assert not (ledger.state_dict().keys() & {"values"})
+    if isinstance(plan.mechanism, Tree):
+        assert {"values", "node_counts"} <= plan.ledger(realised=True).state_dict().keys()
 
 
 def test_a_ledgers_figure_is_computed_once_whoever_asks_first(monkeypatch):

@@ -203,6 +203,60 @@ def test_a_value_that_makes_an_array_of_objects_counts_as_zero(bad: list[Any]) -
     )
 
 
+def interrupt(*given: Any, **named: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_the_noise_leaves_the_records_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`t` has not advanced, so the records are passed again: they must not be in the sum yet."""
+    sums, plain = make(), make()
+    for each in (sums, plain):
+        each.add([0.1, 0.2, 0.3])
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sums._noise), "step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sums.add([0.3, 0.3, 0.3])
+    assert sums.t == 1
+    assert (sums.value == plain.value).all()
+    for _ in range(2):
+        assert (sums.add([0.3, 0.3, 0.3]) == plain.add([0.3, 0.3, 0.3])).all()
+
+
+def test_an_interrupt_after_the_noise_can_lose_records_but_repeats_no_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sums, plain = make(), make()
+    step = type(sums._noise).step
+
+    def taken(noise: Any, *given: Any) -> None:
+        step(noise, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sums._noise), "step", taken)
+        with pytest.raises(KeyboardInterrupt):
+            sums.add([0.3, 0.3, 0.3])
+    plain.add(np.zeros((0, 3)))
+    assert sums.t == plain.t == 1
+    assert (sums.add([0.3, 0.3, 0.3]) == plain.add([0.3, 0.3, 0.3])).all()
+
+
+def test_no_digit_of_the_sum_is_lost_over_many_steps() -> None:
+    """A plain sum in float64 would be off by many units in the last place after 2,000 steps."""
+    steps = 2000
+    sums = make(1, steps, clip_norm=1e3, noise_multiplier=1e-300)
+    records = np.random.default_rng(2).uniform(0.1, 0.2, steps)
+    records[0] = 900.0
+    exact, plain = Fraction(0), 0.0
+    for record in records.tolist():
+        exact, plain = exact + Fraction(record), plain + record
+        got = sums.add([record]).item()
+        assert got == float(exact)
+    assert plain != float(exact)
+
+
 def test_the_horizon() -> None:
     sums = make(steps=5, restart_every=2)
     for _ in range(5):
@@ -315,6 +369,17 @@ NAN = float("nan")
 def test_bad_arguments(change: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make(**change)
+
+
+@pytest.mark.parametrize(
+    "option", [{"rounds": 20}, {"memory": "regenerate"}, {"memory": 2}, {"threads": 1}], ids=str
+)
+def test_options_reach_the_noise(option: dict[str, Any]) -> None:
+    (name,) = option
+    plain, given = make(), make(**option)
+    assert getattr(given._noise, name) == option[name]
+    same = (given.add(GOOD) == plain.add(GOOD)).all()
+    assert same == (name != "rounds")
 
 
 def test_marked_when_seeded() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,11 @@ from dpftrl_fast.accounting import (
     sensitivity_squared,
     sensitivity_squared_by_id,
 )
+from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
+from dpftrl_fast.accounting.statement.statement import GaussianMechanism, Guarantee
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.noise.tree import TreeNoise
-from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.run.account import RunAccount, _covers
 
 
 def listed_trees(
@@ -176,6 +180,26 @@ def test_the_noise_of_a_stretch_is_that_of_its_blocks(name: str) -> None:
         noise.step()
 
 
+def test_a_spare_recovery_costs_the_worst_tree_wherever_it_is() -> None:
+    lengths = (4, 12, 4)
+    pattern = FixedEpochs(4, 5)
+    plan = PrivacyPlan(1.0, 2.0, pattern, mechanism=Tree(tree_lengths=lengths))
+    account = RunAccount(plan, spare_recoveries=1)
+    _, spare = account.guarantee.mechanisms
+    worst = max(sensitivity_squared(FixedEpochs(4, -(-n // 4)), Tree()) for n in lengths)
+    assert spare.sensitivity_squared == worst == sensitivity_squared(FixedEpochs(4, 3), Tree())
+    for step, last in ((5, 16), (1, 4), (17, 20), (9, 12)):
+        assert account.recovered(last, step).epsilon(1e-6) == account.epsilon(1e-6)
+
+
+def test_a_spare_recovery_is_one_more_run_where_the_order_stays() -> None:
+    pattern = FixedEpochs(4, 4, reshuffle=False)
+    plan = PrivacyPlan(1.0, 2.0, pattern, mechanism=Tree(restart_every=4))
+    account = RunAccount(plan, spare_recoveries=2)
+    assert account.guarantee.mechanisms == 3 * plan.guarantee.mechanisms
+    assert account.recovered(16, 1).epsilon(1e-6) == account.epsilon(1e-6)  # the whole run again
+
+
 def test_spare_recoveries_are_cheap_where_trees_are_short() -> None:
     plan = PrivacyPlan(1.0, 8.0, FixedEpochs(100, 20), mechanism=Tree(restart_every=100))
     one_tree = sensitivity_squared(SinglePass(100))
@@ -246,6 +270,71 @@ def test_current_noise_between_two_trees(complete: bool, purpose: str) -> None:
         noise.restart(complete)
         assert (noise.t, noise.tree) != (0, 0)
         assert np.array_equal(noise.current(), last)
+
+
+def one(zeta: float, nodes: int, total: int, largest: int, **more: Any) -> Guarantee:
+    mechanism = GaussianMechanism(1.0, zeta, Touched(nodes, total, largest))
+    return Guarantee((mechanism,), **more)
+
+
+STATED = one(11, 11, 100, 1)
+# What is stated and what is owed: worse in one figure only, and better or equal in all others.
+WORSE = {
+    "mu": (STATED, one(12, 11, 50, 1)),
+    "nodes": (STATED, one(11, 12, 50, 1)),
+    "floor for zero-out": (one(11, 11, 50, 2), STATED),
+    "floor for replace-one": (STATED, one(11, 11, 50, 2)),
+}
+
+
+@pytest.mark.parametrize("figure", WORSE)
+def test_a_recovery_is_covered_only_where_every_figure_is(figure: str) -> None:
+    def figures(of: Guarantee) -> dict[str, float]:
+        kinds: tuple[Any, Any] = ("zero-out", "replace-one")
+        floors = {f"floor for {kind}": of.floor(neighbours=kind) for kind in kinds}
+        return {"mu": of.mu_squared, "nodes": of.touched.nodes, **floors}
+
+    stated, owed = WORSE[figure]
+    had, due = figures(stated), figures(owed)
+    assert [name for name in had if had[name] < due[name]] == [figure]
+    assert _covers(stated, stated) and _covers(owed, owed)
+    assert not _covers(stated, owed)
+
+
+def test_a_recovery_is_covered_only_where_the_other_guarantee_is_too() -> None:
+    """The guarantee that is stated near the floor must cover what is owed there."""
+    low = one(9, 9, 9, 1)
+    stated = one(11, 11, 100, 1, otherwise=lambda: low)
+    for owed, covered in ((low, True), (STATED, False), (one(9, 9, 9, 2), False)):
+        assert _covers(stated, one(11, 11, 100, 1, otherwise=lambda owed=owed: owed)) is covered
+    assert _covers(replace(stated, otherwise=None), STATED)
+
+
+@pytest.mark.parametrize("spare", [1, 2, 3])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PrivacyPlan(1.0, 2.0, SinglePass(16)),
+        PrivacyPlan(1.0, 2.0, MinSeparation(16, 2, 8), bound="released"),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 4), mechanism=Tree(restart_every=4, complete=True)),
+        PrivacyPlan(1.0, 2.0, FixedEpochs(4, 4, reshuffle=False)),
+    ],
+    ids=str,
+)
+def test_spare_recoveries_cover_so_many_and_no_more(plan: PrivacyPlan, spare: int) -> None:
+    account = RunAccount(plan, spare_recoveries=spare)
+    stated = account.guarantee
+    assert len(stated.mechanisms) == 1 + spare
+    assert stated.mu_squared > RunAccount(plan, spare_recoveries=spare - 1).guarantee.mu_squared
+    for _ in range(spare):
+        account = account.recovered(16, 13)
+        assert account.guarantee.mu_squared == stated.mu_squared >= account.happened.mu_squared
+        assert stated.touched.nodes >= account.happened.touched.nodes
+    worst = RunAccount(PrivacyPlan(1.0, 2.0, SinglePass(1)), spare_recoveries=spare)
+    for _ in range(spare):
+        worst = worst.recovered(1, 1)
+    with pytest.raises(ValueError, match=f"not covered: .* and {spare} spare recoveries"):
+        worst.recovered(1, 1)
 
 
 def test_nobody_in_a_stretch_owes_nothing() -> None:

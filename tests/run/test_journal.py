@@ -85,6 +85,21 @@ def test_what_was_kept_for_a_step_comes_back_until_the_next_checkpoint(tmp_path:
         assert journal.kept() is None
 
 
+def test_a_recovery_drops_all_that_was_kept_before_it(tmp_path: Path) -> None:
+    """Un-noised sums, also those of steps after the one that the recovery begins with."""
+    folder = tmp_path / "run"
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.checkpoint({"step": 0})
+        for step in range(1, 5):
+            journal.write_ahead(step, journal.digest(step), {"sum": step})
+    assert len([*folder.glob("kept-*")]) == 4
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        journal.write_ahead(1, journal.digest(1))
+        journal.recover({"step": 1})
+        assert not [*folder.glob("kept-*")]
+
+
 def test_a_checkpoint_during_a_replay_keeps_what_was_written_ahead(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", 5)
     with RunJournal(folder, IDENTITY) as journal:
@@ -94,6 +109,25 @@ def test_a_checkpoint_during_a_replay_keeps_what_was_written_ahead(tmp_path: Pat
     with RunJournal(folder, IDENTITY) as journal:
         assert journal.resume() == {"step": 1}
         assert (journal.step, journal.last) == (1, 5)
+
+
+def test_a_checkpoint_during_a_replay_knows_of_what_was_written_ahead(tmp_path: Path) -> None:
+    """A log that lost the records after it would let a run take these steps with other sums."""
+    folder = tmp_path / "run"
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        journal.checkpoint({})
+        for step in range(1, 5):
+            journal.write_ahead(step, journal.digest(step))
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        for step in (1, 2):
+            journal.write_ahead(step, journal.digest(step))
+        journal.checkpoint({})
+    log = folder / "steps-0.log"
+    log.write_bytes(log.read_bytes()[: 3 * 64])  # the header, and two records of four
+    with pytest.raises(ValueError, match=r"the log must hold the steps up to 4, .* up to 2"):
+        RunJournal(folder, IDENTITY)
 
 
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:
@@ -142,10 +176,12 @@ def test_digests_tell_dtype_shape_order_bits_and_run(tmp_path: Path) -> None:
             one.digest("12"),
             one.digest(12),
             one.digest("1", "2"),
+            one.digest("1str;2"),  # what runs together without lengths
+            one.digest("1str:1;2"),
             one.digest(b"12"),
             one.digest(),
             two.digest(a),
         }
-        assert len(seen) == 13
+        assert len(seen) == 15
         assert one.digest(a[::2]) == one.digest(a[::2].copy())
         assert one.digest(np.zeros((2, 0))) != one.digest(np.zeros((0, 2)))

@@ -97,6 +97,26 @@ def test_records_cannot_be_swapped_or_taken_from_another_run(tmp_path: Path) -> 
             RunJournal(log.parent, IDENTITY)
 
 
+def test_a_record_of_before_a_recovery_is_none_of_after_it(tmp_path: Path) -> None:
+    """Same run, same step: only the records before it, from the header on, tell them apart."""
+    folder = begun(tmp_path / "run", 6)
+    before = (folder / "steps-0.log").read_bytes()
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        journal.recover({"step": 0})
+        journal.write_ahead(1, journal.digest("another sum"))
+        journal.write_ahead(2, journal.digest("another sum"))
+    log = folder / "steps-1.log"
+    after = log.read_bytes()
+    for at in (1, 2):  # the header is at 0
+        record = slice(64 * at, 64 * (at + 1))
+        log.write_bytes(after[: record.start] + before[record] + after[record.stop :])
+        with pytest.raises(ValueError, match=f"the record of step {at} does not fit"):
+            RunJournal(folder, IDENTITY)
+    log.write_bytes(after)
+    RunJournal(folder, IDENTITY).close()
+
+
 @pytest.mark.parametrize("job", ["run", "run keep", "random", "restart"])
 def test_killed_at_every_call_of_the_system_and_at_random_times(tmp_path: Path, job: str) -> None:
     program = [sys.executable, "-W", "error", journal_kills.__file__, str(tmp_path), *job.split()]

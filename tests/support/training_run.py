@@ -23,7 +23,7 @@ from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.gradients.clipping import FlatClipping
+from dpftrl_fast.torch.gradients.clipping import Clipping, FlatClipping
 from dpftrl_fast.torch.gradients.grad_sample import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
@@ -33,6 +33,7 @@ from dpftrl_fast.torch.residual import ResidualNoise
 EPOCHS, PER_EPOCH, BATCH = 3, 4, 5
 STEPS = EPOCHS * PER_EPOCH
 DELTA = 1e-6
+FLAT = FlatClipping(1.0)
 Left = Callable[[int, bytes], None]
 PLAN = PrivacyPlan(
     1.0, 6.0, FixedEpochs(PER_EPOCH, EPOCHS), mechanism=Tree(restart_every=4, complete=True)
@@ -87,6 +88,8 @@ class Training:
         kind: str = "small",
         hidden: int = 4,
         examples: int = BATCH * PER_EPOCH,
+        batch: int = BATCH,
+        clipping: Clipping = FLAT,
     ) -> None:
         torch.manual_seed(5)
         model = nn.Sequential(
@@ -106,14 +109,14 @@ class Training:
             self.noise = ResidualNoise(weights, plan=plan, batch_size=BATCH, noise_seed=11)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.7)
         self.ledger = TrainingLedger(plan, DELTA)
-        sums = Accumulator(weights, FlatClipping(1.0), BATCH, self.ledger)
+        sums = Accumulator(weights, clipping, batch, self.ledger)
         sums.attach(self.optimizer, after_sum=None if self.noise is None else self.noise.add_)
         self.model = VmapModule(model, nn.functional.cross_entropy, sums)
-        self.loader = FixedOrderLoader(data, BATCH, plan, order_seed=order_seed)
+        self.loader = FixedOrderLoader(data, batch, plan, order_seed=order_seed)
         self.loader.attach(sums)
 
     def run(self, folder: Path, **options: Any) -> TrainingRun:
-        extra = {"scheduler": self.scheduler}
+        extra = options.pop("extra", {"scheduler": self.scheduler})
         return TrainingRun(
             folder,
             self.model,

@@ -26,6 +26,7 @@ from dpftrl_fast.tables import (
     minibatches,
     validate,
 )
+from dpftrl_fast.tables.reader import passes
 from dpftrl_fast.tables.schema import Schema
 
 SCHEMA = Schema.from_dict(
@@ -134,6 +135,41 @@ def test_a_broken_line_keeps_its_slot(tmp_path: Path, bad: bytes, quoted: bool, 
     rows = everything(TableReader(path, SCHEMA))
     assert not rows.valid[at] and rows.valid.sum() == 6
     check(rows, [*LINES[:at], "0,,,", *LINES[at + 1 :]])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (b'1,2,"x', b'",x,0'),  # each has the right number of delimiters outside of the pair
+        (b'1,2,"x', b'x",0,1'),
+        (b'"1,2,x,0', b'",2,x,0'),
+        (b'1,5,x,"0', b'",5,x,0'),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_a_pair_of_quotes_over_two_lines_is_no_field(
+    tmp_path: Path, first: bytes, second: bytes, at: int
+) -> None:
+    """The parser would make one record of both, and the rows after them would move up."""
+    lines = [line.encode() for line in LINES]
+    lines[at : at + 2] = first, second
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\n".join([HEADER.encode(), *lines]) + b"\n")
+    rows = everything(TableReader(path, SCHEMA))
+    assert rows.valid.tolist() == [i not in (at, at + 1) for i in range(7)]
+    check(rows, [*LINES[:at], "0,,,", "0,,,", *LINES[at + 2 :]])
+
+
+@pytest.mark.parametrize("cell", [b"\xff", b"x\xfe", b"\xc3", b"\xed\xa0\x80"])
+def test_a_line_that_is_no_utf8_is_a_row_of_zeros(tmp_path: Path, cell: bytes) -> None:
+    """Also in a category, where the cell by itself would only be an unknown one."""
+    lines = [line.encode() for line in LINES]
+    lines[3] = b"1,2," + cell + b",0"
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\n".join([HEADER.encode(), *lines]) + b"\n")
+    rows = everything(TableReader(path, SCHEMA))
+    check(rows, [*LINES[:3], "0,,,", *LINES[4:]])
+    assert rows.valid.tolist() == [i != 3 for i in range(7)]
 
 
 @given(
@@ -305,6 +341,40 @@ def test_more_rows_than_declared_are_refused(tmp_path: Path, kind: str) -> None:
         parquet.write_table(parquet_table(), path)
     with pytest.raises(TableError, match="expected at most 6 rows"):
         list(minibatches(TableReader(path, SCHEMA.with_rows(6)), 3))
+
+
+def test_a_file_that_states_more_rows_is_refused_before_its_first_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpftrl_fast.tables.reader._PARQUET_ROWS", 2)
+    parquet.write_table(parquet_table(), tmp_path / "t.parquet", row_group_size=2)
+    blocks = TableReader(tmp_path / "t.parquet", SCHEMA.with_rows(6)).blocks()
+    with pytest.raises(TableError, match="expected at most 6 rows"):
+        next(blocks)
+
+
+@pytest.mark.parametrize("when", ["before the second pass", "during the second pass"])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_file_that_changes_between_passes_is_refused(
+    tmp_path: Path, kind: str, when: str
+) -> None:
+    path = tmp_path / f"t.{kind}"
+
+    def make(lines: list[str]) -> None:
+        if kind == "csv":
+            write(path, lines)
+        else:
+            parquet.write_table(parquet_table().slice(0, len(lines)), path)
+
+    make(LINES)
+    batches = passes(TableReader(path, SCHEMA), 2, 4)
+    taken = 2 if when == "before the second pass" else 3
+    for _ in range(taken):
+        next(batches)
+    path.unlink()
+    make(LINES[:6])
+    with pytest.raises(TableError, match="expected the same rows in every pass"):
+        list(batches)
 
 
 def test_a_row_norm_bound_below_the_largest_norm_cuts_rows(tmp_path: Path) -> None:

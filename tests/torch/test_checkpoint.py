@@ -26,7 +26,14 @@ from training_run import BATCH, DELTA, EPOCHS, PLAN, STEPS, Training
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.step_log import Diverged
+from dpftrl_fast.torch.gradients.clipping import (
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    PerLayerClipping,
+)
 from dpftrl_fast.torch.optimizer import DPFTRL
 
 
@@ -379,6 +386,67 @@ def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], words: 
         training.run(tmp_path / "run")
     assert torch.equal(training.parameters(), before)
     Training().train(tmp_path / "run")  # and the folder is let go
+
+
+# For each fact that identifies a run: one that differs in it.
+OTHERS: dict[str, dict[str, Any]] = {
+    "plan": {"plan": replace(PLAN, mechanism=Tree(restart_every=4))},
+    "spare_restarts": {"spare_recoveries": 1},
+    "batch_size": {"batch": BATCH - 1, "examples": (BATCH - 1) * 4},
+    "examples": {"examples": BATCH * 4 - 1},
+    "clipping": {"clipping": AutomaticClipping(1.0)},
+    "optimizer": {"kind": "dpftrl"},
+    "parameters": {"hidden": 5},
+    "extra": {"extra": {}},
+}
+
+
+@pytest.mark.parametrize("fact", OTHERS)
+def test_a_folder_is_refused_for_every_fact_that_differs(tmp_path: Path, fact: str) -> None:
+    training = Training()
+    with training.run(tmp_path / "run") as run:
+        identity = run._identity(run.account)
+        assert identity.keys() == OTHERS.keys(), "a fact of the identity has no run that differs"
+    options = dict(OTHERS[fact])
+    of_run = {name: options.pop(name) for name in ("spare_recoveries", "extra") if name in options}
+    with pytest.raises(ValueError, match=rf"they differ in (\w+, )*{fact}\b"):
+        Training(**options).run(tmp_path / "run", **of_run)
+    with pytest.raises(ValueError, match=f"they differ in {fact};"):
+        RunJournal(tmp_path / "run", {**identity, fact: ["another"]})
+    Training().run(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [AutomaticClipping(1.0), PerLayerClipping.equal(1.0, 4), FlatClipping(0.5)],
+    ids=str,
+)
+def test_a_run_goes_on_with_its_own_clipping_only(tmp_path: Path, other: Clipping) -> None:
+    """Also where the norm is the same: a replayed step would not be of the same sums."""
+    stopped(tmp_path / "run")
+    with pytest.raises(ValueError, match="they differ in clipping;"):
+        Training(clipping=other).run(tmp_path / "run")
+
+
+def test_buffers_of_the_model_come_back(tmp_path: Path) -> None:
+    def made() -> tuple[Training, Tensor]:
+        training = Training()
+        buffer = torch.zeros(3)
+        training.model.register_buffer("seen", buffer)
+        return training, buffer
+
+    training, buffer = made()
+    with training.run(tmp_path / "run", checkpoint_every=1) as run:
+        for _, (x, y) in run:
+            training.model.backward(x, y)
+            training.optimizer.step()
+            buffer += torch.arange(3)
+    again, found = made()
+    found += 9
+    with again.run(tmp_path / "run") as run:
+        assert run.step == 4
+        assert torch.equal(found, 4 * torch.arange(3.0))
+        assert torch.equal(again.parameters(), training.parameters())
 
 
 def test_wrong_calls(tmp_path: Path) -> None:

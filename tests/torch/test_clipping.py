@@ -216,6 +216,107 @@ def test_sums_are_not_copied(copied: Any) -> None:
         copied(sums)
 
 
+def fresh(parameters: list[torch.nn.Parameter], clipping: Clipping) -> Accumulator:
+    plan = PrivacyPlan(clipping.clip_norm, 1.0, SinglePass(4))
+    return Accumulator(parameters, clipping, 4, plan.guard())
+
+
+def rows_of(seed: int, rows: int) -> list[torch.Tensor]:
+    return [torch.randn(rows, *shape, generator=generator(seed)) for shape in ((3,), (2, 2))]
+
+
+def parameters_of() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))]
+
+
+def sums_after(sums: Accumulator, seed: int) -> list[torch.Tensor]:
+    """The written sums of a batch of three examples."""
+    sums.begin([1, 2, 3])
+    sums.expect(3)
+    sums.add(rows_of(seed, 3))
+    sums.finish()
+    found = [p.grad.clone() for p in sums.parameters if p.grad is not None]
+    sums.done()
+    return found
+
+
+def interrupt(*given: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_nothing_of_an_abandoned_batch_is_in_the_next_sums(rows: int) -> None:
+    """One example would count in two batches: 2 L, where the plan states L."""
+    clipping = FlatClipping(0.7)
+    expected = sums_after(fresh(parameters_of(), clipping), seed=5)
+    sums = fresh(parameters_of(), clipping)
+    sums.begin([1, 2, 3, 7])
+    sums.expect(rows)
+    sums.add(rows_of(6, rows))
+    sums.abandon()
+    assert not sums.is_open and sums.rows_due == 0 and sums.steps_taken == 0
+    assert all(torch.equal(a, b) for a, b in zip(sums_after(sums, 5), expected, strict=True))
+
+
+def test_nothing_of_a_batch_stays_after_its_step() -> None:
+    sums = fresh(parameters_of(), FlatClipping(0.7))
+    sums_after(sums, seed=6)
+    assert all(p.grad is None for p in sums.parameters)
+    assert sums._sums == [None, None]
+
+
+def test_a_parameter_without_a_part_in_a_batch_has_a_sum_of_zero() -> None:
+    """Not the one of the batch before."""
+    sums = fresh(parameters_of(), FlatClipping(0.7))
+    sums_after(sums, seed=6)
+    sums.begin([4, 5])
+    sums.expect(2)
+    sums.add([rows_of(7, 2)[0], None])
+    sums.finish()
+    grad = sums.parameters[1].grad
+    assert grad is not None and bool((grad == 0).all())
+
+
+def test_an_interrupt_while_sums_are_written_leaves_none_behind() -> None:
+    sums = fresh(parameters_of(), FlatClipping(0.7))
+    sums.before_step = interrupt
+    sums.begin([1, 2, 3])
+    sums.expect(3)
+    sums.add(rows_of(5, 3))
+    with pytest.raises(KeyboardInterrupt):
+        sums.finish()
+    assert all(p.grad is None for p in sums.parameters)
+    assert sums._sums == [None, None]
+
+
+@pytest.mark.parametrize("processes", [2, 7, 64])
+def test_each_addition_of_a_reduction_has_its_room(processes: int) -> None:
+    """Sums of so many processes in float32, in the worst order: one rounding an addition."""
+    rows = 250
+    limit = contribution_limit(1.0, rows, roundings=processes)
+    unit = Fraction(1, 2**24)
+    off = sum(
+        (Fraction(rows) * Fraction(limit) * unit for _ in range(processes)),
+        Fraction(rows + 2) * rows * Fraction(limit) / 2**53,
+    )
+    assert Fraction(limit) + 2 * off <= 1
+    plan = PrivacyPlan(1.0, 1.0, SinglePass(1))
+    sums = Accumulator(
+        [torch.nn.Parameter(torch.zeros(1))],
+        FlatClipping(1.0),
+        rows,
+        plan.guard(),
+        roundings=processes,
+    )
+    sums.begin(range(1))
+    sums.expect(1)
+    sums.add([torch.full((1, 1), 1e6)])
+    sums.finish()
+    grad = sums.parameters[0].grad
+    assert grad is not None
+    assert grad.item() == pytest.approx(limit, rel=1e-7) and limit < contribution_limit(1.0, rows)
+
+
 CLIPPINGS = {
     "flat": FlatClipping(0.7),
     "per-layer": PerLayerClipping((0.3, 0.5, 0.4)),

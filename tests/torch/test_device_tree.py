@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dpftrl_fast import reference  # noqa: E402
 from dpftrl_fast.noise.keys import key_of_seed  # noqa: E402
 from dpftrl_fast.noise.tree import TreeNoise  # noqa: E402
 from dpftrl_fast.torch.device import tree as device_tree  # noqa: E402
+from dpftrl_fast.torch.device.source import DeviceSource  # noqa: E402
 from dpftrl_fast.torch.device.tree import DeviceTree  # noqa: E402
 
 KEY, SIZE, OFFSET, STD = key_of_seed(3), 5, 7, 1.5
@@ -127,3 +129,12 @@ def test_any_calls_in_any_order_have_the_bits_of_the_cpu(
             tree = on_device()
             tree.set_position(*position, vectors if chance.random() < 0.5 else [])
         assert (tree.t, tree.tree) == (cpu.t, cpu.tree)
+
+
+def test_a_stream_has_a_last_restart() -> None:
+    """The number of a block has 24 bits: one more would have the noise of the first."""
+    at = SimpleNamespace(_t=1, _ends=range(2**24 - 1))
+    DeviceSource._check_restart(at, "tree")  # type: ignore[arg-type]
+    at._ends = range(2**24)
+    with pytest.raises(ValueError, match=r"at most 2\*\*24 restarts"):
+        DeviceSource._check_restart(at, "tree")  # type: ignore[arg-type]

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -596,3 +598,21 @@ def test_a_rate_that_is_refused_costs_no_step(rate: dict[str, float]) -> None:
     group.update(before)
     run.optimizer.step()
     assert run.ledger.steps_taken == 1
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_sums_over_processes_have_room_for_each_addition(
+    monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    def check_order(order: Any, *, refusal: Exception | None = None) -> None:
+        if refusal is not None:
+            raise refusal
+
+    ranks = SimpleNamespace(share=lambda value: value, check_order=check_order)
+    module = importlib.import_module("dpftrl_fast.torch.make_private")
+    monkeypatch.setattr(module, "_ranks", lambda group: (ranks, (0, processes)))
+    training = private(clip_norm=0.7, noise_multiplier=SIGMA)
+    assert training.data_loader.shard == (0, processes)
+    sums = training.data_loader.accumulator
+    assert sums is not None
+    assert sums._shrink == contribution_limit(0.7, B, roundings=processes) / 0.7

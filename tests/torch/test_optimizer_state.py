@@ -80,6 +80,28 @@ def test_a_state_of_another_run_is_refused(change: dict[str, Any], words: str) -
     assert other.steps_taken == 0
 
 
+def test_every_fact_of_a_run_has_another_that_is_refused() -> None:
+    """Those of the test above, and `test_bad_states_are_refused` of the residual noise."""
+    dpftrl = DPFTRL(parameters(), 1.0, plan=plan_of(12, 1.0), batch_size=4)
+    state = dpftrl.state_dict()
+    assert dpftrl._run._identity().keys() == {"plan", "parameters", "dtype"}
+    assert dpftrl._settings().keys() == {"batch_size", "radius"}
+    residual = ResidualNoise(parameters(), plan=plan_of(12, 1.0), batch_size=4)
+    saved = residual.state_dict()
+    assert residual._run._identity().keys() == dpftrl._run._identity().keys()
+    for change in (
+        {"plan": plan_of(13, 1.0)},
+        {"params": [nn.Parameter(torch.zeros(24))]},
+        {"dtype": "float64"},
+        {"batch_size": 5},
+    ):
+        options = {"params": parameters(), "plan": plan_of(12, 1.0), "batch_size": 4, **change}
+        with pytest.raises(ValueError, match=r"state must have (the )?(plan|param|dtype|batch)"):
+            ResidualNoise(**options).load_state_dict(saved)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="format"):
+        residual.load_state_dict(state)
+
+
 def test_a_broken_state_is_refused() -> None:
     members = parameters()
     dpftrl = DPFTRL(members, 1.0, plan=plan_of(12, 1.0), batch_size=4)
