@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 from dpftrl_fast._validate import finite_vector, flag, integer, optional, positive_integer, real
 from dpftrl_fast.accounting.statement.statement import Neighbours
 from dpftrl_fast.audit.canaries import BEYOND
-from dpftrl_fast.audit.covariance import Whitener
+from dpftrl_fast.audit.covariance import Whitener, check_steps
 from dpftrl_fast.audit.judge import Setting, judge
 from dpftrl_fast.audit.models import sums_of_models
 from dpftrl_fast.audit.result import AuditResult
@@ -115,7 +115,7 @@ def audit_estimator(
     count = fewer if canaries is None else integer("canaries", canaries, 1)
     wanted = _LEAST_SQUARES_IN_ALL if squares else _IN_ALL
     times = -(-wanted // count) if runs is None else positive_integer("runs", runs)
-    total = integer("steps", steps, 1)
+    total = check_steps(steps)
     rng = np.random.default_rng(random_state)
     coins = rng.random((times, count)) < 0.5
     at = optional(real, "delta", delta, above=0.0, below=1.0) or float(parameters["delta"])

@@ -20,8 +20,9 @@ Matrix = NDArray[np.float64]
 
 #: Fewest canaries of an audit.
 LEAST_CANARIES = 16
-# mu by the stated score, its shift, the noise, mu by the learned score, reuse, epsilon.
-_CHECKS = 6
+# mu by the stated score, its shift, the noise, its least direction, mu by the learned score, reuse,
+# epsilon.
+_CHECKS = 7
 # A covariance is learned from at least so many canaries a row.
 _CANARIES_PER_ROW = 10
 
@@ -104,6 +105,7 @@ def judge(
         Finding(
             "noise over the stated noise", ratio, 1.0, 1.0 / math.sqrt(2.0 * free), limit, "below"
         ),
+        *_least(residual, n - 2, error),
         *_learned(white, residual, coins, direction, mu, limit),
         _reuse(residual, error),
     ]
@@ -113,7 +115,7 @@ def judge(
         coins,
         delta=setting.delta,
         confidence=level,
-        guesses=best_guesses(mu, n, confidence=level),
+        guesses=best_guesses(mu, n, delta=setting.delta, confidence=level),
     )
     estimate = interval(measured.mu, ones, n - ones, n - 2, confidence)
     return AuditResult(
@@ -167,6 +169,29 @@ class _Measured:
 
 def _stderr(mu: float, scale: float, free: int) -> float:
     return scale * math.sqrt(1.0 + (mu / scale) ** 2 / (2.0 * free))
+
+
+def _least(residual: Matrix, free: int, error: float) -> list[Finding]:
+    """Return the least noise in any direction, that is in any linear combination of the rows.
+
+    For independent unit normals the smallest singular value of a (rows, f) matrix over sqrt(f) is
+    below 1 - sqrt(rows/f) - t/sqrt(f) with a probability of at most exp(-t^2/2) (Davidson and
+    Szarek 2001, Theorem II.13). Noise that is used twice has none in some direction.
+    """
+    rows = len(residual)
+    if rows == 1 or free < _CANARIES_PER_ROW * rows:
+        return []
+    square = float(np.linalg.eigvalsh(residual @ residual.T)[0]) / free
+    return [
+        Finding(
+            "least noise in any direction over the stated noise",
+            math.sqrt(max(square, 0.0)),
+            1.0 - math.sqrt(rows / free),
+            1.0 / math.sqrt(free),
+            math.sqrt(-2.0 * math.log(error)),
+            "below",
+        )
+    ]
 
 
 def _learned(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -26,6 +27,7 @@ from dpftrl_fast._validate import (
 )
 
 _LARGEST_EPSILON = 1000.0
+_TRIED = 25  # numbers of guesses
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ def one_run_bound(
     return OneRunBound(_bound(v, r, m, total, 1.0 - level), total, level, m, r, v)
 
 
-def _bound(v: int, r: int, m: int, delta: float, error: float) -> float:
-    """Return an epsilon whose p-value is at most `error`, within 1e-6 of the largest; 0 if none."""
+def _bound(v: int, r: int, m: int, delta: float, error: float, *, tolerance: float = 1e-6) -> float:
+    """Return nearly the largest epsilon whose p-value is at most `error`; 0 if there is none."""
 
     def rejected(epsilon: float) -> bool:
         return one_run_p_value(v, r, m, epsilon=epsilon, delta=delta) <= error
@@ -166,37 +168,47 @@ def _bound(v: int, r: int, m: int, delta: float, error: float) -> float:
     low, high = 0.0, 1.0
     while rejected(high) and high < _LARGEST_EPSILON:
         low, high = high, 2.0 * high
-    while high - low > 1e-6:
+    while high - low > tolerance:
         middle = (low + high) / 2.0
         low, high = (middle, high) if rejected(middle) else (low, middle)
     return low
 
 
-def best_guesses(mu: float, canaries: int, *, confidence: float = 0.95) -> int:
-    """Return the number of guesses that gives the largest bound for Gaussian scores of this mu.
+@lru_cache(maxsize=256)
+def best_guesses(mu: float, canaries: int, *, delta: float, confidence: float = 0.95) -> int:
+    """Return the number of guesses whose bound is largest where scores are Gaussian of this mu.
+
+    It is chosen for the expected number of correct guesses, before any score is seen.
+
+    Parameters
+    ----------
+    mu : float
+        Difference of the means of the scores in standard deviations, finite and >= 0.
+    canaries : int
+        m, at least 2.
+    delta, confidence
+        As for :func:`one_run_bound`.
 
     Examples
     --------
-    >>> best_guesses(1.0, 10_000) < best_guesses(1.0, 100_000) < 100_000
-    True
+    >>> best_guesses(1.0, 10_000, delta=1e-6), best_guesses(4.0, 10_000, delta=1e-6)
+    (176, 5986)
     """
     size = integer("canaries", canaries, 2)
-    z = NormalDist().inv_cdf(probability("confidence", confidence))
-    half = non_negative("mu", mu) / 2.0
-    above = NormalDist().cdf
-    best, found = -math.inf, 2
-    for a in np.linspace(0.0, 8.0, 161).tolist():
+    level, total = probability("confidence", confidence), real("delta", delta, least=0.0, below=1.0)
+    half, cdf = non_negative("mu", mu) / 2.0, NormalDist().cdf
+    best, found, before = -1.0, 2, 0
+    for a in np.linspace(4.0 + half, 0.0, _TRIED).tolist():
         # Scores beyond a on either side of the middle: right with `right`, else wrong.
-        right, wrong = above(half - a), above(-half - a)
-        r = 2 * int(size * (right + wrong) / 2.0)
-        if r < 2:
-            break
-        p = right / (right + wrong)
-        low = p - z * math.sqrt(p * (1.0 - p) / r) - z * z / (2.0 * r)
-        value = math.log(low / (1.0 - low)) if 0.0 < low < 1.0 else -math.inf
+        right, wrong = cdf(half - a), cdf(-half - a)
+        r = min(2 * int(size * (right + wrong) / 2.0), size - size % 2)
+        if r < 2 or r == before:
+            continue
+        v, before = int(r * right / (right + wrong)), r
+        value = _bound(v, r, size, total, 1.0 - level, tolerance=0.01)
         if value > best:
             best, found = value, r
-    return min(found, size - size % 2)
+    return found
 
 
 def coins_of(included: Any, size: int) -> NDArray[np.bool_]:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.audit.canaries import Canaries, canaries_of
+from dpftrl_fast.audit.covariance import check_steps
 from dpftrl_fast.audit.models import sums_of_models
 from dpftrl_fast.audit.releases import audit_runs
 from dpftrl_fast.audit.result import AuditResult
@@ -78,6 +79,7 @@ def audit_training(
 
     each = positive_integer("steps_per_epoch", steps_per_epoch)
     passes = positive_integer("epochs", epochs)
+    check_steps(each * passes)
     if options.pop("shuffle", False):
         raise ValueError("shuffle must be False in an audit: all canaries are in the first batch")
     maker = make_private if make is None else make
