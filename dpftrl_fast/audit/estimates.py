@@ -156,7 +156,7 @@ class MuEstimate:
     high: float
     confidence: float
 
-    def epsilon(self, delta: float) -> float:
+    def gaussian_epsilon(self, delta: float) -> float:
         """Return epsilon at `delta` of the lower end of the interval, on the Gaussian curve."""
         return epsilon_of_mu(self.low, delta)
 

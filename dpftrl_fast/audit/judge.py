@@ -100,7 +100,7 @@ def judge(
     free = rows * (n - 2)
     ratio = math.sqrt(float(np.einsum("ij,ij->", residual, residual)) / free)
     findings = [
-        Finding("mu of the canaries", measured.mu, mu, _stderr(mu, scale, n - 2), limit),
+        Finding("mu of the canaries", measured.mu, mu, _stderr(measured.mu, scale, n - 2), limit),
         Finding("shift by a canary, over the stated noise", measured.shift, mu, scale, limit),
         Finding(
             "noise over the stated noise", ratio, 1.0, 1.0 / math.sqrt(2.0 * free), limit, "below"
@@ -168,6 +168,9 @@ class _Measured:
 
 
 def _stderr(mu: float, scale: float, free: int) -> float:
+    """Return the standard error at a measured mu: its quotient is normal also for few canaries."""
+    if not math.isfinite(mu):
+        mu = 0.0
     return scale * math.sqrt(1.0 + (mu / scale) ** 2 / (2.0 * free))
 
 
@@ -217,13 +220,14 @@ def _learned(
     covariance = part @ part.T / part.shape[1]
     values, vectors = np.linalg.eigh(covariance)
     # A variance of zero is taken for a very small one: an attack without noise.
-    kept = np.maximum(values, 1e-12 * values[-1])
+    kept = np.maximum(values, max(1e-12 * float(values[-1]), 1e-100))
     weights = vectors @ ((vectors.T @ direction) / kept)
+    weights /= np.linalg.norm(weights)
     found = _Measured.of(weights @ white[:, test], coins[test])
     zeros = int(np.count_nonzero(test)) - ones
     scale = math.sqrt(1.0 / ones + 1.0 / zeros)
     name = "mu by a score learned from the other half"
-    return [Finding(name, found.mu, mu, _stderr(mu, scale, ones + zeros - 2), limit)]
+    return [Finding(name, found.mu, mu, _stderr(found.mu, scale, ones + zeros - 2), limit)]
 
 
 def _reuse(residual: Matrix, error: float) -> Finding:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from decimal import ROUND_DOWN, Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from dpftrl_fast.plots import Histogram, histograms_png
 
 #: A measurement of mu with a larger relative standard error is no evidence.
 LARGEST_STDERR = 0.1
+_MOST_SHOWN = 1_000_000  # a larger epsilon is no different
 
 
 @dataclass(frozen=True)
@@ -222,4 +223,6 @@ class AuditResult:
 
 def _down(value: float) -> str:
     """Return a lower bound rounded down to three decimals."""
-    return f"{math.floor(value * 1000.0) / 1000.0:.3f}" if math.isfinite(value) else str(value)
+    if not value < _MOST_SHOWN:
+        return f"more than {_MOST_SHOWN}"
+    return str(Decimal(value).quantize(Decimal("0.001"), rounding=ROUND_DOWN))

@@ -108,7 +108,7 @@ def test_the_interval_covers_as_often_as_stated_and_the_error_is_the_stated() ->
     assert abs(inside / 2000 - 0.8) < 4 * math.sqrt(0.8 * 0.2 / 2000)
     spread = np.std([one.mu for one in found])
     assert np.mean([one.stderr for one in found]) == pytest.approx(spread, rel=0.1)
-    assert found[0].epsilon(1e-5) == epsilon_of_mu(found[0].low, 1e-5)
+    assert found[0].gaussian_epsilon(1e-5) == epsilon_of_mu(found[0].low, 1e-5)
 
 
 @pytest.mark.parametrize(
