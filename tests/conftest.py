@@ -65,6 +65,8 @@ LONG_FILES = {
     "accounting/test_rdp.py",
     "accounting/test_sensitivity.py",
     "accounting/test_sensitivity_core.py",
+    "audit/test_front_ends.py",
+    "audit/test_judge.py",
     "noise/test_properties.py",
     "noise/test_statistics.py",
 }

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpftrl_fast import __version__
-from dpftrl_fast.cli import bench, demo, experiment, fit, guarantee, info, plan, schema, sums
+from dpftrl_fast.cli import audit, bench, demo, experiment, fit, guarantee, info, plan, schema, sums
 
 app = typer.Typer(
     add_completion=False,
@@ -39,6 +39,7 @@ app.command("sum")(sums.command)
 app.command("epsilon")(guarantee.epsilon)
 app.command("calibrate")(guarantee.calibrate)
 app.command("plan")(plan.command)
+app.command("audit")(audit.command)
 app.command("demo")(demo.command)
 app.command("bench")(bench.command)
 app.command("info")(info.command)

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:Use
 
 # Packages of the extras, by the folder that needs them.
 EXTRAS = {
+    "audit.estimators": ["sklearn"],
+    "audit.training": ["torch", "opacus"],
     "cli": ["typer", "rich"],
     "experiments": ["sklearn", "torch", "matplotlib", "rich"],
     "federated.flower": ["flwr"],

@@ -28,7 +28,7 @@ LAYERS = [
     {"convex", "run"},
     {"federated", "linear_model", "torch"},
     {"fitting"},
-    {"experiments"},
+    {"audit", "experiments"},
     {"__init__"},
     {"cli"},
 ]
@@ -49,7 +49,7 @@ PLACES = {
     "sklearn": {"linear_model"},
     "threadpoolctl": {"kernels"},
     # cli: a baseline of `dpftrl-fast bench`, where it is installed
-    "torch": {"cli", "experiments", "torch"},
+    "torch": {"audit", "cli", "experiments", "torch"},
     "triton": {"torch"},
     "typer": {"cli"},
     "yaml": {"tables"},
