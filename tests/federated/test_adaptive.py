@@ -311,6 +311,7 @@ def model_noise(
     return left, norms
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("variant", ["vanilla", "honaker"])
 def test_each_tree_has_noise_of_its_own_clip_norm_and_the_carry_stays(

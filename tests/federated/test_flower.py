@@ -96,6 +96,7 @@ def test_what_a_clipping_client_sends_has_at_most_the_clip_norm() -> None:
     assert 0 < np.count_nonzero(np.array(norms) > 0.2999) < CLIENTS
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("aggregate", ["server", "strategy"])
 def test_a_round_less_its_noise_is_federated_averaging(aggregate: Any) -> None:
     def still(user: int, round_: int, sent: dict[str, Any]) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def test_no_key_is_in_what_an_error_report_shows() -> None:
 # ---- Models ----
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("change", ["columns first", "big-endian", "float64", "float16"])
 def test_models_come_back_in_any_layout_and_precision(change: str) -> None:
     def other(user: int, round_: int, sent: dict[str, Any]) -> dict[str, Any]:

@@ -417,6 +417,7 @@ def test_a_lost_sum_needs_a_recovery_with_fresh_noise_that_is_paid(tmp_path: Pat
         play(three, 1, "again ")
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_the_noise_before_a_recovery_stays_and_that_after_it_is_new(tmp_path: Path) -> None:
     def empty(server: ServerDPFTRL, rounds: int) -> Any:
         for _ in range(rounds):

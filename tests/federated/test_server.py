@@ -74,6 +74,7 @@ def test_a_round_without_noise_is_federated_averaging() -> None:
     np.testing.assert_allclose(after[:9], models[0][:9], rtol=2e-7, atol=2e-7)
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_the_steps_are_those_of_the_recurrence_with_the_noise_of_the_plan(
     momentum: float, nesterov: bool
@@ -95,6 +96,7 @@ def test_the_steps_are_those_of_the_recurrence_with_the_noise_of_the_plan(
         assert model[9] == np.float16(want[9]) or abs(model[9] - want[9]) < 0.01
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_adam_on_the_noised_mean_updates() -> None:
     plan = PrivacyPlan(0.5, 2.0, MinSeparation(5, 2, 2), mechanism=Tree(variant="vanilla"))
     options: dict[str, Any] = {"learning_rate": 0.3, "betas": (0.8, 0.95), "eps": 0.01}

@@ -127,6 +127,7 @@ PATTERNS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("update", UPDATES)
@@ -172,6 +173,7 @@ def test_runs(loss: str, outputs: int, users: bool, update: str, pattern: str, n
     assert np.any(engine.last)
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("users", [False, True])
 def test_estimators_on_one_tree(users: bool) -> None:
     X, y = data(50, 4)
@@ -202,6 +204,7 @@ def test_estimators_on_one_tree(users: bool) -> None:
     np.testing.assert_allclose(model.coef_tail_, state.tail_average()[:4], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_classifier_on_one_tree() -> None:
     X, y = data(60, 4, 3)
     model = DPFTRLClassifier(

@@ -236,6 +236,7 @@ def test_the_noise_that_an_optimiser_stands_on_is_found(tmp_path: Path) -> None:
         training.run(tmp_path / "other")
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_a_restart_of_dpftrl_leaves_the_old_noise_on_the_sum() -> None:
     plan = replace(PLAN, participation=SinglePass(9), mechanism=Tree(restart_every=4))
     w = torch.nn.Parameter(torch.zeros(3))

@@ -160,9 +160,8 @@ def test_blocks_copy_what_a_concatenation_would(block_size: int, strided: bool) 
     back = [change(torch.zeros(shape)) for shape in SHAPES]
     for block in flat.blocks:
         flat.copy_from(vector[block.part], block, back)
-        flat.add_from(vector[block.part], block, back)
     for tensor, found in zip(tensors, back, strict=True):
-        assert torch.equal(2 * tensor, found)
+        assert torch.equal(tensor, found)
 
 
 def test_missing_tensors_count_as_zeros() -> None:

@@ -39,6 +39,7 @@ def test_without_noise_it_is_sgd(momentum: float, nesterov: bool, dtype: str) ->
     assert dpftrl.steps_taken == 40
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 @pytest.mark.parametrize(("l1", "radius"), [(0.3, None), (0.0, 1.5), (0.3, 1.2)])
 def test_it_is_the_numpy_engine(momentum: float, l1: float, radius: float | None) -> None:
@@ -134,6 +135,7 @@ def test_float32_sums_keep_what_their_roundings_lose() -> None:
     assert p.item() == -50.0
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_a_parameter_without_gradient_gets_its_noise() -> None:
     p, q = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
     plan = plan_of(2, 1.0)
@@ -145,6 +147,7 @@ def test_a_parameter_without_gradient_gets_its_noise() -> None:
     np.testing.assert_allclose(p.detach().numpy(), -1 - noise[:4], rtol=1e-6)
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_parameters_of_size_zero_take_part_without_coordinates() -> None:
     members = [nn.Parameter(torch.zeros(shape)) for shape in ((0, 4), (3,), (0,), ())]
     plan = plan_of(3, 1.0)
@@ -158,6 +161,7 @@ def test_parameters_of_size_zero_take_part_without_coordinates() -> None:
     assert np.array_equal(found.numpy(), -noise.step())
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_memory_formats_have_the_coordinates_of_rows() -> None:
     shape = (64, 32, 16, 16)
     p = nn.Parameter(torch.zeros(shape).contiguous(memory_format=torch.channels_last))
@@ -168,6 +172,7 @@ def test_memory_formats_have_the_coordinates_of_rows() -> None:
     assert np.array_equal(p.detach().numpy(), -plan.noise(p.numel(), seed=3).step().reshape(shape))
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_equal_shapes_never_have_equal_noise() -> None:
     members = [nn.Parameter(torch.zeros(50)) for _ in range(20)]
     dpftrl = DPFTRL(

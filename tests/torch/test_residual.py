@@ -55,6 +55,7 @@ def test_sgd_on_noisy_sums_is_dpftrl(
     assert noise.steps_taken == noise.steps == 25
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_noisy_sums_add_up_to_the_noise_of_the_running_sum() -> None:
     p, q = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2))
     noise = ResidualNoise([("p", p), ("q", q)], plan=PLAN, noise_seed=1)
@@ -84,6 +85,7 @@ def test_other_optimisers_run_on_noisy_sums(optimiser: Any) -> None:
     assert not torch.equal(model.weight, before)
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_strided_gradients_get_noise_at_their_coordinates() -> None:
     p = nn.Parameter(torch.zeros(3, 2))
     p.grad = torch.zeros(2, 3).t()
