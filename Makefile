@@ -30,7 +30,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find csrc/inc
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast test-slow fuzz fuzz-cpp mutation bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
+.PHONY: demo test test-fast test-slow fuzz fuzz-cpp attack mutation bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"expected Python 3.10 or newer, got {v[0]}.{v[1]}")'
@@ -81,6 +81,10 @@ test-fast: $(VENV)/.stamp-package $(VENV)/.stamp-test $(VENV)/.stamp-flights
 
 test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(PYTEST) $(shell grep -rl 'mark\.slow' tests --include='test_*.py') -m slow
+
+# Attacks on the low-order bits of noisy sums, with many runs of each path.
+attack: $(VENV)/.stamp-package $(VENV)/.stamp-test
+	DPFTRL_ATTACK_RUNS=10000 $(PYTEST) tests/plan/test_low_order_bits.py tests/torch/test_low_order_bits.py -m slow
 
 # Mutated inputs for every loader (a tenth or less of COUNT where one takes long), and the core under sanitizers.
 COUNT ?= 1000000

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from low_order_bits import scores
+from low_order_bits import FEW, MANY, scores
 from mechanism_cases import MECHANISMS
 
 import dpftrl_fast as dpf
@@ -21,7 +21,7 @@ from dpftrl_fast.convex.row_batches import Batch
 Array = np.ndarray[Any, np.dtype[np.float64]]
 D, T, SIGMA = 256, 4, 10.0
 counts = pytest.mark.parametrize(
-    "runs", [60, pytest.param(10_000, marks=pytest.mark.slow)], ids=["few", "many"]
+    "runs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 
 
@@ -49,7 +49,7 @@ def assert_nothing_is_told(run: Any, grid: float, runs: int) -> None:
 @pytest.mark.parametrize("name", ["auto", *MECHANISMS])
 def test_prefix_sums(name: str, norm: float, dtype: Any, runs: int) -> None:
     mechanism = MECHANISMS.get(name, "auto")
-    if runs > 1000 and name not in ("auto", "two taps"):
+    if runs > FEW and name not in ("auto", "two taps"):
         pytest.skip("the other mechanisms run 60 times: a run of each takes the same path")
 
     def run(has_record: bool, number: int) -> tuple[Array, Array]:

@@ -9,12 +9,16 @@ record and without it. The record is so small that its sum under the noise canno
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+#: Runs of an attack: in every test run, and in the slow ones (`make attack` makes 10,000).
+FEW, MANY = 60, int(os.environ.get("DPFTRL_ATTACK_RUNS", "300"))
+
 #: (released vectors, sums of the others, grid) -> a number.
 Statistic = Callable[[Array, Array, float], float]
 

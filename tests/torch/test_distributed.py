@@ -66,15 +66,22 @@ def test_residual_noise_goes_on_once(
     torch.testing.assert_close(same_everywhere(found, case), alone["residual"], **ROUNDING)
 
 
+def on_grid(noisy: Any) -> Any:
+    """Round noisy sums as they are released; in float32, as the ranks do."""
+    grid = np.float32(ranks.PLAN.noise_spec.grid("float32"))
+    return np.floor(noisy / grid + np.float32(0.5)) * grid
+
+
 def test_the_noise_of_shards_is_the_same_bits(found: Found) -> None:
     noise = ranks.PLAN.noise(SIZE, seed=11)
     steps = same_everywhere(found, "shard_noise").numpy()
     for row in steps:
-        assert np.array_equal(row, -noise.step())
+        assert np.array_equal(row, -on_grid(noise.step()))
 
 
 def test_replicas_share_a_key_from_the_system(found: Found) -> None:
-    assert len(same_everywhere(found, "fresh_keys").unique()) == 40
+    values = same_everywhere(found, "fresh_keys")
+    assert len(values) == 40 and len(values.unique()) > 30  # of some hundred multiples of the grid
 
 
 def test_resumed_ranks_go_on_to_the_bit(found: Found) -> None:
@@ -84,8 +91,8 @@ def test_resumed_ranks_go_on_to_the_bit(found: Found) -> None:
 
 
 def test_a_rank_without_examples_takes_the_step_too(found: Found) -> None:
-    noise = torch.from_numpy(ranks.PLAN.noise(4, seed=1).step())
-    torch.testing.assert_close(same_everywhere(found, "without_examples"), -1 - noise)
+    noisy = torch.from_numpy(on_grid(1 + ranks.PLAN.noise(4, seed=1).step()))
+    torch.testing.assert_close(same_everywhere(found, "without_examples"), -noisy)
     for rank in found:
         assert "None for all parameters" in rank["without_examples"]["refused"]
 
@@ -141,8 +148,8 @@ def test_what_one_rank_refuses_no_rank_takes(found: Found) -> None:
         assert "noisy ones that add_() left" in last["told"][6]
         for rank in (*others, last):
             assert (rank["told"][3], rank["told"][5], rank["steps"]) == ("nothing", "nothing", 1)
-        noise = torch.from_numpy(ranks.PLAN.noise(3, seed=1).step())
-        expected = -(len(found) + noise)
+        noise = ranks.PLAN.noise(3, seed=1).step()
+        expected = -torch.from_numpy(on_grid(len(found) + noise))
         torch.testing.assert_close(same_everywhere(found, "refused_by_one"), expected)
 
 

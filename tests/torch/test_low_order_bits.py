@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from low_order_bits import scores
+from low_order_bits import FEW, MANY, scores
 from mechanism_cases import MECHANISMS
 
 from dpftrl_fast import PrivacyPlan
@@ -18,7 +18,7 @@ from dpftrl_fast.torch import DPFTRL, ResidualNoise
 Array = np.ndarray[Any, np.dtype[np.float64]]
 D, T, SIGMA = 256, 4, 10.0
 counts = pytest.mark.parametrize(
-    "runs", [60, pytest.param(10_000, marks=pytest.mark.slow)], ids=["few", "many"]
+    "runs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 
 
@@ -35,7 +35,7 @@ def example(number: int, norm: float, dtype: torch.dtype) -> torch.Tensor:
 def test_neighbours(
     name: str, kind: str, dtype: Any, norm: float, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if runs > 1000 and (kind == "torch operations" or name != "tree"):
+    if runs > FEW and (kind == "torch operations" or name != "tree"):
         pytest.skip("these run 60 times: they take the same path but for the source of the noise")
     plan = PrivacyPlan(1.0, SIGMA, SinglePass(T), MECHANISMS[name])
     number_type = getattr(torch, dtype)
