@@ -20,9 +20,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.settings import check_settings
+from dpftrl_fast.linear_model._labels import as_labels
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
-    as_labels,
     batch_order,
     check_rows,
     check_targets,

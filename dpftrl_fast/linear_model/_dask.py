@@ -20,7 +20,7 @@ from dask.delayed import Delayed, delayed
 from dask.optimization import cull
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._rows import as_labels
+from dpftrl_fast.linear_model._labels import as_labels
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, SumStepper, join
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from dpftrl_fast.convex.row_batches import SparseRows
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model import DPFTRLRegressor
+from dpftrl_fast.linear_model._labels import group_numbers
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
     batch_order,
     check_rows,
-    group_numbers,
     refuse_bad_rows,
 )
 from dpftrl_fast.linear_model._sources import RowSource

@@ -426,6 +426,12 @@ def test_many_records_of_one_step_keep_the_clip_norm() -> None:
     assert abs(_clipped_sum(x, limit)[0] - exact) <= np.spacing(exact)
 
 
+def test_sums_of_blocks_keep_their_rounding_errors() -> None:
+    x = np.zeros((3 * 4096, 1))
+    x[0], x[4096], x[-1] = 2.0**53, 1.0, -(2.0**53)
+    assert _clipped_sum(x, 2.0**60).tolist() == [1.0]
+
+
 @pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
 def test_a_bad_record_does_not_move_others_to_another_block(
     bad: float, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,8 @@ NOT_VALIDATORS = {
     "accounting.guard.state",  # entries of a saved state, which is data from a file
     "noise.state",  # likewise
     "tables.schema.columns",  # declared categories are text or integers
-    "federated.ids",  # names of clients are text or integers
+    "accounting.guard.ids",  # users are text or integers
+    "federated.ids",  # likewise the names of clients
 }
 # Signatures that people write by keyword and tools read by name.
 MAY_REPEAT_MECHANISM = {
