@@ -63,6 +63,18 @@ def test_patterns(arguments: list[object], participation: acc.Participation) -> 
     assert found["noise_multiplier"] == wanted.noise_multiplier and found["epsilon"] <= 3
 
 
+def test_the_figure_by_rdp_leaves_room_for_the_floor() -> None:
+    """At a delta near the floor the difference is large."""
+    delta = 3e-13
+    facts = run_json(*sigma("--steps", 1600, "--delta", delta))
+    plan = PrivacyPlan(1.0, 5.0, acc.SinglePass(1600))
+    exact = plan.guarantee.mechanism_delta(delta)
+    assert exact < 0.9 * delta
+    assert facts["epsilon_rdp"] == acc.epsilon(5.0, 11, exact, "rdp")
+    assert facts["epsilon_rdp"] > acc.epsilon(5.0, 11, delta, "rdp")
+    assert facts["delta_floor"] == plan.delta_floor
+
+
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [

@@ -417,21 +417,43 @@ def test_a_refused_step_changes_nothing() -> None:
     assert np.array_equal(one.last, two.last)
 
 
-def test_an_interrupted_step_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["two_sum", "add_packed"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_step_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, when: str
+) -> None:
     model = LeastSquares(plan_of(), 3)
     batch = Batch(np.eye(3), np.ones(3))
     model.step(batch)
+    sums, call = model.summing()(batch), getattr(engine, name)
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*given: Any) -> None:
+        if when == "after":
+            call(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "two_sum", interrupt)
+    monkeypatch.setattr(engine, name, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.advance(sums)
+    monkeypatch.undo()
+    for use in (lambda: model.step(batch), lambda: model.advance(sums), lambda: model.last):
+        with pytest.raises(RuntimeError, match="a step was interrupted"):
+            use()
+
+
+def test_an_interrupted_step_of_rows_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LeastSquares(plan_of(), 3)
+    batch = Batch(np.eye(3), np.ones(3))
+
+    def interrupt(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model._update, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         model.step(batch)
     monkeypatch.undo()
-    for call in (lambda: model.step(batch), lambda: model.last):
-        with pytest.raises(RuntimeError, match="a step was interrupted"):
-            call()
+    with pytest.raises(RuntimeError, match="a step was interrupted"):
+        model.step(batch)
 
 
 def test_an_interrupted_model_is_made_again_from_the_same_noise(

@@ -170,6 +170,24 @@ def test_the_noise_of_an_admitted_batch_comes_once() -> None:
     assert noise.steps_taken == 1
 
 
+def test_each_recovery_has_a_key_of_its_own() -> None:
+    """From the operating system, also where the run was seeded: no two are the same."""
+    account = RunAccount(PLAN).recovered(2, 2, accept_epsilon=(1e9, 1e-6))
+    found = []
+    for _ in range(2):
+        members = parameters()
+        noise = ResidualNoise(members, plan=PLAN, noise_seed=1)
+        for step in range(2):
+            if step == 1:
+                noise.recover(account)
+            for p in members:
+                p.grad = torch.zeros_like(p)
+            noise.add_()
+        assert noise.reproducible  # the steps before were seeded
+        found.append(torch.cat([p.grad.reshape(-1) for p in members if p.grad is not None]))
+    assert (found[0] != found[1]).all()
+
+
 def test_sums_without_noise_are_cleared_where_a_step_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
