@@ -7,6 +7,7 @@ import copy
 import math
 import multiprocessing
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -478,12 +479,27 @@ def test_an_interrupted_model_is_made_again_from_the_same_noise(
             assert np.array_equal(a, b)
 
 
+def test_no_digit_of_the_sums_is_lost_over_many_steps() -> None:
+    plan = plan_of(steps=1000, x_norm_bound=1.0, y_bound=1e3)
+    model = LeastSquares(plan, 1)
+    targets = np.random.default_rng(4).uniform(0.1, 0.2, 1000)
+    targets[0] = 900.0
+    exact, plain = Fraction(0), 0.0
+    for target in targets.tolist():
+        model.step(Batch(np.array([[0.5]]), np.array([target])))
+        exact, plain = exact + Fraction(target) / 2, plain + target / 2
+    held = Fraction(model._bias.item()) + Fraction(model._bias_low.item())
+    assert abs(held - exact) < Fraction(1, 10**22) < abs(Fraction(plain) - exact)
+
+
 def _use_after_fork(model: LeastSquares, answers: Any) -> None:
-    try:
-        model.last  # noqa: B018
-        answers.put("went on")
-    except RuntimeError as error:
-        answers.put(str(error))
+    batch = Batch(np.eye(3), np.ones(3))
+    for call in (lambda: model.step(batch), lambda: model.last):
+        try:
+            call()
+            answers.put("went on")
+        except RuntimeError as error:
+            answers.put(str(error))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -495,7 +511,8 @@ def test_a_forked_copy_refuses() -> None:
     process = context.Process(target=_use_after_fork, args=(model, answers))
     process.start()
     process.join()
-    assert "forked" in answers.get()
+    for _ in range(2):
+        assert "forked" in answers.get()
 
 
 def test_neither_key_nor_sums_leave() -> None:
