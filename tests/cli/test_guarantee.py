@@ -13,6 +13,7 @@ from tree_options import with_tree
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.cli import plan as cli_plan
 from dpftrl_fast.cli.output import guarantee_facts
 from dpftrl_fast.cli.patterns import read_order
@@ -61,6 +62,28 @@ def test_patterns(arguments: list[object], participation: acc.Participation) -> 
         epsilon=3, delta=1e-6, clip_norm=1, participation=participation, mechanism=Tree()
     )
     assert found["noise_multiplier"] == wanted.noise_multiplier and found["epsilon"] <= 3
+
+
+def test_the_floor_that_is_shown_is_that_of_the_guarantee_that_is_stated() -> None:
+    plan = PrivacyPlan(1.0, 5.0, acc.MinSeparation(64, 4, 8), bound="released")
+    delta = 1.2 * plan.guarantee.other.floor()
+    stated = plan.guarantee.at(delta)
+    assert stated.floor() < delta < plan.guarantee.floor()
+    shown = guarantee_facts(plan, delta)["delta"]
+    assert f"of which {text_up(stated.floor())} for" in shown
+    assert text_up(stated.floor()) != text_up(plan.guarantee.floor())
+
+
+def test_the_figure_by_rdp_leaves_room_for_the_floor() -> None:
+    """At a delta near the floor the difference is large."""
+    delta = 3e-13
+    facts = run_json(*sigma("--steps", 1600, "--delta", delta))
+    plan = PrivacyPlan(1.0, 5.0, acc.SinglePass(1600))
+    exact = plan.guarantee.mechanism_delta(delta)
+    assert exact < 0.9 * delta
+    assert facts["epsilon_rdp"] == acc.epsilon(5.0, 11, exact, "rdp")
+    assert facts["epsilon_rdp"] > acc.epsilon(5.0, 11, delta, "rdp")
+    assert facts["delta_floor"] == plan.delta_floor
 
 
 @pytest.mark.parametrize(

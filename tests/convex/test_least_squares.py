@@ -7,6 +7,7 @@ import copy
 import math
 import multiprocessing
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -422,21 +423,43 @@ def test_a_refused_step_changes_nothing() -> None:
     assert np.array_equal(one.last, two.last)
 
 
-def test_an_interrupted_step_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["two_sum", "add_packed"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_step_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, when: str
+) -> None:
     model = LeastSquares(plan_of(), 3)
     batch = Batch(np.eye(3), np.ones(3))
     model.step(batch)
+    sums, call = model.summing()(batch), getattr(engine, name)
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*given: Any) -> None:
+        if when == "after":
+            call(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "two_sum", interrupt)
+    monkeypatch.setattr(engine, name, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.advance(sums)
+    monkeypatch.undo()
+    for use in (lambda: model.step(batch), lambda: model.advance(sums), lambda: model.last):
+        with pytest.raises(RuntimeError, match="a step was interrupted"):
+            use()
+
+
+def test_an_interrupted_step_of_rows_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LeastSquares(plan_of(), 3)
+    batch = Batch(np.eye(3), np.ones(3))
+
+    def interrupt(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model._update, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         model.step(batch)
     monkeypatch.undo()
-    for call in (lambda: model.step(batch), lambda: model.last):
-        with pytest.raises(RuntimeError, match="a step was interrupted"):
-            call()
+    with pytest.raises(RuntimeError, match="a step was interrupted"):
+        model.step(batch)
 
 
 def test_an_interrupted_model_is_made_again_from_the_same_noise(
@@ -461,12 +484,27 @@ def test_an_interrupted_model_is_made_again_from_the_same_noise(
             assert np.array_equal(a, b)
 
 
+def test_no_digit_of_the_sums_is_lost_over_many_steps() -> None:
+    plan = plan_of(steps=1000, x_norm_bound=1.0, y_bound=1e3)
+    model = LeastSquares(plan, 1)
+    targets = np.random.default_rng(4).uniform(0.1, 0.2, 1000)
+    targets[0] = 900.0
+    exact, plain = Fraction(0), 0.0
+    for target in targets.tolist():
+        model.step(Batch(np.array([[0.5]]), np.array([target])))
+        exact, plain = exact + Fraction(target) / 2, plain + target / 2
+    held = Fraction(model._bias.item()) + Fraction(model._bias_low.item())
+    assert abs(held - exact) < Fraction(1, 10**22) < abs(Fraction(plain) - exact)
+
+
 def _use_after_fork(model: LeastSquares, answers: Any) -> None:
-    try:
-        model.last  # noqa: B018
-        answers.put("went on")
-    except RuntimeError as error:
-        answers.put(str(error))
+    batch = Batch(np.eye(3), np.ones(3))
+    for call in (lambda: model.step(batch), lambda: model.last):
+        try:
+            call()
+            answers.put("went on")
+        except RuntimeError as error:
+            answers.put(str(error))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -478,7 +516,8 @@ def test_a_forked_copy_refuses() -> None:
     process = context.Process(target=_use_after_fork, args=(model, answers))
     process.start()
     process.join()
-    assert "forked" in answers.get()
+    for _ in range(2):
+        assert "forked" in answers.get()
 
 
 def test_neither_key_nor_sums_leave() -> None:

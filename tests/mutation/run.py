@@ -373,6 +373,8 @@ def table(entries: list[tuple[Mutant, dict[str, Any] | None]]) -> str:
         lines.append(f"| `{name}` | {counted} | {noticed} | {counted - noticed} | {same} |")
     noticed, counted = score(entries)
     lines.append(f"\nscore: {noticed} of {counted}, {100 * noticed / max(1, counted):.1f} %")
+    if left := sum(entry is None for _, entry in entries):
+        lines.append(f"not run yet: {left}")
     for mutant, entry in entries:
         if entry and entry["outcome"] != "noticed" and not mutant.equivalent:
             why = mutant.survives or "no reason is given"

@@ -84,7 +84,7 @@ def test_the_score_leaves_out_what_changes_nothing() -> None:
     assert run.score(outcomes) == (1, 2)
     text = run.table(outcomes)
     assert "score: 1 of 2, 50.0 %" in text and "- survived: two (a.py): no reason is given" in text
-    assert "three" not in text
+    assert "three" not in text and "not run yet: 1" in text
 
 
 def test_a_list_with_a_mistake_is_refused(tmp_path: Path) -> None:

@@ -353,6 +353,17 @@ def test_a_file_that_states_more_rows_is_refused_before_its_first_block(
         next(blocks)
 
 
+def test_every_pass_reads_alike(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([HEADER, *LINES]).replace(",", ";") + "\n")
+    batches = [*passes(TableReader(path, SCHEMA, delimiter=";"), 2, 4)]
+    assert len(batches) == 4
+    for first, again in zip(batches[:2], batches[2:], strict=True):
+        assert first.valid.all() and again.valid.all()
+        assert np.array_equal(first.values, again.values)
+        assert np.array_equal(first.target, again.target)
+
+
 @pytest.mark.parametrize("when", ["before the second pass", "during the second pass"])
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_file_that_changes_between_passes_is_refused(

@@ -291,6 +291,19 @@ def test_another_sum_is_refused_before_anything_leaves(tmp_path: Path) -> None:
     assert left == []
 
 
+def test_the_same_sums_of_other_examples_are_refused(tmp_path: Path) -> None:
+    """The guard has counted the examples that were written ahead."""
+    sums = [torch.ones(3), torch.zeros(2, 2)]
+    run = Training().run(tmp_path / "run")
+    run._write_ahead(1, np.array([0, 1]), sums)
+    run.close()  # and the process ends
+    with pytest.raises(Diverged), Training().run(tmp_path / "run") as run:
+        assert run.replaying
+        run._write_ahead(1, np.array([0, 2]), sums)
+    with pytest.raises(Diverged), Training().run(tmp_path / "run") as run:
+        run._write_ahead(1, np.array([0, 1]), [torch.ones(3), torch.ones(2, 2)])
+
+
 def test_kept_sums_cannot_diverge(tmp_path: Path, undisturbed: tuple[Tensor, float]) -> None:
     stopped(tmp_path / "run", keep_sums=True)
     training = Training()

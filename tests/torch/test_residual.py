@@ -17,6 +17,8 @@ from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch import DPFTRL, ResidualNoise
 from dpftrl_fast.torch.flat.noise import FlatNoise
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipping import FlatClipping
 
 PLAN = PrivacyPlan(
     1.0, 0.5, accounting.SinglePass(25), mechanism=Tree(restart_every=6, complete=True)
@@ -148,6 +150,62 @@ def test_a_resumed_noise_is_the_same_to_the_bit() -> None:
             assert torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
     gradients(members, 25)
     with pytest.raises(ValueError, match="all 25 declared steps are taken"):
+        noise.add_()
+
+
+def test_the_noise_of_an_admitted_batch_comes_once() -> None:
+    """A second residual would use up a step of the plan, and leave noise and ids a step apart."""
+    members = parameters()
+    noise = ResidualNoise(members, plan=PLAN, noise_seed=1)
+    sums = Accumulator(members, FlatClipping(PLAN.clip_norm), 2, PLAN.guard())
+    sums.noise = noise
+    with pytest.raises(ValueError, match="must come once"):
+        noise.add_()
+    sums.begin([1])
+    sums.expect(1)
+    sums.add([torch.ones(1, *p.shape) for p in members])
+    sums.finish()
+    noise.add_()
+    gradients(members, 1)
+    with pytest.raises(ValueError, match="must come once"):
+        noise.add_()
+    assert noise.steps_taken == 1
+
+
+def test_each_recovery_has_a_key_of_its_own() -> None:
+    """From the operating system, also where the run was seeded: no two are the same."""
+    account = RunAccount(PLAN).recovered(2, 2, accept_epsilon=(1e9, 1e-6))
+    found = []
+    for _ in range(2):
+        members = parameters()
+        noise = ResidualNoise(members, plan=PLAN, noise_seed=1)
+        for step in range(2):
+            if step == 1:
+                noise.recover(account)
+            for p in members:
+                p.grad = torch.zeros_like(p)
+            noise.add_()
+        assert noise.reproducible  # the steps before were seeded
+        found.append(torch.cat([p.grad.reshape(-1) for p in members if p.grad is not None]))
+    assert (found[0] != found[1]).all()
+
+
+def test_sums_without_noise_are_cleared_where_a_step_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    members = parameters()
+    noise = ResidualNoise(members, plan=PLAN, noise_seed=1)
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FlatNoise, "residual", interrupted)
+    gradients(members, 0)
+    with pytest.raises(KeyboardInterrupt):
+        noise.add_()
+    assert all(p.grad is None for p in members)
+    gradients(members, 0)
+    with pytest.raises(RuntimeError, match="interrupted half-way"):
         noise.add_()
 
 
