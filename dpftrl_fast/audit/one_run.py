@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binom
+from scipy.special import betainc, gammaln
 
 from dpftrl_fast._validate import (
     finite_vector,
@@ -94,9 +94,12 @@ def one_run_p_value(
     budget, total = non_negative("epsilon", epsilon), real("delta", delta, least=0.0, most=1.0)
     # q as 1/(1 + e^-epsilon) does not overflow.
     q = 1.0 / (1.0 + math.exp(-budget))
-    tail = float(binom.sf(v - 1, r, q))
+    tail = float(betainc(v, r - v + 1, q)) if v > 0 else 1.0  # P[W >= v]
     if total > 0.0 and v > 0:
-        below = np.cumsum(binom.pmf(np.arange(v - 1, -1, -1), r, q))
+        k = np.arange(v - 1, -1, -1)
+        log_q, log_rest = -math.log1p(math.exp(-budget)), -budget - math.log1p(math.exp(-budget))
+        ways = gammaln(r + 1) - gammaln(k + 1) - gammaln(r - k + 1)
+        below = np.cumsum(np.exp(ways + k * log_q + (r - k) * log_rest))
         tail += 2.0 * m * total * float((below / np.arange(1, v + 1)).max())
     return min(tail, 1.0)
 

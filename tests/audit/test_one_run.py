@@ -54,14 +54,14 @@ def test_it_holds_for_the_worst_mechanism_in_a_small_world() -> None:
 
 def test_the_bound_inverts_the_p_value() -> None:
     rng = np.random.default_rng(0)
-    coins = rng.random(2000) < 0.5
-    scores = rng.normal(size=2000) + 2.0 * coins
-    found = one_run_bound(scores, coins, delta=1e-5, confidence=0.95, guesses=600)
+    coins = rng.random(400) < 0.5
+    scores = rng.normal(size=400) + 2.0 * coins
+    found = one_run_bound(scores, coins, delta=1e-4, confidence=0.95, guesses=120)
     order = np.argsort(scores)
-    assert found.correct == int(np.sum(coins[order[-300:]]) + np.sum(~coins[order[:300]]))
-    assert (found.guesses, found.canaries) == (600, 2000)
-    at = by_definition(found.correct, 600, 2000, found.epsilon, 1e-5)
-    above = by_definition(found.correct, 600, 2000, found.epsilon + 2e-6, 1e-5)
+    assert found.correct == int(np.sum(coins[order[-60:]]) + np.sum(~coins[order[:60]]))
+    assert (found.guesses, found.canaries) == (120, 400)
+    at = by_definition(found.correct, 120, 400, found.epsilon, 1e-4)
+    above = by_definition(found.correct, 120, 400, found.epsilon + 2e-6, 1e-4)
     assert at <= 0.05 < above
 
 
