@@ -102,7 +102,7 @@ def read_json(path: str | Path) -> Any:
     content = Path(path).read_bytes()
     try:
         return json.loads(content.decode(), parse_constant=_refuse_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} must be a JSON file of a plan, got {error}") from None
 
 

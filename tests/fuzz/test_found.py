@@ -19,11 +19,17 @@ from dpftrl_fast._validate import choice, equal, integer, shown
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.participation import participation_from_dict
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import client_id
 from dpftrl_fast.files import array_in, arrays_in
 from dpftrl_fast.fitting.model_file import load_model
 from dpftrl_fast.ftrl import FTRL
-from dpftrl_fast.mechanisms import mechanism_from_dict
+from dpftrl_fast.mechanisms import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    mechanism_from_dict,
+)
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.run_file import _check
@@ -147,6 +153,13 @@ def test_a_saved_group_brings_no_parameters(name: str) -> None:
     assert optimizer.param_groups[0]["params"] == members
 
 
+@pytest.mark.parametrize("declared", [7, "[", "{}", "[]", None, "[" * 5000], ids=str)
+def test_states_of_ledgers_for_cohorts(declared: Any) -> None:
+    cohorts = Cohorts(PrivacyPlan(1.0, 4.0, accounting.SinglePass(10)))
+    state = {**cohorts.state_dict(), "format": "dpftrl_fast.Ledger", "declaration": declared}
+    refused(lambda: cohorts.load_state_dict(state), snapshot=cohorts.state_dict)
+
+
 # ---- Plans ----
 
 
@@ -159,6 +172,19 @@ def test_plans(name: str, value: Any) -> None:
         1.0, 2.0, 3.0, accounting.SinglePass(3), mechanism=MECHANISMS["two taps"]
     ).to_dict()
     refused(lambda: LeastSquaresPlan.from_dict({**least, name: value}))
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "9" * 5000, "1e999", "\ud800", "NaN"])
+def test_files_of_plans(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    refused(lambda: PrivacyPlan.load(tmp_path / "plan.json"))
+
+
+@pytest.mark.parametrize("mechanism", [
+    BandedInverse((1.0, 1e300)), BufferedToeplitz((0.5,), (1e300,)), BandedToeplitz((1.0, -1e39)),
+], ids=repr)  # fmt: skip
+def test_coefficients_beyond_the_dtype_are_refused_without_a_warning(mechanism: Any) -> None:
+    refused(lambda: mechanism.rounded("float32"))
 
 
 @odd

@@ -411,7 +411,8 @@ def _changed_array(old: np.ndarray[Any, Any], rng: random.Random) -> Any:
     if old.size > 10**5:  # one that is large in its shape only
         return value_of(rng, plain=False)
     pick = rng.randrange(9)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         if pick == 0:
             return old[:-1] if old.ndim else old
         if pick == 1:

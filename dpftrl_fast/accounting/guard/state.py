@@ -72,8 +72,11 @@ def guard_state(state: Any) -> Any:
     """Return the state of a `Guard` from that of a `Ledger` of the same run; others as they are."""
     if not isinstance(state, Mapping) or _scalar(state.get("format")) != "dpftrl_fast.Ledger":
         return state
-    declared = json.loads(_scalar(state["declaration"]))
-    ours = {name: declared[name] for name in ("participation", "trees")}
+    try:
+        declared = json.loads(_scalar(state["declaration"]))
+        ours = {name: declared[name] for name in ("participation", "trees")}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return state  # which is refused when it is loaded
     kept = {name: state[name] for name in state if name not in ("values", "node_counts")}
     return {**kept, "format": "dpftrl_fast.Guard", "declaration": json.dumps(ours)}
 

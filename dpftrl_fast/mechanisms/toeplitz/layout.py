@@ -115,11 +115,12 @@ class ToeplitzMechanism(ABC):
         (1.0, -0.10000000149011612)
         """
         kind = np.dtype(float_dtype(dtype)).type
-        changed = {
-            name: tuple(float(kind(x)) for x in value)
-            for name, value in vars(self).items()
-            if isinstance(value, tuple)
-        }
+        with np.errstate(over="ignore", under="ignore"):  # infinity is refused by the class
+            changed = {
+                name: tuple(float(kind(x)) for x in value)
+                for name, value in vars(self).items()
+                if isinstance(value, tuple)
+            }
         return replace(self, **changed)  # type: ignore[type-var]
 
     def to_dict(self) -> dict[str, Any]:
