@@ -408,7 +408,7 @@ def test_wrong_arguments(call, error, message):
         (1.0, 30, Touched(11, 20, 3)),
         (0.7, 500.0, Touched(40, 60, 3)),
         (2.33, 11, Touched(2**28, 2**28, 1)),  # half of the noise is not inside
-        (2.0, 10**6, Touched(2**28 + 5, 2**29, 17)),
+        (4.0, 10**3, Touched(2**28 + 5, 2**29, 5)),
     ],
 )
 def test_the_floor_is_the_formula_rounded_up(sigma: float, zeta: float, held: Touched) -> None:
