@@ -16,6 +16,7 @@ import pytest
 from mechanism_cases import MECHANISMS
 
 import dpftrl_fast as dpf
+from dpftrl_fast import accounting
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 
@@ -186,8 +187,10 @@ def test_a_released_plan_makes_the_same_noise() -> None:
     )
 
 
-def test_a_state_behind_its_own_object_is_refused_unless_asked_for() -> None:
-    noise = dpf.TreeNoise(2, 1.0)  # a key from the operating system
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_state_behind_its_own_object_is_refused_unless_asked_for(planned: bool) -> None:
+    plan = dpf.PrivacyPlan(1.0, 1.0, accounting.SinglePass(9))
+    noise = plan.noise(2) if planned else dpf.TreeNoise(2, 1.0)  # keys from the operating system
     noise.step()
     early, position = noise.state_dict(), noise.state_dict(key=False)
     second = noise.step()
