@@ -545,6 +545,10 @@ def test_a_plan_of_a_schedule():
             12
         )
         assert plan.sensitivity_squared == row.sensitivity_squared
+    exact = plan_schedule(2.0, 1e-6, steps_per_epoch=4, epochs=3, bound="exact").best
+    plan = PrivacyPlan.from_schedule(exact, clip_norm=0.5)
+    assert plan.bound == exact.bound == "exact"
+    assert plan.sensitivity_squared == exact.sensitivity_squared
     for wrong in (None, {"noise_multiplier": 1.0}, table):
         with pytest.raises(TypeError, match="schedule must be a row of plan_schedule or plan"):
             PrivacyPlan.from_schedule(wrong, clip_norm=1.0)
