@@ -103,11 +103,15 @@ def test_the_nodes_of_composed_runs_add_up() -> None:
 
 def test_the_floor_of_many_nodes_is_divided_by_the_noise_of_all() -> None:
     """Where many nodes are shifted, the share of noise inside its disc counts once for all."""
-    many = guarantee(50.0, 10**8, Touched(2**27, 2**27, 1))
+    many = guarantee(5e4, 10**8, Touched(2**27, 2**27, 1))
     two = compose([many, many])
-    exact = gaussian.delta(*two.as_one(), 3.0)
-    assert two.delta(3.0) == truncated_delta(exact, Touched(2**28, 2**28, 1), two.floor())
-    assert two.delta(3.0) > truncated_delta(exact, many.touched, two.floor())
+    together = Touched(2**28, 2**28, 1)
+    divided = truncated_delta(2 * many.floor(), together, 0.0)
+    assert divided <= two.floor() <= divided * (1 + 1e-12)
+    assert two.floor() > 3 * many.floor()  # a share of 3/4, then one of 1/2
+    exact = gaussian.delta(*two.as_one(), 0.0)
+    assert two.delta(0.0) == truncated_delta(exact, together, two.floor())
+    assert two.delta(0.0) > truncated_delta(exact, many.touched, two.floor())
 
 
 def test_the_declared_figures_are_composed_whatever_was_realised() -> None:

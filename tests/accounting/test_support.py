@@ -400,3 +400,31 @@ NAN, ONE = math.nan, once(1)
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("sigma", "zeta", "held"),
+    [
+        (1.0, 30, Touched(11, 20, 3)),
+        (0.7, 500.0, Touched(40, 60, 3)),
+        (2.33, 11, Touched(2**28, 2**28, 1)),  # half of the noise is not inside
+        (4.0, 10**3, Touched(2**28 + 5, 2**29, 5)),
+    ],
+)
+def test_the_floor_is_the_formula_rounded_up(sigma: float, zeta: float, held: Touched) -> None:
+    """Of the module's docstring, term by term: nodes, total and largest shift."""
+    with mpmath.workdps(60):
+        radius, pairs = mpmath.sqrt(128 * mpmath.ln(2)), mpmath.mpf(2) ** 35
+        outside, s = mpmath.mpf(2) ** -64, 1 / mpmath.mpf(sigma)
+        x = s * held.largest
+        curve = (mpmath.exp(radius * x - x * x / 2) - 1 - radius * x) / (x * x)
+        lost = radius * mpmath.sqrt(pairs) * held.total * s + zeta * s * s * curve
+        exact = outside / (1 - held.nodes * pairs * outside) * lost
+        found = support_floor(sigma, zeta, held)
+        assert exact <= found <= exact * (1 + mpmath.mpf(10) ** -11) < 1
+
+
+def test_a_node_that_is_shifted_by_nine_deviations_has_no_floor() -> None:
+    assert support_floor(1.0, 81, Touched(1, 9, 9)) == 1.0
+    assert support_floor(1.0, 81, Touched(9, 9, 1)) < 1e-9
+    assert support_floor(1.0, 81, Touched(2**29, 2**29, 1)) == 1.0

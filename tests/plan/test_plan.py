@@ -296,7 +296,7 @@ def test_noise_passes_its_options_on():
     def make(*args, **options):
         calls.append((args, options))
 
-    given = {"seed": b"s", "memory": 3, "dtype": "float64", "rounds": 20, "threads": 2, "offset": 9}
+    given = {"seed": b"s", "memory": 3, "dtype": "float64", "rounds": 20, "threads": 1, "offset": 9}
     spec.source(5, **given, make=make)
     options = given | {
         "purpose": "covariance",
@@ -306,7 +306,7 @@ def test_noise_passes_its_options_on():
     assert calls == [((5, math.nextafter(0.3 * 2.33, 1)), options)]  # the nearest is too small
     made, same = plan.noise(5, **given), plan.noise_spec.source(5, **given)
     assert made.state_dict() == same.state_dict()
-    assert (made.threads, made.offset, made.rounds, made.dtype) == (2, 9, 20, np.float64)
+    assert (made.threads, made.offset, made.rounds, made.dtype) == (1, 9, 20, np.float64)
     assert made.memory == same.memory == 3
     assert made.step().tolist() == same.step().tolist()
     key = bytes(range(32))
@@ -545,6 +545,10 @@ def test_a_plan_of_a_schedule():
             12
         )
         assert plan.sensitivity_squared == row.sensitivity_squared
+    exact = plan_schedule(2.0, 1e-6, steps_per_epoch=4, epochs=3, bound="exact").best
+    plan = PrivacyPlan.from_schedule(exact, clip_norm=0.5)
+    assert plan.bound == exact.bound == "exact"
+    assert plan.sensitivity_squared == exact.sensitivity_squared
     for wrong in (None, {"noise_multiplier": 1.0}, table):
         with pytest.raises(TypeError, match="schedule must be a row of plan_schedule or plan"):
             PrivacyPlan.from_schedule(wrong, clip_norm=1.0)

@@ -16,6 +16,7 @@ import pytest
 from mechanism_cases import MECHANISMS
 
 import dpftrl_fast as dpf
+from dpftrl_fast import accounting
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 
@@ -112,6 +113,18 @@ def test_a_state_of_another_plan_is_refused() -> None:
     np.testing.assert_array_equal(again.step(), long.step())
 
 
+def test_a_state_past_the_end_of_a_block_is_refused() -> None:
+    """Its next noise would be of a tree that is longer than the accounted one."""
+    plan = dpf.PrivacyPlan(1.0, 1.0, accounting.SinglePass(9), Tree(restart_every=4))
+    state = plan.noise(2, memory="regenerate").state_dict()
+    for earlier, end in (([], 4), ([[4, 1]], 4), ([[4, 2]], 1)):
+        noise = plan.noise(2, memory="regenerate")
+        with pytest.raises(ValueError, match="state must be of a run of 9 steps"):
+            noise.load_state_dict({**state, "t": end + 1, "earlier_trees": earlier})
+        noise.load_state_dict({**state, "t": end, "earlier_trees": earlier})
+        assert noise.t == end
+
+
 def test_a_state_whose_nodes_were_looked_at_is_refused() -> None:
     other = dpf.TreeNoise(2, 2.0, seed=1)
     other.step()
@@ -186,8 +199,10 @@ def test_a_released_plan_makes_the_same_noise() -> None:
     )
 
 
-def test_a_state_behind_its_own_object_is_refused_unless_asked_for() -> None:
-    noise = dpf.TreeNoise(2, 1.0)  # a key from the operating system
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_state_behind_its_own_object_is_refused_unless_asked_for(planned: bool) -> None:
+    plan = dpf.PrivacyPlan(1.0, 1.0, accounting.SinglePass(9))
+    noise = plan.noise(2) if planned else dpf.TreeNoise(2, 1.0)  # keys from the operating system
     noise.step()
     early, position = noise.state_dict(), noise.state_dict(key=False)
     second = noise.step()
