@@ -112,7 +112,7 @@ def array_in(data: bytes) -> NDArray[Any]:
     if header is None:
         raise ValueError("expected version 1 or 2 of NumPy's format, got another")
     shape, fortran, dtype = header
-    if dtype.kind not in "biufcSUmM":
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         raise ValueError(f"expected an array of numbers, got dtype {shown(dtype)}")
     size = len(data) - file.tell()
     if (

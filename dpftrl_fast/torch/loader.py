@@ -290,9 +290,8 @@ class FixedOrderLoader:
         With an accumulator attached, load the state of its guard first. A state of another order,
         plan or kind, or of another step than the guard is refused; nothing is changed then.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state must be a mapping, got {type(state).__name__}")
-        if set(state) != set(_STATE):
+        given: Any = state
+        if not isinstance(given, Mapping) or set(given) != set(_STATE):
             raise ValueError(f"state must be a mapping with the keys {list(_STATE)}, got another")
         if not (equal(state["kind"], _KIND) and equal(state["version"], _VERSION)):
             raise ValueError(

@@ -78,8 +78,9 @@ def _goes_on(held: Any, rng: random.Random) -> None:
     state = held.state_dict()
     again = type(held).load_state_dict
     attempt(lambda: again(held, state))
-    # Far from the start a Toeplitz source would make its whole block again.
-    if held.t < 1000 and held._block < 1000:
+    # Far from the start a source may have to make all of its blocks again.
+    earlier = next(state[name] for name in state if name.startswith("earlier_"))
+    if max([held.t, *(x for pair in earlier for x in pair)]) < 1000:
         attempt(lambda: held.step())
 
 
