@@ -209,7 +209,12 @@ class _Watch:
                 if getattr(error, _OF_ROWS, False):
                     raise
                 reason = error.__cause__ or error
-        if not self._warned:
+        dim = self._dim  # a batch of another size is refused by its number of rows
+        if not self._warned and any(
+            x.dim() > dim and x.shape[dim] == rows
+            for x in tree_leaves((args, kwargs))
+            if _is_tensor(x)
+        ):
             self._warned = True
             warnings.warn(
                 "the model cannot be tried on made-up inputs, so that it is not noticed if it "
