@@ -216,7 +216,8 @@ def test_the_limit_is_that_of_the_coarsest_sum() -> None:
         assert sums._shrink == contribution_limit(0.7, 4) / 0.7
     double = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]
     limit = contribution_limit(0.7, 4, torch.float64)
-    assert (
+    found = fresh(double, FlatClipping(0.7))._shrink
+    assert found == limit / 0.7 > contribution_limit(0.7, 4) / 0.7
         fresh(double, FlatClipping(0.7))._shrink == limit / 0.7 > contribution_limit(0.7, 4) / 0.7
     )
 
@@ -226,10 +227,10 @@ def test_no_more_rows_come_than_were_announced() -> None:
     sums = fresh(parameters_of(), FlatClipping(0.7))
     sums.begin([1, 2, 3, 7])
     sums.expect(2)
-    with pytest.raises(ValueError, match="gradients of the 2 examples .* got 3"):
+    with pytest.raises(ValueError, match=r"gradients of the 2 examples .* got 3"):
         sums.add(rows_of(5, 3))
     sums.add(rows_of(5, 2))
-    with pytest.raises(ValueError, match="gradients of the 0 examples .* got 1"):
+    with pytest.raises(ValueError, match=r"gradients of the 0 examples .* got 1"):
         sums.add(rows_of(5, 1))
     assert sums.rows_due == 0
 
