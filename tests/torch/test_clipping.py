@@ -218,8 +218,6 @@ def test_the_limit_is_that_of_the_coarsest_sum() -> None:
     limit = contribution_limit(0.7, 4, torch.float64)
     found = fresh(double, FlatClipping(0.7))._shrink
     assert found == limit / 0.7 > contribution_limit(0.7, 4) / 0.7
-        fresh(double, FlatClipping(0.7))._shrink == limit / 0.7 > contribution_limit(0.7, 4) / 0.7
-    )
 
 
 def test_no_more_rows_come_than_were_announced() -> None:
