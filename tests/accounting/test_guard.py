@@ -270,6 +270,7 @@ def separated() -> Guard:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
+        ({"last_step": [3, 1, 5]}, ValueError, "last_step must be at most its step 4, got 5"),
         ({"version": 2}, ValueError, "version 1, got 2"),
         ({"version": True}, ValueError, "version 1, got True"),
         ({"format": "dpftrl_fast.Ledger"}, ValueError, "format 'dpftrl_fast.Guard'"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     FixedOrder,
@@ -125,3 +126,14 @@ def test_described_bound():
         found = re.search(r"zeta (\S+) of the released prefixes,", plan.describe(1e-6))
         zeta = plan.sensitivity_squared
         assert zeta <= float(found.group(1)) <= zeta * 1.0011
+
+
+def test_the_promise_shows_the_floor_of_each_line() -> None:
+    plan = PrivacyPlan(1.0, 2.33, SinglePass(1600))
+    first, second = (
+        text_up(plan.guarantee.floor(neighbours=kind))  # type: ignore[arg-type]
+        for kind in ("zero-out", "replace-one")
+    )
+    assert first != second
+    words = f"includes {first} for the finite tail of the noise ({second} for the second line)"
+    assert words in plan.promise(1e-6)

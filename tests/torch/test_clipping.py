@@ -258,6 +258,30 @@ def test_nothing_of_an_abandoned_batch_is_in_the_next_sums(rows: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(sums_after(sums, 5), expected, strict=True))
 
 
+def test_the_limit_is_that_of_the_coarsest_sum() -> None:
+    for dtypes in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16)):
+        members = [torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in dtypes]
+        sums = fresh(members, FlatClipping(0.7))
+        assert sums._shrink == contribution_limit(0.7, 4) / 0.7
+    double = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]
+    limit = contribution_limit(0.7, 4, torch.float64)
+    found = fresh(double, FlatClipping(0.7))._shrink
+    assert found == limit / 0.7 > contribution_limit(0.7, 4) / 0.7
+
+
+def test_no_more_rows_come_than_were_announced() -> None:
+    """Also where the batch has more: they are another piece's."""
+    sums = fresh(parameters_of(), FlatClipping(0.7))
+    sums.begin([1, 2, 3, 7])
+    sums.expect(2)
+    with pytest.raises(ValueError, match=r"gradients of the 2 examples .* got 3"):
+        sums.add(rows_of(5, 3))
+    sums.add(rows_of(5, 2))
+    with pytest.raises(ValueError, match=r"gradients of the 0 examples .* got 1"):
+        sums.add(rows_of(5, 1))
+    assert sums.rows_due == 0
+
+
 def test_nothing_of_a_batch_stays_after_its_step() -> None:
     sums = fresh(parameters_of(), FlatClipping(0.7))
     sums_after(sums, seed=6)

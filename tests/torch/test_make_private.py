@@ -25,6 +25,7 @@ from dpftrl_fast.torch.flat.noise import FlatNoise
 from dpftrl_fast.torch.flat.update import FlatFTRL
 from dpftrl_fast.torch.flat.views import FlatViews
 from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
+from dpftrl_fast.torch.gradients.clipping import AutomaticClipping
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.make_private import PrivateTraining, make_private
 from dpftrl_fast.torch.optimizer import DPFTRL
@@ -616,3 +617,9 @@ def test_sums_over_processes_have_room_for_each_addition(
     sums = training.data_loader.accumulator
     assert sums is not None
     assert sums._shrink == contribution_limit(0.7, B, roundings=processes) / 0.7
+
+
+def test_the_stability_constant_reaches_the_clipping() -> None:
+    training = private(clipping="automatic", gamma=0.3, noise_multiplier=SIGMA)
+    assert training.data_loader.accumulator is not None
+    assert training.data_loader.accumulator.clipping == AutomaticClipping(1.0, 0.3)
