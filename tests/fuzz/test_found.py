@@ -209,6 +209,9 @@ SCHEMA: dict[str, Any] = {
 def test_schemas(value: Any) -> None:
     for data in (
         {**SCHEMA, "version": value},
+        {**SCHEMA, "task": value},
+        {**SCHEMA, "rows": value},
+        {**SCHEMA, "users": value},
         {**SCHEMA, "intercept": value},
         {**SCHEMA, "target": {**SCHEMA["target"], "name": value}},
         {**SCHEMA, "columns": {"a": {"bounds": [value, 1]}}},

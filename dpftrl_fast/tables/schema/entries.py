@@ -55,8 +55,8 @@ def positive(value: Any, where: str) -> float:
 
 
 def count(value: Any, where: str) -> int:
-    """Return a declared number of rows or users, at least 1."""
-    return _checked(_validate.positive_integer, value, where)
+    """Return a declared number of rows or users, 1 to 2^62."""
+    return _checked(lambda name, x: _validate.integer(name, x, 1, 2**62), value, where)
 
 
 def read_data(path: Path) -> Any:
