@@ -42,7 +42,7 @@ def shown(value: Any) -> str:
     Examples
     --------
     >>> shown("a"), shown(10**5000), shown([0] * 1000)[-8:]
-    ("'a'", 'a value of type int', '0, ...]')
+    ("'a'", 'a value of type int', ' 0, ...]')
     """
     try:
         text = _REPR.repr(value)

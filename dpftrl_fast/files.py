@@ -19,8 +19,6 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import shown
-
 
 def check_folder(directory: str | Path) -> None:
     """Raise what would make `write_files` into this folder fail: before a run, not after it.
@@ -89,6 +87,7 @@ def _umask() -> int:
 
 # ---- Arrays in NumPy's format ----
 
+_SHOWN = 100
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -113,16 +112,17 @@ def array_in(data: bytes) -> NDArray[Any]:
         raise ValueError("expected version 1 or 2 of NumPy's format, got another")
     shape, fortran, dtype = header
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-        raise ValueError(f"expected an array of numbers, got dtype {shown(dtype)}")
+        raise ValueError(f"expected an array of numbers, got dtype {str(dtype)[:_SHOWN]}")
     size = len(data) - file.tell()
     if (
         len(shape) > 32
-        or any(n < 0 for n in shape)
+        or any(type(n) is not int or n < 0 for n in shape)
+        or dtype.itemsize == 0  # NumPy makes text of length 1 of it, with whatever is in memory
         or math.prod(shape) * dtype.itemsize != size
         # Lengths that NumPy cannot hold, beside one of 0.
-        or math.prod(max(n, 1) for n in shape) * max(dtype.itemsize, 1) >= 2**63
+        or math.prod(max(n, 1) for n in shape) * dtype.itemsize >= 2**63
     ):
-        raise ValueError(f"expected the bytes of {dtype} {shown(shape)}, got {size}")
+        raise ValueError(f"expected the bytes of {dtype} {str(shape)[:_SHOWN]}, got {size}")
     if size == 0:
         return np.empty(shape, dtype)
     flat = np.frombuffer(data, dtype, offset=file.tell())
@@ -145,7 +145,9 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
         with zipfile.ZipFile(content) as archive:
             for entry in archive.infolist():
                 if entry.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError(f"expected uncompressed arrays, got {shown(entry.filename)}")
+                    raise ValueError(
+                        f"expected uncompressed arrays, got {entry.filename[:_SHOWN]!r}"
+                    )
                 found[entry.filename.removesuffix(".npy")] = array_in(archive.read(entry))
     except ValueError:
         raise

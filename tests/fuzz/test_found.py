@@ -209,6 +209,9 @@ SCHEMA: dict[str, Any] = {
 def test_schemas(value: Any) -> None:
     for data in (
         {**SCHEMA, "version": value},
+        {**SCHEMA, "task": value},
+        {**SCHEMA, "rows": value},
+        {**SCHEMA, "users": value},
         {**SCHEMA, "intercept": value},
         {**SCHEMA, "target": {**SCHEMA["target"], "name": value}},
         {**SCHEMA, "columns": {"a": {"bounds": [value, 1]}}},
@@ -292,15 +295,16 @@ def header_of(shape: str, descr: str = "<f8") -> bytes:
 
 @pytest.mark.parametrize("shape", [
     "(1000000000000,)", "(-1,)", "(0, 9223372036854775807, 9)", "(1,", "(2.0,)", "(2**70,)", "x",
-    "(" + "1," * 40 + ")",
+    "(" + "1," * 40 + ")", "(True,)",
 ])  # fmt: skip
 def test_headers_of_arrays(shape: str) -> None:
     refused(lambda: array_in(header_of(shape) + bytes(8)))
 
 
-@pytest.mark.parametrize("descr", ["|O", "(2,)f8", "nonsense"])
+@pytest.mark.parametrize("descr", ["|O", "(2,)f8", "nonsense", "|S0", "<U0", "|V0"])
 def test_dtypes_of_arrays(descr: str) -> None:
-    refused(lambda: array_in(header_of("(1,)", descr) + bytes(8)))
+    for shape, size in (("(1,)", 8), ("(1,)", 0), ("(1000000000000,)", 0)):
+        refused(lambda shape=shape, size=size: array_in(header_of(shape, descr) + bytes(size)))
 
 
 def test_a_model_allocates_no_more_than_its_bytes(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class Schema:
 
     def with_task(self, task: str) -> Schema:
         """Return the schema for this task; refuse one that does not fit the target."""
-        if task not in self.tasks:
+        if not any(equal(task, own) for own in self.tasks):
             given = "bounds"
             if isinstance(self.target, LabelTarget):
                 given = f"{len(self.target.categories)} categories"

@@ -55,8 +55,11 @@ def positive(value: Any, where: str) -> float:
 
 
 def count(value: Any, where: str) -> int:
-    """Return a declared number of rows or users, at least 1."""
-    return _checked(_validate.positive_integer, value, where)
+    """Return a declared number of rows or users, 1 to 2^62."""
+    found = _checked(_validate.positive_integer, value, where)
+    if found > 2**62:
+        raise SchemaError(f"{where} must be at most 2^62, got {_validate.shown(found)}")
+    return found
 
 
 def read_data(path: Path) -> Any:
