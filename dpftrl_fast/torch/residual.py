@@ -193,8 +193,10 @@ class ResidualNoise:
         with self._run.steps.alone():
             run = self._started()
             own = {**_HEADER, "batch_size": self._batch_size}
-            run.check_state(state, own, ("remainder",))
-            remainder = checked_vector("remainder", state["remainder"], self._remainder)
+            run.check_state(state, own)
+            # Noisy sums that were not rounded have no remainder.
+            remainder = state.get("remainder", torch.zeros_like(self._remainder))
+            checked_vector("remainder", remainder, self._remainder)
             run.load_noise(state, allow_fork=allow_fork)
             self._remainder.copy_(remainder)
 

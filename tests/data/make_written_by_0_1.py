@@ -6,6 +6,9 @@ for bit. It was run with version 0.1 (commit 17b825d), whose modules and argumen
 
     PYTHONPATH=<a checkout of 17b825d, built in place> python tests/data/make_written_by_0_1.py
 
+The values that follow on a saved run are those of noisy sums that are rounded to a grid, which came
+after that commit; what was saved is as it was.
+
 Everything in it is made from seeds and fixed keys. Secrets that a run draws from the operating
 system are taken from a counter, and the number of its file, by which a run's folder is told from
 a copy, is set to 1; running it twice gives the same bytes.

@@ -59,6 +59,7 @@ def plain_fit(
     return theta, iterates
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("variant", ["honaker", "vanilla"])
 def test_a_fit_is_the_plain_recurrence(tmp_path: Path, variant: Any) -> None:
     settings = FitSettings(

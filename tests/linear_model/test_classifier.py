@@ -43,6 +43,7 @@ def test_probabilities_are_those_of_the_labels():
         assert wanted - 1e-6 < got < wanted + 0.03
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("users", [False, True])
 def test_the_first_step_is_the_definitions(sparse, users):

@@ -325,6 +325,7 @@ def test_least_squares_spends_what_it_says(
     assert np.all(streams[0] != streams[1])
 
 
+@pytest.mark.usefixtures("fine_grid")
 @settings(max_examples=25, deadline=None)
 @given(
     values=st.lists(st.floats(width=64), min_size=3, max_size=3),

@@ -108,6 +108,7 @@ def test_a_copy_is_a_model_and_no_stream(cls: Any) -> None:
     np.testing.assert_array_equal(rest, expected[1:])  # copying took nothing from it
 
 
+@pytest.mark.usefixtures("fine_grid")
 @every
 def test_keys_come_from_the_system(cls: Any, noises: list[PlannedNoise]) -> None:
     X, y = rows(cls)

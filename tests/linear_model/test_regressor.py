@@ -115,6 +115,7 @@ def test_l1_finds_the_relevant_coefficients():
 # ---- The mechanism ----
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_the_first_step_is_the_definitions():
     X, y = problem(40)
     model = DPFTRLRegressor(
@@ -252,6 +253,7 @@ def test_users_that_have_a_row_each_are_rows():
     assert users.plan_ == rows.plan_
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_batch_is_of_whole_users(sparse):
     X, y = problem(300)

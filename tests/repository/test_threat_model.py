@@ -38,7 +38,7 @@ def test_every_line_names_a_test_that_exists() -> None:
 
 
 def test_the_low_order_bits_have_their_line() -> None:
-    assert [row for row in lines() if row.startswith("| low-order bits |")]
+    assert [row for row in lines() if row.startswith("| low-order bits of released sums |")]
 
 
 def test_every_kind_of_adversary_is_named() -> None:

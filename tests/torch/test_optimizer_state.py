@@ -100,6 +100,9 @@ def test_every_fact_of_a_run_has_another_that_is_refused() -> None:
             ResidualNoise(**options).load_state_dict(saved)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="format"):
         residual.load_state_dict(state)
+    for remainder in ([0.0] * 24, torch.zeros(23), saved["remainder"].double()):
+        with pytest.raises((TypeError, ValueError), match="remainder must be"):
+            residual.load_state_dict({**saved, "remainder": remainder})
 
 
 def test_a_broken_state_is_refused() -> None:
