@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MARGIN = 1.0 - 2.0**-20
-_GRID_BITS = 7  # the variance of rounding to std 2^-7 is 5.1e-6 of the noise's
+_GRID_BITS = 7  # rounding to std 2^-7 adds 5.1e-6 of the noise's variance
+_FINEST_GRID = -960  # sums up to 2^63 divided by 2^-960 do not overflow
 _ROUNDING = 2.0**-21  # what `check_summands` allows, in clip norms
 
 #: Most vectors that are added one after another without their rounding errors.
@@ -59,14 +60,14 @@ def release_grid(std: float) -> float:
     """Return the grid of released sums: the largest power of two that is at most std/128.
 
     `std` is the least standard deviation of the noise of a sum, finite and > 0. The grid is at
-    least the smallest normal number.
+    least 2^-960, so that a sum can be divided by it.
 
     Examples
     --------
     >>> release_grid(1.0) == release_grid(1.99) == 2.0**-7
     True
     """
-    return math.ldexp(1.0, max(math.frexp(std)[1] - 1 - _GRID_BITS, -1022))
+    return math.ldexp(1.0, max(math.frexp(std)[1] - 1 - _GRID_BITS, _FINEST_GRID))
 
 
 def to_grid(x: NDArray[np.float64], grid: float) -> NDArray[np.float64]:

@@ -83,3 +83,25 @@ def test_residuals_add_up_to_the_rounded_noisy_sum() -> None:
         exact = total + torch.from_numpy(noise.step())
         assert (released - exact).abs().max() <= noise.grid / 2 * (1 + 1e-9)
         assert torch.equal(released, torch.round(released / noise.grid) * noise.grid)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("multiplier", [1e-36, 1e-20, 1e20])
+def test_grids_of_tiny_and_of_large_noise(dtype: Any, multiplier: float) -> None:
+    plan, number_type = PrivacyPlan(1.0, multiplier, SinglePass(2)), getattr(torch, dtype)
+    for make in (DPFTRL, ResidualNoise):
+        w = torch.nn.Parameter(torch.zeros(4, dtype=number_type))
+        options: dict[str, Any] = {"plan": plan, "dtype": dtype, "batch_size": 1}
+        taken = make([w], **({"lr": 1.0} if make is DPFTRL else {}), **options)
+        w.grad = torch.tensor([0.5, -0.25, 1000.0, 0.0], dtype=number_type)
+        expected = w.grad.clone()
+        if isinstance(taken, DPFTRL):
+            taken.step()
+            found = -w.detach()
+        else:
+            taken.add_()
+            assert w.grad is not None
+            found = w.grad
+        assert torch.isfinite(found).all()
+        if multiplier < 1.0:
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-18)

@@ -18,6 +18,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
 _STATE = ("ranges", "steps_taken", "common", "vectors")
+_FINEST_IN_FLOAT32 = 2.0**-80  # sums up to 2^47 divided by it do not overflow
 _OWN = ("size", "offset", "vectors")  # of a piece; the rest of a state is that of all pieces
 
 
@@ -55,6 +56,8 @@ class FlatNoise:
     ) -> None:
         self._steps = plan.steps
         self.grid = plan.noise_spec.grid(dtype)
+        if dtype == "float32":
+            self.grid = max(self.grid, _FINEST_IN_FLOAT32)
         self._ranges = list(ranges)
         if seed is None and key is None:
             key = key_of_seed(None)  # of all ranges
