@@ -31,7 +31,9 @@ for step in range(1, plan.steps + 1):
     residuals = mean - rows[ids]
     norms = np.linalg.norm(residuals, axis=1, keepdims=True)
     clipped = residuals * np.minimum(1.0, clip_norm * (1 - 2**-20) / np.maximum(norms, 1e-300))
-    mean -= 0.5 * (clipped.sum(axis=0) + noise.residual()) / batch
+    noisy = clipped.sum(axis=0) + noise.residual()
+    noisy = np.floor(noisy / noise.grid + 0.5) * noise.grid  # no low-order bits of the sum
+    mean -= 0.5 * noisy / batch
 
 print(plan.describe(delta))
 print(f"largest error of the mean: {np.abs(mean - 0.5).max():.3f}")

@@ -36,7 +36,9 @@ for x_batch, y_batch in zip(X.split(BATCH), y.split(BATCH), strict=True):
     norms = gradients.norm(dim=1, keepdim=True).clamp(min=1e-12)
     clipped = gradients * (CLIP_NORM * (1 - 2**-20) / norms).clamp(max=1)
     noise.residual(out=residual)
-    weights -= LEARNING_RATE * (clipped.sum(dim=0) + residual) / BATCH
+    noisy = clipped.sum(dim=0) + residual
+    noisy = torch.floor(noisy / noise.grid + 0.5) * noise.grid  # no low-order bits of the sum
+    weights -= LEARNING_RATE * noisy / BATCH
 
 error = (weights - truth).norm() / truth.norm()
 replaced = plan.epsilon(1e-6, neighbours="replace-one")
