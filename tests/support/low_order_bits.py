@@ -17,7 +17,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 #: Runs of an attack: in every test run, and in the slow ones (`make attack` makes 10,000).
-FEW, MANY = 60, int(os.environ.get("DPFTRL_ATTACK_RUNS", "300"))
+FEW, MANY = 60, int(os.environ.get("DPFTRL_ATTACK_RUNS", "200"))
 
 #: (released vectors, sums of the others, grid) -> a number.
 Statistic = Callable[[Array, Array, float], float]
