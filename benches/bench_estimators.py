@@ -190,7 +190,7 @@ def reference_some() -> Call:
         state = convex.run(
             batches, "squared", columns=X.shape[1], clip_norm=CLIP_NORM, noise=noise,
             learning_rate=RATE, batch_size=B, steps=plan.steps, row_bound=ROW_BOUND,
-            constant=CONSTANT,
+            constant=CONSTANT, grid=plan.noise_spec.grid("float64"),
         )  # fmt: skip
         return np.array(state.iterates[-1])
 

@@ -37,7 +37,8 @@ from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Minimiser
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.least_squares import RankUpdate
-from dpftrl_fast.kernels.packed import add_noise, noise_grid, packed_size
+from dpftrl_fast.kernels.packed import add_noise, packed_size
+from dpftrl_fast.rounding import release_grid
 
 B, P = 256, 1000
 Call = Callable[[], Any]
@@ -57,7 +58,7 @@ def ours() -> Call:
     def step() -> Any:
         update.add(X, y, total, low, bias)
         noise.step(noisy)
-        add_noise(total, low, noisy, noise_grid(1.0))
+        add_noise(total, low, noisy, release_grid(1.0))
         return noisy
 
     return step

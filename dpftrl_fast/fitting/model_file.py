@@ -96,7 +96,10 @@ class Model:
             parts.append(score)
         score = np.concatenate(parts)
         target = self.schema.target
-        return score if isinstance(target, LabelTarget) else score * target.divisor + target.offset
+        if isinstance(target, LabelTarget):
+            return score
+        with np.errstate(over="ignore"):  # infinity, as a model may say
+            return score * target.divisor + target.offset
 
     def predict_labels(
         self, path: str | Path, *, kind: Kind | None = None, delimiter: str | None = None
