@@ -263,14 +263,16 @@ def _clipped_sum(records: NDArray[np.float64], bound: float) -> NDArray[np.float
     Blocks are plain sums, and are added up with their rounding errors (`dpftrl_fast.rounding`). A
     row is in the block of its place, whatever the others hold.
     """
-    total = np.zeros(records.shape[1])
-    low = np.zeros(records.shape[1])
+    if records.shape[0] == 0:
+        return np.zeros(records.shape[1])
     with np.errstate(all="ignore"):  # a warning would reveal a value
-        for start in range(0, records.shape[0], PLAIN_SUMMANDS):
+        total = _clipped_block(records[:PLAIN_SUMMANDS], bound)
+        low: NDArray[np.float64] | float = 0.0
+        for start in range(PLAIN_SUMMANDS, records.shape[0], PLAIN_SUMMANDS):
             block = records[start : start + PLAIN_SUMMANDS]
             total, error = two_sum(total, _clipped_block(block, bound))
-            low += error
-        return total + low
+            low = low + error
+        return np.asarray(total + low)
 
 
 def _clipped_block(records: NDArray[np.float64], bound: float) -> NDArray[np.float64]:

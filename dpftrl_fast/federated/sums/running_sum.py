@@ -59,15 +59,12 @@ class RunningSum:
     """
 
     def __init__(self, noise: PlannedNoise, unit: float) -> None:
-        self._set(noise, unit)
+        self._noise, self._unit = noise, unit
         self._sum: Ints = np.zeros(noise.size, np.int64)
         self._base: Vector | None = None
         self._value: Vector = np.zeros(noise.size)
         self._change: Vector = np.zeros(noise.size)
         self._room = np.empty(noise.size, noise.dtype)
-
-    def _set(self, noise: PlannedNoise, unit: float) -> None:
-        self._noise, self._unit = noise, unit
 
     @property
     def value(self) -> Vector:
@@ -98,7 +95,7 @@ class RunningSum:
         carried = self._noisy(last, np.empty(noise.size))
         self._base = carried if self._base is None else self._base + carried
         self._sum.fill(0)
-        self._set(noise, unit)
+        self._noise, self._unit = noise, unit
 
     def _noisy(self, noise: NDArray[Any], out: Vector) -> Vector:
         return to_grid(noisy_sum(self._sum, noise, self._unit, out), self._noise.grid)

@@ -197,7 +197,7 @@ class ToeplitzLayout(BlockLayout[ToeplitzRun]):
     runs: tuple[ToeplitzRun, ...]
     mechanism: ToeplitzMechanism
 
-    @property
+    @cached_property
     def least_std(self) -> float:
         """Lower bound of the standard deviation of a running sum's noise, for unit normals."""
         return float(self.mechanism.inverse(1)[0])
