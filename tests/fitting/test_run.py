@@ -108,6 +108,7 @@ def test_the_plan_that_is_shown_makes_the_noise(
         fit(table(tmp_path / "t.csv", lines()), SETTINGS, plan=other)
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_keys_come_from_the_system_unless_a_seed_is_given(tmp_path: Path) -> None:
     def run(settings: FitSettings) -> FitResult:
         return fit(table(tmp_path / "t.csv", lines()), settings)

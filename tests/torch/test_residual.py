@@ -172,6 +172,7 @@ def test_the_noise_of_an_admitted_batch_comes_once() -> None:
     assert noise.steps_taken == 1
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_each_recovery_has_a_key_of_its_own() -> None:
     """From the operating system, also where the run was seeded: no two are the same."""
     account = RunAccount(PLAN).recovered(2, 2, accept_epsilon=(1e9, 1e-6))
