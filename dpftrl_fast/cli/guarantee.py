@@ -45,6 +45,10 @@ RestartEpochs = Annotated[int | None, typer.Option(help="Period of tree restarts
 CompleteOption = Annotated[
     Complete, typer.Option(help="Trees that are completed to the next power of two.")
 ]
+Dimension = Annotated[
+    int | None,
+    typer.Option(help="Coordinates of the sums: state epsilon for computed float64 noise as well."),
+]
 
 
 @friendly
@@ -65,6 +69,7 @@ def epsilon(
     variant: VariantOption = Variant.honaker,
     bound: BoundOption = Bound.exact,
     delta: Delta = 1e-6,
+    dimension: Dimension = None,
     json_: Json = False,
 ) -> None:
     """State the epsilon of a run with a given noise multiplier.
@@ -84,7 +89,7 @@ def epsilon(
         ),
         bound=bound.value,
     )
-    _report(plan, delta, json_)
+    _report(plan, delta, dimension, json_)
 
 
 @friendly
@@ -105,6 +110,7 @@ def calibrate(
     variant: VariantOption = Variant.honaker,
     bound: BoundOption = Bound.exact,
     delta: Delta = 1e-6,
+    dimension: Dimension = None,
     json_: Json = False,
 ) -> None:
     """Find the least noise multiplier of a tree for a budget.
@@ -126,13 +132,14 @@ def calibrate(
         ),
         bound=bound.value,
     )
-    _report(plan, delta, json_)
+    _report(plan, delta, dimension, json_)
 
 
-def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
+def _report(plan: PrivacyPlan, delta: float, dimension: int | None, json_: bool) -> None:
     zeta = plan.sensitivity_squared
     epsilon = plan.epsilon(delta)  # refuses a delta at or below the floor
     stated = plan.guarantee.at(delta)
+    computed = None if dimension is None else plan.computed_epsilon(delta, dimension)
     sigma, squared = stated.as_one()
     rdp = accounting.epsilon(sigma, squared, stated.mechanism_delta(delta), method="rdp")
     facts: dict[str, Any] = {
@@ -148,11 +155,16 @@ def _report(plan: PrivacyPlan, delta: float, json_: bool) -> None:
         **plan.layout.noise_declaration(),
         "bound": plan.bound,
         "delta_floor": plan.delta_floor,
+        "dimension": dimension,
+        "epsilon_computed": computed,
     }
     if json_:
         print_json(facts)
         return
     lines = guarantee_facts(plan, delta, UNIT)
     del lines["clip norm"]
+    if computed is not None:
+        words = f"with computed float64 noise in {dimension} coordinates"
+        lines["epsilon, computed"] = f"{rounded_up(computed)}  ({words})"
     lines["epsilon by RDP"] = f"{rounded_up(rdp)}  (the looser accounting of the paper)"
     show(facts_table(lines))

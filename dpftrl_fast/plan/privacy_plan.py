@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from dpftrl_fast._validate import non_negative, norm_bound, positive, probability
+from dpftrl_fast._validate import integer, non_negative, norm_bound, positive, probability
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
@@ -21,9 +21,13 @@ from dpftrl_fast.accounting.planner.choice import (
 )
 from dpftrl_fast.accounting.planner.mechanisms import MechanismRow
 from dpftrl_fast.accounting.planner.schedules import Schedule
-from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
+from dpftrl_fast.accounting.sensitivity.delta_floor import (
+    MAX_COORDINATES,
+    calibrated_noise_multiplier,
+)
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bound, rule_of
-from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
+from dpftrl_fast.accounting.statement.computed import computed_epsilon
+from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours, PrivacyStatement
 from dpftrl_fast.mechanisms import Layout, Mechanism, ToeplitzLayout, Tree
 from dpftrl_fast.mechanisms.mechanism import check_mechanism
 from dpftrl_fast.mechanisms.workload import Workload
@@ -368,6 +372,47 @@ class PrivacyPlan(PrivacyStatement):
     def load(cls, path: str | Path) -> PrivacyPlan:
         """Read a file of :meth:`save`; ValueError if it is not a plan of a known version."""
         return cls.from_dict(read_json(path))
+
+    def computed_epsilon(
+        self, delta: float, dimension: int, *, neighbours: Neighbours = "zero-out"
+    ) -> float:
+        """Return the epsilon of the whole run at `delta` for the noise as it is computed.
+
+        :meth:`epsilon` is that of real normals. This one adds what the distance of computed float64
+        normals and of their sums can change at most, in all coordinates and steps together.
+
+        Parameters
+        ----------
+        delta : float
+            0 < delta < 1.
+        dimension : int
+            Number of coordinates of the sums (d), 1 to 2^36.
+        neighbours : {"zero-out", "replace-one"}
+            As for :meth:`epsilon`.
+
+        Raises
+        ------
+        ValueError
+            If the bound is of no use for so many coordinates and steps.
+
+        Notes
+        -----
+        For noise of dtype float64, added to sums that are rounded to ``noise.grid``, as all front
+        ends do. There is no such figure for float32 noise. docs/floating_point.md has the proof.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
+        >>> round(plan.computed_epsilon(1e-6, 10_000) - plan.epsilon(1e-6), 3)
+        0.001
+        """
+        total = probability("delta", delta)
+        size = integer("dimension", dimension, 1, MAX_COORDINATES)
+        spec = self.noise_spec
+        grid = spec.grid("float64") / spec.std("float64")
+        sigma, zeta = self.guarantee.as_one(neighbours=neighbours)
+        return computed_epsilon(sigma, zeta, total, self.layout, grid, size)
 
     def describe(self, delta: float) -> str:
         """Return lines of text: epsilon at ``delta`` for both neighbours, rounded up, and the plan.

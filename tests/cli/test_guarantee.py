@@ -365,3 +365,12 @@ def test_the_figure_of_the_errors() -> None:
     assert png.startswith(b"\x89PNG")
     assert png != error_curves_png([short], ylabel="y")
     assert error_curves_png([Curve("one", np.ones(1))], ylabel="y").startswith(b"\x89PNG")
+
+
+def test_computed_noise_is_stated_for_a_dimension() -> None:
+    facts = run_json(*sigma("--steps", 1000, "--dimension", 10**6))
+    plan = PrivacyPlan(1.0, 5.0, acc.SinglePass(1000))
+    assert facts["epsilon_computed"] == plan.computed_epsilon(1e-6, 10**6) > facts["epsilon"]
+    assert run_json(*sigma("--steps", 1000))["epsilon_computed"] is None
+    shown = run(*sigma("--steps", 1000, "--dimension", 10**6)).stdout
+    assert "epsilon, computed" in shown and "1000000" in shown

@@ -574,3 +574,41 @@ def test_very_many_trees():
     assert plan.sensitivity_squared == 1
     assert plan.layout.count == 2**40
     assert plan.noise(2, seed=1).steps == 2**40
+
+
+def test_computed_noise_costs_a_little_and_more_with_the_sums() -> None:
+    plan = PrivacyPlan(1.0, 4.0, acc.SinglePass(1000))
+    exact = plan.epsilon(1e-6)
+    found = [plan.computed_epsilon(1e-6, d) for d in (1, 100, 10**4, 10**6)]
+    assert exact < found[0] < found[1] < found[2] < found[3] < exact + 0.02
+    other = plan.computed_epsilon(1e-6, 100, neighbours="replace-one")
+    assert 0 < other - plan.epsilon(1e-6, neighbours="replace-one") < 0.001
+
+
+def test_computed_noise_is_that_of_the_grid_of_the_plan() -> None:
+    """The clip norm moves the grid by powers of two only."""
+    added = {
+        clip: PrivacyPlan(clip, 4.0, acc.SinglePass(1000)).computed_epsilon(1e-6, 10**4)
+        for clip in (1.0, 2.0, 1.4, 1e-30)
+    }
+    assert added[1.0] == added[2.0] and added[1.0] < added[1.4]
+    assert added[1e-30] - added[1.0] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("steps", "dimension", "sigma", "delta"),
+    [(10**6, 10**9, 4.0, 1e-6), (1000, 100, 4.0, 1e-300), (1000, 100, 0.01, 1e-6)],
+)
+def test_no_epsilon_for_computed_noise_where_the_bound_is_of_no_use(
+    steps: int, dimension: int, sigma: float, delta: float
+) -> None:
+    plan = PrivacyPlan(1.0, sigma, acc.SinglePass(steps))
+    with pytest.raises(ValueError, match="no useful epsilon .* use fewer coordinates or steps"):
+        plan.computed_epsilon(delta, dimension)
+
+
+@pytest.mark.parametrize("dimension", [0, -1, 2**36 + 1, 1.5, True, "7"])
+def test_dimensions_of_computed_noise_are_checked(dimension: object) -> None:
+    plan = PrivacyPlan(1.0, 4.0, acc.SinglePass(10))
+    with pytest.raises((TypeError, ValueError), match=r"dimension must be an integer"):
+        plan.computed_epsilon(1e-6, dimension)  # type: ignore[arg-type]
