@@ -84,7 +84,7 @@ test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
 
 # Attacks on the low-order bits of noisy sums, with many runs of each path.
 attack: $(VENV)/.stamp-package $(VENV)/.stamp-test
-	DPFTRL_ATTACK_RUNS=10000 $(PYTEST) tests/plan/test_low_order_bits.py tests/torch/test_low_order_bits.py -m slow
+	DPFTRL_ATTACK_RUNS=10000 $(PYTEST) tests/*/test_low_order_bits.py -m slow
 
 # Mutated inputs for every loader (a tenth or less of COUNT where one takes long), and the core under sanitizers.
 COUNT ?= 1000000
