@@ -12,7 +12,6 @@ whole past, so a model is solved for only on request.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -37,6 +36,7 @@ from dpftrl_fast.kernels.packed import (
     unpack,
 )
 from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.rounding import noisy_sum, two_sum
 
 FloatArray = NDArray[np.float64]
@@ -145,7 +145,7 @@ class LeastSquares:
         self._solve_every = optional(positive_integer, "solve_every", solve_every)
         self._noises = plan.noise(p, seed=seed, memory=memory, dtype=dtype, threads=threads)
         self._update = update_of(plan, p)
-        self._p, self._t, self._process = p, 0, os.getpid()
+        self._p, self._t, self._process = p, 0, process_mark()
         self._whole, self._turn = True, threading.RLock()
         size = packed_size(p)
         self._total, self._low = np.zeros(size), np.zeros(size)
@@ -241,7 +241,7 @@ class LeastSquares:
                 "a step was interrupted: part of its rows may be in the sums, and this run cannot "
                 "continue"
             )
-        if os.getpid() != self._process and not self.reproducible:
+        if not self.reproducible and self._process != process_mark():
             raise RuntimeError(
                 "this process was forked from one that holds the same key: both would add the same "
                 "noise to different sums"
