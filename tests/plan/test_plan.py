@@ -573,4 +573,4 @@ def test_very_many_trees():
     )
     assert plan.sensitivity_squared == 1
     assert plan.layout.count == 2**40
-    assert plan.noise(2, seed=1).steps == 2**40
+    assert plan.noise(2, seed=1, dtype="float64").steps == 2**40
