@@ -21,11 +21,17 @@ from dpftrl_fast.kernels.jit import compiled, exact_helper, pointer, read_only, 
 
 
 @exact_helper
+def _two_sum(a: float, b: float) -> tuple[float, float]:
+    total = a + b
+    b_part = total - a
+    return total, (a - (total - b_part)) + (b - b_part)
+
+
+@exact_helper
 def _summed(s: float, low: float, g: float) -> tuple[float, float]:
-    # Kahan: the new sum, and its rounding error.
-    y = low + g
-    total = s + y
-    return total, y - (total - s)
+    # Only low + error is rounded: by 2^-48 (|s| + |total|) in float32.
+    total, error = _two_sum(s, g)
+    return _two_sum(total, low + error)
 
 
 @exact_helper

@@ -42,6 +42,10 @@ class Layout(Protocol):
         """Lower bound of the standard deviation of any running sum's noise, for unit noise."""
 
     @property
+    def largest_std(self) -> float:
+        """Standard deviation that no running sum's noise exceeds, for unit noise."""
+
+    @property
     def noise_limits(self) -> tuple[int, int]:
         """Bounds of the noise of any running sum, for unit noise vectors.
 

@@ -94,6 +94,11 @@ class TreeLayout(BlockLayout[TreeRun]):
         return math.sqrt(0.5)
 
     @property
+    def largest_std(self) -> float:
+        """Upper bound of the standard deviation of a running sum's noise, for nodes of 1."""
+        return math.sqrt(self.noise_limits[0])
+
+    @property
     def noise_limits(self) -> tuple[int, int]:
         """Bounds of the variance and of the largest value of a running sum's noise.
 

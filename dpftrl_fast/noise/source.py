@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar, overload
@@ -24,23 +23,12 @@ from dpftrl_fast.noise.arguments import (
 )
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.noise.outputs import writable_view
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.noise.state import Position, StateFormat, position_from_state, state_of
 
 STREAM_VERSION: int = _core.STREAM_VERSION
 
 _Out = TypeVar("_Out")
-
-# How many forks lie between the first process and this one.
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
 
 
 class NoiseSource(ABC):
@@ -85,7 +73,7 @@ class NoiseSource(ABC):
             raise ValueError("expected a seed or a key, got both")
         self._reproducible = seed is not None
         self._node_was_used = False
-        self._forks = _forks
+        self._process = process_mark()
         self._key = key_of_seed(seed) if key is None else checked_key(key)
         self._core = self._make_core(self._key)
 
@@ -156,7 +144,7 @@ class NoiseSource(ABC):
         return out
 
     def _refuse_after_fork(self) -> None:
-        if self._forks != _forks and not self._reproducible:
+        if not self._reproducible and self._process != process_mark():
             raise RuntimeError(
                 "this process was forked from one that holds the same key: both would add the "
                 "same noise to different sums. Make the source after the fork, or load a state "
@@ -330,7 +318,8 @@ class NoiseSource(ABC):
         )
         if key is not None:
             self._key, self._reproducible = key, position.reproducible
-        self._core, self._node_was_used, self._forks = core, position.node_used, _forks
+        self._core, self._node_was_used = core, position.node_used
+        self._process = process_mark()
 
     def _check_position(self, position: Position) -> None:  # noqa: B027 - a hook
         """Refuse positions that a subclass does not allow; this class takes any."""

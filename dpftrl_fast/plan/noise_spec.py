@@ -19,6 +19,11 @@ from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise, source_of
 from dpftrl_fast.rounding import release_grid
 
+# A number of p bits as large as 2^(p - 14) times the least standard deviation lies in a cell with
+# 2^5 others or more: a cell has at least 2^-8 of that deviation, and two such numbers are 2^-13
+# of it apart.
+_PER_CELL_BITS = 14
+
 
 @dataclass(frozen=True)
 class NoiseSpec:
@@ -79,8 +84,16 @@ class NoiseSpec:
         make : callable, optional
             A subclass of `PlannedNoise` or a partial call of one; default the class that is
             registered for the layout.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For wrong arguments, and if the noise grows so much in the course of the run that
+            numbers of the dtype are too coarse for it: a released sum would show the sum modulo
+            their spacing.
         """
         _check_coordinates(size, offset)
+        self._check_spacing(dtype)
         make = make or source_of(self.layout)
         return make(
             size,
@@ -95,6 +108,20 @@ class NoiseSpec:
             threads=threads,
             offset=offset,
         )
+
+    def _check_spacing(self, dtype: Any) -> None:
+        """Refuse noise whose numbers, where it is largest, are few to a cell of the grid."""
+        kind = float_dtype(dtype)
+        growth = self.layout.largest_std / self.layout.least_std
+        most = 2.0 ** (np.finfo(kind).nmant + 1 - _PER_CELL_BITS)
+        if growth > most:
+            wider = "dtype='float64', or " if kind == "float32" else ""
+            raise ValueError(
+                f"dtype must be one whose numbers are fine enough for the noise, got {kind!r} where "
+                f"the noise of a running sum grows to {growth:.3g} times that of one step (at most "
+                f"{most:.3g}): take {wider}a mechanism with less noise, fewer steps or fewer "
+                "restarts"
+            )
 
 
 def _check_coordinates(size: Any, offset: Any) -> None:

@@ -129,7 +129,8 @@ class PrefixSum(PrivacyStatement):
         x : array_like of shape (size,) or (n, size)
             One record, or the n >= 0 records of this step, each clipped by itself. Real numbers. A
             record with a value that is not finite, or an object that is not a real number, counts
-            as zero: the step is taken anyway, since a refusal would reveal the value.
+            as zero: the step is taken anyway, since a refusal would reveal the value. An array with
+            a dtype of other things is refused.
         out : array_like of float64, optional
             Where to write: ndarray, CPU tensor with ``__dlpack__`` or buffer of `size` elements.
 
@@ -175,9 +176,11 @@ class PrefixSum(PrivacyStatement):
 
     def _records(self, x: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray(x)
-        if array.dtype.kind == "O":
-            # A list with None or a very large integer becomes an array of objects. That depends on
-            # one value, so it must not refuse the step.
+        if array.dtype.kind not in "fiub" and not hasattr(x, "dtype"):
+            # A list with a text or a complex number becomes an array of such. That depends on one
+            # value, so it must not refuse the step.
+            array = np.asarray(x, dtype=object)
+        if array.dtype.kind == "O":  # as a list with None or a very large integer becomes
             array = np.array([_real(cell) for cell in array.flat]).reshape(array.shape)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"x must hold real numbers, got dtype {array.dtype}")
@@ -253,7 +256,7 @@ def _real(cell: object) -> float:
         return math.nan
     try:
         return float(cell)
-    except (OverflowError, ValueError):
+    except (ArithmeticError, TypeError, ValueError):
         return math.nan
 
 

@@ -264,7 +264,14 @@ def make_private(
             data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
         )
         ledger = TrainingLedger(plan, delta)
-        sums = Accumulator(parameters, clip, batch_size, ledger, roundings=shard[1])
+        sums = Accumulator(
+            parameters,
+            clip,
+            batch_size,
+            ledger,
+            roundings=shard[1],
+            steps=plan.steps if to_ftrl else 1,
+        )
         if to_ftrl:
             groups = [
                 {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from dpftrl_fast._validate import equal, flag, float_dtype, integer, optional, shown
 from dpftrl_fast.noise.arguments import MAX_THREADS, Memory, memory_setting, usable_cores
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.plan_file import other_mechanism
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
@@ -77,7 +77,7 @@ class NoiseRun:
             raise ValueError("expected a noise_seed or a key, got both")
         key_of_seed(noise_seed, name="noise_seed")  # a wrong one is refused here
         self._seed, self._key = noise_seed, None if key is None else checked_key(key)
-        self._process = os.getpid()
+        self._process = process_mark()
         self._process_group = process_group
         self._reduced: Tensor | None = None
         self._seeded = noise_seed is not None
@@ -151,7 +151,7 @@ class NoiseRun:
             return self._seed, None
         if self._key is None:
             return None, key_of_seed(None)
-        if self._process != os.getpid():
+        if self._process != process_mark():
             raise RuntimeError(
                 "this process was forked from one that holds the same key: both would put the same "
                 "noise on different sums. Leave the key out, or make the object after the fork"

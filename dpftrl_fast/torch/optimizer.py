@@ -74,7 +74,7 @@ class DPFTRL(Optimizer):
         R, of the ball about 0 for the parameters of all groups together. Parameters that begin
         outside are moved into it by the first step.
     dtype : {"float32", "float64"}
-        Of sums and noise. Sums also keep the rounding errors of their additions.
+        Of sums and noise. A running sum is two numbers of it, of which the smaller one is rounded.
     memory
         As for :class:`dpftrl_fast.TreeNoise` or :class:`dpftrl_fast.ToeplitzNoise`.
     threads : int, optional
@@ -96,7 +96,8 @@ class DPFTRL(Optimizer):
     **Formal guarantee.** For neighbouring data sets in which the gradients of one example are
     replaced by zero, the parameters after all steps together are (epsilon, delta)-differentially
     private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
-    example). The caller must ensure that sums are clipped as above, that examples take part only as
+    example). The caller must ensure that sums are clipped as above (to the limit that leaves room
+    for rounding, see docs/torch.md, "Clipping"), that examples take part only as
     ``plan.participation`` declares, and that key, un-noised sums and :meth:`state_dict` stay
     secret. Noisy sums are on a public grid, see docs/floating_point.md.
 

@@ -484,6 +484,35 @@ def test_an_interrupted_model_is_made_again_from_the_same_noise(
             assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("name", ["noise_at", "add_noise", "noisy_sum"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("steps", [1, 2, 11])
+def test_an_interrupted_model_leaves_no_noise_without_its_sum(
+    monkeypatch: pytest.MonkeyPatch, name: str, when: str, steps: int
+) -> None:
+    # Noise without the sum, and later with it, would give the sum away.
+    model = LeastSquares(plan_of(complete="all"), 3)
+    batch, call = Batch(np.eye(3), np.ones(3)), getattr(engine, name)
+    for step in range(steps):
+        model.step(batch)
+        if step < steps - 1:
+            assert model.last.shape == (1, 3)
+
+    def interrupt(*given: Any) -> None:
+        if when == "after":
+            call(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.last  # noqa: B018
+    with pytest.raises(RuntimeError, match="ask for the model again"):
+        model.released()
+    assert model.last.shape == (1, 3)
+    assert len(model.released()[1]) == 6
+
+
 def test_no_digit_of_the_sums_is_lost_over_many_steps() -> None:
     plan = plan_of(steps=1000, x_norm_bound=1.0, y_bound=1e3)
     model = LeastSquares(plan, 1)

@@ -39,6 +39,14 @@ class Blocks:
         return -(-self.steps // self.length)
 
     @property
+    def least_std(self) -> float:
+        return 1.0
+
+    @property
+    def largest_std(self) -> float:
+        return 8.0
+
+    @property
     def noise_limits(self) -> tuple[int, int]:
         return self.steps, self.steps
 

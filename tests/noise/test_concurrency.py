@@ -157,6 +157,48 @@ def test_unseeded_objects_of_parent_and_child_differ() -> None:
     assert got != dpf.TreeNoise(100, 1.0, threads=1).step().tobytes()
 
 
+FORKED_BY_C = """
+    import ctypes, os, sys
+    import numpy as np
+    import dpftrl_fast as dpf
+    from dpftrl_fast import mechanisms as mech
+    from dpftrl_fast.convex.least_squares.engine import LeastSquares
+    from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+    from dpftrl_fast.convex.row_batches import Batch
+
+    tree = dpf.TreeNoise(2, 1.0, threads=1)
+    taps = dpf.ToeplitzNoise(2, 1.0, mech.BandedInverse([1.0, -0.5]), threads=1)
+    sums = dpf.PrefixSum(2, 4, 1.0, 10.0, threads=1)
+    model = LeastSquares(LeastSquaresPlan(1.0, 1.0, 9.0, dpf.SinglePass(4)), 2, threads=1)
+    calls = [
+        tree.step,
+        taps.residual,
+        lambda: sums.add(np.zeros(2)),
+        lambda: model.step(Batch(np.eye(2), np.ones(2))),
+    ]
+    for call in calls:
+        call()
+    pid = ctypes.PyDLL(None).fork()  # Python does not see it
+    for call in calls:
+        try:
+            call()
+            found = "went on"
+        except RuntimeError as error:
+            found = "refused" if "forked" in str(error) else str(error)
+        if (found == "refused") != (pid == 0):
+            os._exit(1)
+    os._exit(0 if pid == 0 else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@needs_fork
+@pytest.mark.skipif(sys.platform == "win32", reason="C library by another name")
+def test_a_fork_that_python_does_not_see_is_refused() -> None:
+    program = textwrap.dedent(FORKED_BY_C)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 # --- signals ----------------------------------------------------------------------------------
 
 INTERRUPTED = """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,27 @@ from low_order_bits import FEW, MANY, scores
 from mechanism_cases import MECHANISMS
 
 import dpftrl_fast as dpf
+from dpftrl_fast import mechanisms as mech
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.mechanisms.run_error import per_step_std
+from dpftrl_fast.mechanisms.workload import Workload
+from dpftrl_fast.noise.toeplitz import ToeplitzNoise
+from dpftrl_fast.rounding import noisy_sum
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 D, T, SIGMA = 256, 4, 10.0
+#: Noise that grows fast in the course of a run.
+WILD: dict[str, Any] = {
+    "independent": mech.Identity(),
+    "a tree a step": mech.Tree(restart_every=1),
+    "a sum of sums": mech.BandedToeplitz([1.0, -1.0]),
+    "exponential": mech.BandedToeplitz([1.0, -2.0]),
+}
 counts = pytest.mark.parametrize(
     "runs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]
 )
@@ -72,6 +85,49 @@ def test_prefix_sums(name: str, norm: float, dtype: Any) -> None:
 @pytest.mark.parametrize("name", ["tree", "two taps"])
 def test_many_prefix_sums(name: str, norm: float, dtype: Any) -> None:
     attack_prefix_sums(name, norm, dtype, MANY)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("log_steps", [1, 6, 9, 10, 12, 16, 20, 22, 24, 26, 28, 36])
+@pytest.mark.parametrize("name", [*WILD, *MECHANISMS])
+def test_numbers_of_the_noise_are_fine_against_the_grid_or_it_is_refused(
+    name: str, log_steps: int, dtype: Any
+) -> None:
+    """The noise of a running sum must not be on a lattice that shows the sum modulo itself."""
+    mechanism: Any = {**WILD, **MECHANISMS}[name]
+    steps = max(2**log_steps, getattr(mechanism, "bands", 1))
+    if hasattr(mechanism, "rounded"):
+        mechanism = mechanism.rounded(dtype)
+    spec = dpf.PrivacyPlan(1.0, SIGMA, SinglePass(steps), mechanism=mechanism).noise_spec
+    largest = spec.std(dtype) * spec.layout.largest_std
+    try:
+        noise = spec.source(1, dtype=dtype, threads=1)
+    except ValueError as error:
+        assert "numbers are fine enough" in str(error)
+        assert math.isinf(largest) or largest * float(np.finfo(dtype).eps) > spec.grid(dtype) / 512
+        assert dtype == "float32" or name in WILD
+        return
+    assert float(np.spacing(np.array(largest, dtype))) <= noise.grid / 32
+    if steps <= 2**16:
+        found = per_step_std(spec.layout, Workload())
+        assert largest >= found.max() * spec.std(dtype) * (1 - 1e-9)
+
+
+def test_noise_that_outgrows_float32_would_show_the_sum() -> None:
+    """What is refused: the bits of the sum below the spacing of the noise are those released."""
+    mechanism = mech.BandedToeplitz([1.0, -1.0])
+    spec = dpf.PrivacyPlan(1.0, SIGMA, SinglePass(30_000), mechanism=mechanism).noise_spec
+    with pytest.raises(ValueError, match="grows to 3e.06 times .* take dtype='float64', or a"):
+        spec.source(8, dtype="float32")
+    noise = ToeplitzNoise(64, spec.std("float32"), mechanism, dtype="float32", threads=1)
+    for _ in range(30_000):
+        values = noise.step()
+    coarse = values[np.abs(values) > 2.0**22]  # multiples of 1/2
+    released = noisy_sum(np.full(coarse.size, 0.1), np.zeros(coarse.size), coarse, 2.0**-4)
+    assert coarse.size > 32 and np.unique(released % 0.5).tolist() == [0.125]  # that of the sum
+    assert spec.grid("float32") == 2.0**-4
+    fine = spec.source(8, dtype="float64")
+    assert fine.grid == spec.grid("float64")
 
 
 def test_the_attack_tells_sums_that_are_not_rounded() -> None:

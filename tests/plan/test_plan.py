@@ -612,3 +612,4 @@ def test_dimensions_of_computed_noise_are_checked(dimension: object) -> None:
     plan = PrivacyPlan(1.0, 4.0, acc.SinglePass(10))
     with pytest.raises((TypeError, ValueError), match=r"dimension must be an integer"):
         plan.computed_epsilon(1e-6, dimension)  # type: ignore[arg-type]
+    assert plan.noise(2, seed=1, dtype="float64").steps == 2**40

@@ -178,14 +178,14 @@ def test_states_of_listed_trees_at_every_step() -> None:
 
 
 def test_a_tree_for_every_step_of_a_very_long_run() -> None:
-    noise = plan(2**40, 1, True).noise(3, seed=1)
-    by_hand = dpf.TreeNoise(3, 2.0, seed=1)
+    noise = plan(2**40, 1, True).noise(3, seed=1, dtype="float64")
+    by_hand = dpf.TreeNoise(3, 2.0, seed=1, dtype="float64")
     for i in range(50):
         if i:
             by_hand.restart(complete=True)
         np.testing.assert_array_equal(noise.step(), by_hand.step())
     assert (noise.tree, noise.t, noise.steps_taken, noise.steps) == (49, 1, 50, 2**40)
-    again = plan(2**40, 1, True).noise(3, seed=1)
+    again = plan(2**40, 1, True).noise(3, seed=1, dtype="float64")
     again.load_state_dict(noise.state_dict())
     np.testing.assert_array_equal(again.step(), noise.step())
     with pytest.raises(ValueError, match="at most 1, where the plan ends this tree"):

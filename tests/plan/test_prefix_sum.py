@@ -192,9 +192,10 @@ def test_rows_of_a_step_are_clipped_one_by_one() -> None:
 @pytest.mark.parametrize(
     "bad",
     [[None, 0.2, 0.3], [0.1, 10**400, 0.3], [0.1, Decimal("NaN"), 0.3], [0.1, Decimal("sNaN"), 0],
-     [object(), 0.2, 0.3]],
+     [object(), 0.2, 0.3], [0.1, "a", 0.3], [0.1, b"a", 0.3], [0.1, 1j, 0.3],
+     ["0.1", "0.2", "0.3"], [0.1, np.datetime64("2020"), 0.3], [0.1, np.complex64(1j), 0.3]],
 )  # fmt: skip
-def test_a_value_that_makes_an_array_of_objects_counts_as_zero(bad: list[Any]) -> None:
+def test_a_value_that_makes_an_array_of_objects_or_text_counts_as_zero(bad: list[Any]) -> None:
     good = [0.1, 0.2, 0.3]
     raw = raw_sums(make(), [good, bad, [good, bad], good])
     np.testing.assert_allclose(raw, np.outer([1, 1, 2, 3], good), atol=1e-12)
@@ -315,8 +316,8 @@ BAD_CALLS: list[tuple[Any, Any, type[Exception], str]] = [
     (np.zeros((1, 1, 3)), None, ValueError, r"got \(1, 1, 3\)"),
     (0.5, None, ValueError, r"got \(\)"),
     ([], None, ValueError, r"got \(0,\)"),
-    (["a", "b", "c"], None, TypeError, "x must hold real numbers, got dtype <U1"),
-    ([1j, 0, 0], None, TypeError, "x must hold real numbers, got dtype complex128"),
+    (np.array(["a", "b", "c"]), None, TypeError, "x must hold real numbers, got dtype <U1"),
+    (np.array([1j, 0, 0]), None, TypeError, "x must hold real numbers, got dtype complex128"),
     (GOOD, np.zeros(3, np.float32), TypeError, "float64 array .* got dtype float32"),
     (GOOD, np.zeros(2), ValueError, "got 2 elements"),
     (GOOD, np.zeros(6)[::2], ValueError, "not contiguous"),

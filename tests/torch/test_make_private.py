@@ -616,7 +616,8 @@ def test_sums_over_processes_have_room_for_each_addition(
     assert training.data_loader.shard == (0, processes)
     sums = training.data_loader.accumulator
     assert sums is not None
-    assert sums._shrink == contribution_limit(0.7, B, roundings=processes) / 0.7
+    limit = contribution_limit(0.7, B, roundings=processes, steps=training.optimizer.steps)
+    assert sums._shrink == limit / 0.7 < contribution_limit(0.7, B) / 0.7
 
 
 def test_the_stability_constant_reaches_the_clipping() -> None:

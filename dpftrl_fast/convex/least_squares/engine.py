@@ -12,7 +12,6 @@ whole past, so a model is solved for only on request.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -37,6 +36,7 @@ from dpftrl_fast.kernels.packed import (
     unpack,
 )
 from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.rounding import noisy_sum, two_sum
 
 FloatArray = NDArray[np.float64]
@@ -145,7 +145,7 @@ class LeastSquares:
         self._solve_every = optional(positive_integer, "solve_every", solve_every)
         self._noises = plan.noise(p, seed=seed, memory=memory, dtype=dtype, threads=threads)
         self._update = update_of(plan, p)
-        self._p, self._t, self._process = p, 0, os.getpid()
+        self._p, self._t, self._process = p, 0, process_mark()
         self._whole, self._turn = True, threading.RLock()
         size = packed_size(p)
         self._total, self._low = np.zeros(size), np.zeros(size)
@@ -241,7 +241,7 @@ class LeastSquares:
                 "a step was interrupted: part of its rows may be in the sums, and this run cannot "
                 "continue"
             )
-        if os.getpid() != self._process and not self.reproducible:
+        if not self.reproducible and self._process != process_mark():
             raise RuntimeError(
                 "this process was forked from one that holds the same key: both would add the same "
                 "noise to different sums"
@@ -304,10 +304,13 @@ class LeastSquares:
         Raises
         ------
         RuntimeError
-            If there is no model yet.
+            If there is no model yet, or making the last one was interrupted.
         """
-        if not self._solves:
-            raise RuntimeError("released needs a model, got none so far")
+        if self._noisy.size == 0:
+            raise RuntimeError(
+                "released needs a model, got none so far, or none since an interrupted call: ask "
+                "for the model again"
+            )
         return self._noisy_bias.copy(), self._noisy.copy()
 
     @_in_turn
@@ -316,19 +319,23 @@ class LeastSquares:
         if t == 0 or (self._solves and self._solves[-1].step == t):
             return
         self._check_whole()
-        if self._noisy.size == 0:
-            self._noisy = np.empty(packed_size(self._p), self._noisy.dtype)
+        # Nothing is reached through `released` until it is the sum with its noise: the same noise on
+        # nothing, left there by an interruption, would reveal the sum that comes later.
+        noisy, self._noisy = self._noisy, np.empty(0, self._noisy.dtype)
+        if noisy.size == 0:
+            noisy = np.empty(packed_size(self._p), noisy.dtype)
         bias_noise, noise = self._noises
-        noise_at(noise, t, self.plan.last_leaf, self._noisy)
-        add_noise(self._total, self._low, self._noisy, noise.grid)
+        noise_at(noise, t, self.plan.last_leaf, noisy)
+        add_noise(self._total, self._low, noisy, noise.grid)
         noisy_bias = np.empty(self._p)
         noise_at(bias_noise, t, self.plan.last_leaf, noisy_bias)
-        self._noisy_bias = noisy_sum(self._bias, self._bias_low, noisy_bias, bias_noise.grid)
+        bias = noisy_sum(self._bias, self._bias_low, noisy_bias, bias_noise.grid)
         half_ridge = self.plan.half_ridge(t, self._p, self._ridge_factor)
-        theta, solve = self._minimise(t, self._noisy, self._noisy_bias, half_ridge, self._theta)
+        theta, solve = self._minimise(t, noisy, bias, half_ridge, self._theta)
         late = t > self.plan.steps // 2
         sums = (self._sums[0] + theta, self._sums[1] + theta if late else self._sums[1])
         self._theta, self._sums, self._late = theta, sums, self._late + late
+        self._noisy, self._noisy_bias = noisy, bias
         self._solves.append(solve)
 
     # ---- Not private ----

@@ -22,6 +22,9 @@ M = TypeVar("M", bound="ToeplitzMechanism")
 # Of the dictionaries of `to_dict`.
 _VERSION = 1
 
+_SEEN = 2**18  # steps whose noise `largest_std` looks at
+_FASTEST = 40.0  # doublings of the variance, with the steps, beyond which it counts as infinite
+
 
 class Engine(NamedTuple):
     """Coefficients as a source of noise takes them."""
@@ -201,6 +204,27 @@ class ToeplitzLayout(BlockLayout[ToeplitzRun]):
     def least_std(self) -> float:
         """Lower bound of the standard deviation of a running sum's noise, for unit normals."""
         return float(self.mechanism.inverse(1)[0])
+
+    @cached_property
+    def largest_std(self) -> float:
+        """Standard deviation of a running sum's noise, for unit normals: the largest.
+
+        Blocks of more than 2^18 steps count as if their noise grew on as it did in the last
+        doubling.
+        """
+        seen = min(self.longest, _SEEN)
+        with np.errstate(over="ignore", invalid="ignore"):
+            variance = np.cumsum(np.cumsum(self.mechanism.inverse(seen)) ** 2)
+        if not np.isfinite(variance[-1]):
+            return math.inf
+        doubling = math.log2(variance[-1] / variance[(seen - 1) // 2])
+        if doubling > _FASTEST:
+            return math.inf
+        total = 0.0
+        for run in self.runs:
+            beyond = max(1.0, run.steps / seen) ** doubling
+            total += run.count * float(variance[min(run.steps, seen) - 1]) * beyond
+        return math.sqrt(total)
 
     @cached_property
     def noise_limits(self) -> tuple[int, int]:

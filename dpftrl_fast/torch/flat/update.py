@@ -10,7 +10,8 @@ momentum and lr_t the rate of the parameter's group at this step,
     q = theta_0 - lr_t ((s_t + n_t) / B + gamma v_t),     lr_t (t l1 + gamma c_t)     with Nesterov
     theta_t = P_R(soft(q, threshold)).
 
-s_t is kept with its rounding errors (Kahan's summation), as `s + low`.
+s_t is kept as the sum `s + low` of two numbers, whose roundings are those of a number of
+twice the bits (`dpftrl_fast.torch.gradients.clipped_sums`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -153,11 +155,13 @@ class FlatFTRL:
         part = block.part
         n, theta_0 = noise[part], self.theta_0[part]
         if isinstance(gradients, Tensor):
-            self.low[part].add_(gradients[part])
+            total = self._add(part, gradients[part])
         else:
-            self._flat.add_to(self.low[part], block, gradients)
+            room = self._room[: n.numel()]
+            self._flat.copy_to(room, block, gradients)
+            total = self._add(part, room)
         # The one rounding of the size of the sum is of the noisy sum.
-        noisy = to_grid_(self._carry(part).add_(n.add_(self.low[part])), self._grid)
+        noisy = to_grid_(total.add_(n.add_(self.low[part])), self._grid)
         if self.velocity is None:
             torch.add(theta_0, noisy, alpha=-numbers.of_sum, out=n)
         else:
@@ -169,18 +173,28 @@ class FlatFTRL:
         if numbers.c > 0.0:
             n.sub_(torch.clamp(n, -numbers.c, numbers.c))
 
-    def _carry(self, part: slice) -> Tensor:
-        """Move the additions to `low` into the sum; return a copy of the sum."""
+    def _add(self, part: slice, g: Tensor) -> Tensor:
+        """Add to the running sum, as the compiled pass does; return a copy of its larger part."""
         s, low = self.sum[part], self.low[part]
-        total = s + low
-        low.add_(s.sub_(total))
-        s.copy_(total)
-        return total
+        total = s + g
+        g_part = total - s
+        error = s.sub_(total - g_part).add_(g - g_part)
+        low.add_(error)
+        torch.add(total, low, out=s)
+        low_part = s - total
+        total.sub_(s - low_part)
+        low.sub_(low_part).add_(total)
+        return total.copy_(s)
+
+    @cached_property
+    def _room(self) -> Tensor:
+        longest = max(block.stop - block.start for block in self._flat.blocks)
+        return torch.empty_like(self.sum[:longest])
 
     def add_to_sum(self, vector: Tensor) -> None:
         """Add a vector to the running sum for good."""
-        self.low.add_(vector)
-        self._carry(slice(None))
+        for block in self._flat.blocks:
+            self._add(block.part, vector[block.part])
 
     def _write(
         self, theta: Tensor, parameters: Sequence[Tensor], norm: Callable[[Tensor], float]

@@ -79,7 +79,7 @@ class Accumulator:
         Most examples of a logical batch (B), public.
     guard : Guard or Ledger
         Of the plan.
-    roundings : int
+    roundings, steps : int
         As for `contribution_limit`.
 
     Attributes
@@ -120,6 +120,7 @@ class Accumulator:
         guard: Guard,
         *,
         roundings: int = 1,
+        steps: int = 1,
     ) -> None:
         self.parameters = _checked(parameters)
         self.clipping = clipping
@@ -132,7 +133,9 @@ class Accumulator:
         self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None
         dtypes = {sum_dtype(p.dtype) for p in self.parameters}
         limit = min(
-            contribution_limit(clipping.clip_norm, self.batch_size, dtype, roundings=roundings)
+            contribution_limit(
+                clipping.clip_norm, self.batch_size, dtype, roundings=roundings, steps=steps
+            )
             for dtype in dtypes
         )
         self._shrink = limit / clipping.clip_norm
