@@ -190,7 +190,9 @@ def _least_row(residual: Matrix, free: int, error: float) -> list[Finding]:
     ratio = math.sqrt(float(np.einsum("ij,ij->i", residual, residual).min()) / free)
     limit = -NormalDist().inv_cdf(error / rows)
     stderr = 1.0 / math.sqrt(2.0 * free)
-    return [Finding("least noise of a step over the stated noise", ratio, 1.0, stderr, limit, "below")]
+    return [
+        Finding("least noise of a step over the stated noise", ratio, 1.0, stderr, limit, "below")
+    ]
 
 
 def _least(residual: Matrix, free: int, error: float) -> list[Finding]:
@@ -312,7 +314,7 @@ def _shape(residual: Matrix, coins: NDArray[np.bool_], error: float) -> Finding:
     of Massart (1990) for independent numbers, of any sample size. Numbers with a mean and a spread
     that were measured on them are nearer to their law than independent ones.
     """
-    rows, n = residual.shape
+    n = residual.shape[1]
     ones = int(np.count_nonzero(coins))
     spread = np.sqrt(np.einsum("ij,ij->i", residual, residual) / (n - 2))
     # The residual of one of k numbers has a variance of 1 - 1/k.

@@ -147,9 +147,9 @@ class VmapModule(nn.Module):
     """A model whose per-example gradients are made by ``torch.func``, whatever its layers are.
 
     Each example passes through the model alone (as a batch of one, under ``vmap``), so the model
-    cannot mix two. Buffers are constants, and a model or a loss that keeps tensors of one pass for the
-    next is refused. Training is two calls: ``losses = model.backward(inputs,
-    targets)`` instead of a forward pass, a loss and its ``backward()``; then ``optimizer.step()``.
+    cannot mix two. Buffers are constants, and a model or a loss that keeps tensors of one pass for
+    the next is refused. Training is two calls: ``losses = model.backward(inputs, targets)`` instead
+    of a forward pass, a loss and its ``backward()``; then ``optimizer.step()``.
 
     Parameters
     ----------
