@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtr
 
 from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting.statement.statement import Neighbours, PrivacyStatement
@@ -20,11 +21,15 @@ Matrix = NDArray[np.float64]
 
 #: Fewest canaries of an audit.
 LEAST_CANARIES = 16
-# mu by the stated score, its shift, the noise, its least direction, mu by the learned score, reuse,
-# epsilon.
-_CHECKS = 7
+# mu by the stated score, its shift, the noise, its least direction, mu by the learned score, reuse
+# in a row, the noise of one row, reuse between rows, the shape of the noise, epsilon.
+_CHECKS = 10
 # A covariance is learned from at least so many canaries a row.
 _CANARIES_PER_ROW = 10
+# Largest jump of the law of a normal number that was rounded to a grid of 1/128 standard deviation.
+_OF_GRID = 0.4 / 128
+# Most pairs of rows that are searched for noise that one has from the other.
+_PAIRS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def judge(
         )
     confidence = probability("confidence", setting.confidence)
     error = (1.0 - confidence) / _CHECKS
-    limit = NormalDist().inv_cdf(1.0 - error)
+    limit = -NormalDist().inv_cdf(error)
     mu = float(np.linalg.norm(shift))
     direction = shift / mu if mu > 0 else np.eye(rows)[0]
     scores = direction @ white
@@ -108,6 +113,9 @@ def judge(
         *_least(residual, n - 2, error),
         *_learned(white, residual, coins, direction, mu, limit),
         _reuse(residual, error),
+        *_least_row(residual, n - 2, error),
+        _reuse_between(residual, n - 2, error),
+        _shape(residual, coins, error),
     ]
     level = 1.0 - error
     bound = one_run_bound(
@@ -172,6 +180,19 @@ def _stderr(mu: float, scale: float, free: int) -> float:
     if not math.isfinite(mu):
         mu = 0.0
     return scale * math.sqrt(1.0 + (mu / scale) ** 2 / (2.0 * free))
+
+
+def _least_row(residual: Matrix, free: int, error: float) -> list[Finding]:
+    """Return the noise of the row that has least, which the noise of all rows together may hide."""
+    rows = len(residual)
+    if rows == 1:
+        return []
+    ratio = math.sqrt(float(np.einsum("ij,ij->i", residual, residual).min()) / free)
+    limit = -NormalDist().inv_cdf(error / rows)
+    stderr = 1.0 / math.sqrt(2.0 * free)
+    return [
+        Finding("least noise of a step over the stated noise", ratio, 1.0, stderr, limit, "below")
+    ]
 
 
 def _least(residual: Matrix, free: int, error: float) -> list[Finding]:
@@ -244,8 +265,70 @@ def _reuse(residual: Matrix, error: float) -> Finding:
     if n % 2 == 0:
         lags[-1] /= math.sqrt(2.0)  # each pair stands there twice
     largest = float(lags[np.argmax(np.abs(lags))])
-    limit = NormalDist().inv_cdf(1.0 - error / (2.0 * lags.size))
+    limit = -NormalDist().inv_cdf(error / (2.0 * lags.size))
     return Finding(
         "largest correlation between canaries", largest, 0.0, 1.0 / math.sqrt(rows * n), limit,
         "either",
     )  # fmt: skip
+
+
+def _reuse_between(residual: Matrix, free: int, error: float) -> Finding:
+    """Return the largest correlation of two rows, at any distance of canaries and mirrored.
+
+    A stream whose steps overlap puts the noise of a canary in one step on another canary in
+    another, where neither a covariance of the rows nor a correlation within one shows it. For
+    independent rows a correlation is a coordinate of a point on a sphere of `free` dimensions (or
+    less, for the part of a row that is shifted out of it), whose tails are below those of the
+    normal law. A row may also be its own mirror image.
+    """
+    rows, n = residual.shape
+    norms = np.sqrt(np.einsum("ij,ij->i", residual, residual))
+    unit = residual / np.where(norms > 0, norms, 1.0)[:, None]
+    spectrum = np.fft.rfft(unit, axis=1)
+    far = max(1, min(rows - 1, _PAIRS // rows))  # of two rows
+    largest, tried = 0.0, 0
+    for row in range(rows):
+        others = spectrum[row + 1 : row + 1 + far]
+        mirrored = np.fft.irfft(spectrum[row] * spectrum[row : row + 1 + far], n)
+        found = [np.fft.irfft(spectrum[row].conj() * others, n), mirrored[1:]]
+        # Each pair of a row and its mirror image stands there twice.
+        found.append(mirrored[:1] / math.sqrt(2.0))
+        for part in found:
+            tried += part.size
+            if part.size:
+                value = float(part.flat[np.argmax(np.abs(part))])
+                largest = value if abs(value) > abs(largest) else largest
+    limit = -NormalDist().inv_cdf(error / (2.0 * tried))
+    return Finding(
+        "largest correlation between canaries of two steps, or mirrored", largest, 0.0,
+        1.0 / math.sqrt(free), limit, "either",
+    )  # fmt: skip
+
+
+def _shape(residual: Matrix, coins: NDArray[np.bool_], error: float) -> Finding:
+    """Return the largest distance of the law of the noise from the normal one, of any scale.
+
+    Noise of the stated variance whose tails are too short shows a canary for certain, where the
+    mean and the variance of scores look right. A residual over the spread of its row follows a law
+    of its own (Thompson 1935), which is that of Student after a transformation; the limit is that
+    of Massart (1990) for independent numbers, of any sample size. Numbers with a mean and a spread
+    that were measured on them are nearer to their law than independent ones.
+    """
+    n = residual.shape[1]
+    ones = int(np.count_nonzero(coins))
+    spread = np.sqrt(np.einsum("ij,ij->i", residual, residual) / (n - 2))
+    # The residual of one of k numbers has a variance of 1 - 1/k.
+    inner = np.sqrt(1.0 - 1.0 / np.where(coins, ones, n - ones))
+    studentised = residual / np.where(spread > 0, spread, 1.0)[:, None] / inner
+    free = n - 2
+    left = np.maximum(free - np.square(studentised), 1e-300)
+    level = np.sort(stdtr(free - 1, studentised * np.sqrt((free - 1) / left)), axis=None)
+    steps = np.arange(level.size + 1) / level.size
+    distance = float(max(np.max(steps[1:] - level), np.max(level - steps[:-1])))
+    return Finding(
+        "distance of the noise from the normal law",
+        distance,
+        _OF_GRID,
+        0.5 / math.sqrt(level.size),
+        math.sqrt(2.0 * math.log(2.0 / error)),
+    )

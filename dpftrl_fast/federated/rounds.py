@@ -169,9 +169,12 @@ class PrivateRounds(Stated):
         self._state = state
         self._journal: RunJournal | None = None
         if folder is not None:
-            self._journal = RunJournal(
-                folder, {**self._identity(), **(identity or {})}, allow_fork=allow_fork
-            )
+            facts, more = self._identity(), dict(identity or {})
+            if both := sorted({*facts} & {*more}):
+                raise ValueError(
+                    f"identity must have more facts than the run's own, got {', '.join(both)} again"
+                )
+            self._journal = RunJournal(folder, {**facts, **more}, allow_fork=allow_fork)
             try:
                 self._begin(self._journal, recover, accept_epsilon)
             except BaseException:

@@ -21,6 +21,7 @@ from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.linear_model._labels import as_labels
+from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
     batch_order,
@@ -361,7 +362,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def _linear(self, X: Any) -> FloatArray:
         """Return <x, coef> + intercept with the coefficients that `average` names."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32])
+        with showing_no_entry("X"):
+            X = validate_data(
+                self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32]
+            )
         suffix = {"tail": "tail_", "all": "average_", "last": ""}[self.average]
         coef, intercept = getattr(self, f"coef_{suffix}"), getattr(self, f"intercept_{suffix}")
         return np.asarray(X @ coef.T + intercept, dtype=np.float64)

@@ -20,6 +20,7 @@ from sklearn.utils.validation import _get_feature_names, column_or_1d
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, take_users
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model._labels import group_numbers
+from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper
 from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.plan.epoch_order import EpochBatches, epochs_with_new_order
@@ -124,7 +125,7 @@ def check_rows(X: Any, *, estimator: Any) -> Rows:
         If `X` is not a matrix of real numbers, or only some of its columns have names.
     """
     _get_feature_names(X)  # refuses them now, not after the last step
-    try:
+    with showing_no_entry("X"):
         checked = check_array(
             X,
             accept_sparse="csr",
@@ -135,11 +136,6 @@ def check_rows(X: Any, *, estimator: Any) -> Rows:
             estimator=estimator,
             input_name="X",
         )
-    except ValueError as error:
-        if "could not convert" not in str(error):
-            raise
-        # NumPy's message shows the text.
-        raise ValueError("X must hold real numbers, got text that is none") from None
     return SparseRows.of(checked) if scipy.sparse.issparse(checked) else np.asarray(checked)
 
 
@@ -147,14 +143,13 @@ def check_targets(y: Any, rows: int, *, numbers: bool) -> NDArray[Any]:
     """Return targets as a vector of the right length, without looking at values."""
     if y is None:
         raise ValueError("requires y to be passed, but the target y is None")
-    targets = np.asarray(column_or_1d(y, warn=True))
+    with showing_no_entry("y"):
+        targets = np.asarray(column_or_1d(y, warn=True))
     if numbers and targets.dtype.kind not in "iufb":
         if targets.dtype.kind != "O":
             raise ValueError(f"y must hold real numbers, got dtype {targets.dtype}")
-        try:
+        with showing_no_entry("y"):
             targets = targets.astype(np.float64)
-        except (TypeError, ValueError):  # its message shows the value
-            raise ValueError("y must hold real numbers, got an object that is none") from None
     if targets.size != rows:
         raise ValueError(f"X and y must have as many rows, got {rows} and {targets.size}")
     return targets

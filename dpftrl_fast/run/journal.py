@@ -128,6 +128,7 @@ class RunJournal:
         kept = self._files.checkpoint()
         self._resumed = kept is None
         if kept is None:
+            self._files.refuse_steps()
             return
         self._state, self._step = kept["state"], kept["step"]
         self._generation, self._start = kept["generation"], kept["start"]

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dpftrl_fast.run.sealed_files import read_sealed, sync_folder, write_sealed
-from dpftrl_fast.run.step_log import StepLog, create_log
+from dpftrl_fast.run.step_log import EMPTY_SIZE, StepLog, create_log
 
+_LOG = re.compile(r"steps-([0-9]+)\.log")
 _KEPT = re.compile(r"kept-([0-9]+)-([0-9]+)\.npz")
 
 
@@ -33,6 +34,21 @@ class JournalFiles:
         """Return the content of the checkpoint; None if there is none yet."""
         path = self._folder / "checkpoint.npz"
         return read_sealed(path, self._secret, "checkpoint") if path.exists() else None
+
+    def refuse_steps(self) -> None:
+        """Refuse a folder without a checkpoint whose other files are not those of a new run.
+
+        Begun again, a run would have a fresh key, and the releases of its lost steps no account. A
+        run that was killed before its first checkpoint has at most the empty log of generation 0.
+        """
+        for path in sorted(self._folder.iterdir()):
+            log = _LOG.fullmatch(path.name)
+            later = log is not None and (int(log[1]) > 0 or path.stat().st_size > EMPTY_SIZE)
+            if later or _KEPT.fullmatch(path.name):
+                raise ValueError(
+                    f"the checkpoint is missing beside {path.name!r}: the folder is damaged, and "
+                    "steps of its run may have been released"
+                )
 
     def write_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Write a checkpoint in place of the one before."""

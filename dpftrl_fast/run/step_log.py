@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 DIGEST_SIZE = 32
 
 _RECORD = 64
+#: Bytes of a log without steps.
+EMPTY_SIZE = _RECORD
 _MAC = 24
 _MAGIC = b"dpftrl_fast.log1"
 

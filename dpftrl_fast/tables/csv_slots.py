@@ -67,11 +67,13 @@ class CsvLines:
             self.names: list[str] = next(csv.reader([text], delimiter=delimiter), [])
         except csv.Error as error:
             raise ValueError(f"the header of {str(path)!r} is not a CSV record: {error}") from None
-        seen: set[str] = set()
-        for name in self.names:
-            if name in seen:
-                raise ValueError(f"column {name!r} stands twice in the header of {str(path)!r}")
-            seen.add(name)
+        seen: dict[str, int] = {}
+        for place, name in enumerate(self.names, 1):
+            if name in seen:  # it is not shown: a file without a header begins with a row
+                raise ValueError(
+                    f"columns {seen[name]} and {place} have one name in the header of {str(path)!r}"
+                )
+            seen[name] = place
         if not self.names:
             raise ValueError(f"expected a header line in {str(path)!r}, got an empty line")
         self._fields = len(self.names)

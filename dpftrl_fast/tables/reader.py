@@ -84,9 +84,15 @@ class TableReader:
         for name in self.columns:
             if header.count(name) != 1:
                 found = "no such column" if name not in header else "more than one"
-                raise TableError(
-                    f"expected one column {name!r} in {str(path)!r}, got {found} "
+                # A file without a header begins with a row, which is not shown.
+                among = (
                     f"among: {', '.join(map(repr, header))}"
+                    if kind == "parquet" or not {*header}.isdisjoint(self._declared())
+                    else f"among {len(header)} columns of which none is declared; the first line "
+                    "must be a header"
+                )
+                raise TableError(
+                    f"expected one column {name!r} in {str(path)!r}, got {found} {among}"
                 )
         if kind == "parquet":
             self._check_types()
@@ -184,6 +190,10 @@ class TableReader:
             if not (is_number(kind) if numeric else is_category(kind)):
                 wanted = "a number or boolean" if numeric else "text, a whole number or boolean"
                 raise TableError(f"column {name!r} must hold {wanted}, got {kind}")
+
+    def _declared(self) -> set[str]:
+        group = self.schema.group_column
+        return {*self.schema.file_columns, *(() if group is None else (group,))}
 
     def _too_many(self) -> TableError:
         return TableError(

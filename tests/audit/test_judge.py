@@ -106,6 +106,75 @@ def test_the_noise_of_one_step_on_two_sums_is_a_violation_wherever_the_canary_is
         assert step != 3 or attack.measured > 1000 * found.mu_expected
 
 
+# ---- Noise whose mean, variance and covariance of steps look right ----
+
+
+def faulty(rng: Any, fault: Any, n: int = N) -> AuditResult:
+    """An audit of sums whose independent normals, a row a step, were changed by a fault."""
+    coins = rng.random(n) < 0.5
+    f = noise_factor(PLAN.layout)
+    normals = rng.normal(size=(f.shape[1], n))
+    fault(normals, rng)
+    sums = np.multiply.outer(worst_uses(PLAN), coins * 1.0)
+    return audit_releases(0.5 * (sums + 2.0 * f @ normals), coins, PLAN)
+
+
+def _overlap(z: Any, rng: Any) -> None:
+    z[1] = np.roll(z[0], 4)
+
+
+def _late_overlap(z: Any, rng: Any) -> None:
+    z[5, 100:] = z[0, :-100]
+
+
+def _mirrored_step(z: Any, rng: Any) -> None:
+    z[2] = z[1, ::-1]
+
+
+def _mirrored(z: Any, rng: Any) -> None:
+    half = z.shape[1] // 2
+    z[:, -half:] = z[:, :half][:, ::-1]
+
+
+def _low_step(z: Any, rng: Any) -> None:
+    z[2] *= 0.9
+
+
+def _signs(z: Any, rng: Any) -> None:
+    z[:] = np.sign(z)
+
+
+def _uniform(z: Any, rng: Any) -> None:
+    z[:] = rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), z.shape)
+
+
+def _often_small(z: Any, rng: Any) -> None:
+    z *= np.sqrt(np.where(rng.random(z.shape) < 0.5, 0.1, 1.9))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (_overlap, "of two steps"),
+        (_late_overlap, "of two steps"),
+        (_mirrored_step, "of two steps"),
+        (_mirrored, "mirrored"),
+        (_low_step, "least noise of a step"),
+        (_signs, "distance of the noise from the normal law"),
+        (_uniform, "distance of the noise from the normal law"),
+        (_often_small, "distance of the noise from the normal law"),
+    ],
+)
+def test_noise_of_the_stated_size_that_repeats_or_is_not_normal_is_a_violation(
+    fault: Any, words: str
+) -> None:
+    for seed in range(3):
+        found = faulty(np.random.default_rng(seed), fault)
+        assert found.verdict == "violated"
+        assert any(words in name for name in found.violations)
+    assert not faulty(np.random.default_rng(0), lambda z, rng: None).violated
+
+
 def test_noise_that_all_canaries_share_is_a_violation() -> None:
     rng = np.random.default_rng(3)
     coins = rng.random(N) < 0.5
@@ -140,7 +209,7 @@ def test_more_noise_and_smaller_shifts_are_inconclusive() -> None:
 def test_one_step_needs_no_learned_score() -> None:
     plan = PrivacyPlan(1.0, 1.0, acc.SinglePass(1))
     found = audit_plan(plan, random_state=0, confidence=1 - 1e-9)
-    assert found.verdict == "consistent" and len(found.findings) == 4
+    assert found.verdict == "consistent" and len(found.findings) == 6
     assert found.mu_expected == pytest.approx(1.0)
 
 

@@ -170,6 +170,14 @@ def test_a_folder_is_refused_for_every_fact_that_differs(tmp_path: Path, fact: s
     private_rounds(tmp_path / "run").close()
 
 
+@pytest.mark.parametrize("fact", OTHERS)
+def test_a_caller_cannot_name_a_fact_of_the_run_again(tmp_path: Path, fact: str) -> None:
+    """It would stand in the folder in place of what the run is."""
+    with pytest.raises(ValueError, match=f"more facts than the run's own, got {fact} again"):
+        private_rounds(tmp_path / "run", identity={fact: None, "data": 1})
+    assert not (tmp_path / "run").exists()
+
+
 def test_adaptive_clipping_is_part_of_what_a_run_is(tmp_path: Path) -> None:
     """Without it, a folder of estimates would state the epsilon of the plan alone."""
     private_rounds(tmp_path / "run", clipping=CLIPPING).close()

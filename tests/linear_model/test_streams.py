@@ -564,7 +564,7 @@ def test_text_among_numbers_is_refused_without_showing_it(cls: Any) -> None:
     X, y = rows(cls)
     words = X.astype(object)
     words[3, 1] = "secret"
-    with pytest.raises(ValueError, match="X must hold real numbers, got text") as caught:
+    with pytest.raises(ValueError, match="X must hold real numbers, got an object") as caught:
         make(cls).fit(words, y)
     assert caught.value.__suppress_context__
     if cls is not DPFTRLClassifier:

@@ -171,6 +171,34 @@ def test_foreign_folders_files_and_versions(tmp_path: Path) -> None:
         RunJournal(folder, IDENTITY)
 
 
+@pytest.mark.parametrize("left", ["log", "later log", "kept"])
+def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(tmp_path: Path, left: str) -> None:
+    """It would have a fresh key, and no account of the steps whose releases are out."""
+    folder = begun(tmp_path / "run", 2)
+    with RunJournal(folder, IDENTITY) as journal:
+        journal.resume()
+        digest = journal.digest(3)
+        journal.write_ahead(1, digests(journal, 1)[0])
+        journal.write_ahead(2, digests(journal, 2)[1])
+        journal.write_ahead(3, digest, {"sum": 1})
+    log = folder / "steps-0.log"
+    (folder / "checkpoint.npz").unlink()
+    if left != "kept":
+        (folder / "kept-0-3.npz").unlink()
+    if left == "later log":
+        log.rename(folder / "steps-1.log")
+    if left == "kept":
+        log.unlink()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match="the checkpoint is missing beside"):
+        RunJournal(folder, IDENTITY)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    for path in folder.glob("*-*"):
+        path.unlink()
+    with RunJournal(folder, IDENTITY) as journal:  # as a run that was killed at its beginning
+        assert journal.resume() is None
+
+
 def test_a_key_is_in_no_repr(tmp_path: Path) -> None:
     begun(tmp_path / "run")
     with RunJournal(tmp_path / "run", IDENTITY) as journal:

@@ -424,7 +424,8 @@ def test_reading_without_the_target(tmp_path: Path) -> None:
         ("t.csv", b"id,a,c,y", "got a header and no row"),
         ("t.csv", b"\n1,2\n", "got an empty line"),
         ("t.csv", b"id,a,c\n1,2,x\n", "expected one column 'y'"),
-        ("t.csv", b"id,a,c,y,a\n1,2,x,0,1\n", "'a' stands twice"),
+        ("t.csv", b"id,a,c\n1,2,x\n", "no such column among: 'id', 'a', 'c'"),
+        ("t.csv", b"id,a,c,y,a\n1,2,x,0,1\n", "columns 2 and 5 have one name"),
         ("t.csv", b"\xff,a,c,y\n1,2,x,0\n", "not UTF-8"),
         ("t.xls", b"", "expected a .csv"),
         ("t.parquet", b"no parquet", "t.parquet' is not a Parquet file"),
@@ -437,6 +438,15 @@ def test_files_that_are_refused_before_step_1(
     with pytest.raises(TableError) as caught:
         TableReader(tmp_path / name, SCHEMA)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["7771,5,x,1", "7771,7771,x,1", '"7771","x",1', "7771;5;x;1"])
+def test_a_file_without_a_header_shows_no_row(tmp_path: Path, first: str) -> None:
+    """Its first line is a row."""
+    (tmp_path / "t.csv").write_text(f"{first}\n2,2,x,0\n", encoding="utf-8")
+    with pytest.raises(TableError) as caught:
+        TableReader(tmp_path / "t.csv", SCHEMA)
+    assert "7771" not in str(caught.value) and str(tmp_path / "t.csv") in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,14 @@ class GLMRun:
         if (self._guard is None) != (ids is None):
             raise ValueError("ids must be given for all steps of a run or for none, got a mixture")
         if self._guard is not None and ids is not None:
-            self._guard.admit(ids)
+            try:
+                self._guard.admit(ids)
+            except ValueError:  # its message shows an id, which may be a user's label
+                raise ValueError(
+                    f"those who take part in step {self.steps_taken + 1} must be such as "
+                    f"{self.plan.participation!r} allows, each once, got another: one who took "
+                    "part in an earlier step, for instance"
+                ) from None
 
     def _soft_but_constant(self, q: FloatArray, c: float) -> FloatArray:
         """Soft-threshold all parameters but those of the constant column."""

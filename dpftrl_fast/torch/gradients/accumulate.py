@@ -260,7 +260,8 @@ class Accumulator:
 
         `samples` has a tensor of shape (rows, ...) for each parameter, None for zeros. ValueError
         if shapes are others, no batch is open, or more rows come than were announced; nothing is
-        added then.
+        added then. An error of another kind gives the batch up: added again, its rows would count
+        twice.
         """
         with self._turn:  # of two threads with the rows of one piece, the second is refused
             self._add(samples)
@@ -274,13 +275,17 @@ class Accumulator:
         for i, sample in present:
             norms[i] = row_norms(sample).to(device)
         factors = self.clipping.factors(norms, self._shrink)
-        for i, sample in present:
-            total = self._sums[i]
-            if total is None:
-                total = torch.zeros(sample.shape[1:], dtype=torch.float64, device=sample.device)
-                self._sums[i] = total
-            add_clipped_(total, sample, factors[i].to(sample.device))
-        self._rows += rows
+        try:
+            for i, sample in present:
+                total = self._sums[i]
+                if total is None:
+                    total = torch.zeros(sample.shape[1:], dtype=torch.float64, device=sample.device)
+                    self._sums[i] = total
+                add_clipped_(total, sample, factors[i].to(sample.device))
+            self._rows += rows
+        except BaseException:  # no memory, or an interrupt: some of these rows may be in the sums
+            self._clear()
+            raise
 
     def __reduce__(self) -> Any:
         raise TypeError(

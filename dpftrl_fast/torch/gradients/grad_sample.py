@@ -12,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from dpftrl_fast._validate import choice, flag, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.held import refuse_held
 from dpftrl_fast.torch.gradients.layers import check_layers
 
 Loss = Callable[[Any, Any], Tensor]
@@ -146,8 +147,9 @@ class VmapModule(nn.Module):
     """A model whose per-example gradients are made by ``torch.func``, whatever its layers are.
 
     Each example passes through the model alone (as a batch of one, under ``vmap``), so the model
-    cannot mix two. Buffers are constants. Training is two calls: ``losses = model.backward(inputs,
-    targets)`` instead of a forward pass, a loss and its ``backward()``; then ``optimizer.step()``.
+    cannot mix two. Buffers are constants, and a model or a loss that keeps tensors of one pass for
+    the next is refused. Training is two calls: ``losses = model.backward(inputs, targets)`` instead
+    of a forward pass, a loss and its ``backward()``; then ``optimizer.step()``.
 
     Parameters
     ----------
@@ -192,6 +194,7 @@ class VmapModule(nn.Module):
         self._chunk = optional(positive_integer, "chunk_size", chunk_size)
         names = _check_owned(model, accumulator)
         self._module = model
+        self._criterion = (criterion,)  # in a tuple: its weights are no part of the model
         self._accumulator = accumulator
         self._names = names
 
@@ -242,6 +245,7 @@ class VmapModule(nn.Module):
             part = slice(start, start + chunk)
             x, y = _rows(inputs, part), _rows(targets, part)
             gradients, values = self._gradients(trained, everything, x, y)
+            refuse_held(model=self._module, criterion=self._criterion[0])
             self._accumulator.add([gradients[name] for name in self._names])
             losses.append(values.detach())
         return torch.cat(losses)
