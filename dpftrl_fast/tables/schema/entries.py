@@ -95,11 +95,20 @@ def _from_yaml(text: str) -> Any:
     import yaml
 
     class UniqueKeys(yaml.SafeLoader):
-        """A safe loader that refuses duplicate keys (YAML's default keeps the last)."""
+        """A safe loader that refuses duplicate keys (YAML's default keeps the last).
+
+        Keys are scalars, and none is a merge: where an alias stands in a key or a merge, a short
+        file describes a value without bound.
+        """
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key_node, _ in node.value:
+                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
+                    raise SchemaError(
+                        "keys must be plain text, got a list, a mapping or a merge (<<) as a key: "
+                        "write the entries out"
+                    )
                 key = str(self.construct_object(key_node, deep=True))
                 if key in seen:
                     raise SchemaError(f"{_validate.shown(key)} stands twice in one mapping")
