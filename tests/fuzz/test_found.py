@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +375,46 @@ def test_a_model_allocates_no_more_than_its_bytes(tmp_path: Path) -> None:
     np.savez(path, facts=facts, tail=1.0, average=1.0, last=1.0)
     refused(lambda: load_model(tmp_path), SchemaError)
     assert [*arrays_in(path)] == ["facts", "tail", "average", "last"]
+
+
+def zip_of(members: list[tuple[str, int, int]], body: bytes) -> bytes:
+    """A zip file without compression whose members (name, offset, size) lie anywhere in a body."""
+    directory = b""
+    for name, at, size in members:
+        word = name.encode()
+        check = zlib.crc32(body[at + 30 + len(word) :][:size])
+        directory += struct.pack(
+            "<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 0, check, size, size, len(word),
+            0, 0, 0, 0, 0, at,
+        ) + word  # fmt: skip
+    end = struct.pack(
+        "<4s4H2IH", b"PK\5\6", 0, 0, len(members), len(members), len(directory), len(body), 0
+    )
+    return body + directory + end
+
+
+def local_header(name: str, size: int) -> bytes:
+    word = name.encode()
+    return struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, size, size, len(word), 0) + word
+
+
+def test_members_of_a_model_share_no_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    one = header_of("(1000,)") + bytes(8000)
+    whole = local_header("a.npy", len(one)) + one
+    path.write_bytes(zip_of([("a.npy", 0, len(one))], whole))
+    assert [*arrays_in(path)] == ["a"]
+    path.write_bytes(zip_of([("a.npy", 0, len(one))] * 3, whole))
+    assert "share" in refused(lambda: arrays_in(path))
+    # A member within the bytes of another one.
+    inner = local_header("b.npy", len(one)) + one
+    outer = header_of(f"({len(inner)},)", "|u1") + inner
+    body = local_header("a.npy", len(outer)) + outer
+    members = [("a.npy", 0, len(outer)), ("b.npy", len(body) - len(inner), len(one))]
+    path.write_bytes(zip_of(members, body))
+    assert "share" in refused(lambda: arrays_in(path))
+    path.write_bytes(zip_of([("a.npy", 0, len(one)), ("a.npy", 0, len(one))], whole + bytes(10000)))
+    assert "twice" in refused(lambda: arrays_in(path))
 
 
 @pytest.mark.parametrize("change", [
