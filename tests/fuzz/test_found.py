@@ -282,6 +282,20 @@ def test_a_short_schema_describes_no_endless_value(tmp_path: Path, last: str) ->
     assert "keys must be plain text" in words
 
 
+@pytest.mark.parametrize("target", ["categories: *c", "bounds: *c", "name: &w [*w]"])
+def test_aliases_of_a_schema_are_few_when_written_out(tmp_path: Path, target: str) -> None:
+    pytest.importorskip("yaml")
+    path = tmp_path / "s.yaml"
+    head = "rows: 9\ntarget:\n  name: y\n  bounds: &b [0, 10]\ncolumns:\n"
+    path.write_text(f"{head}  a: {{bounds: *b}}\n  b: {{bounds: *b}}\n", encoding="utf-8")
+    assert Schema.load(path).n_features == 3
+    many = ", ".join(f"c{i}" for i in range(2000))
+    lines = [f"  c: {{categories: &c [{many}]}}"]
+    lines += [f"  x{i}: {{{target}}}" for i in range(2000 if "*c" in target else 1)]
+    path.write_text(head + "\n".join(lines), encoding="utf-8")
+    assert "aliases" in refused(lambda: Schema.load(path), SchemaError)
+
+
 @pytest.mark.parametrize("header", [b"a\rb,y\n1,2\n", b"a," + b"b" * 200_000 + b"\n1,2\n"])
 def test_headers_that_are_no_record(tmp_path: Path, header: bytes) -> None:
     pytest.importorskip("pyarrow")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,8 +117,30 @@ def _from_yaml(text: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader=UniqueKeys)
+        found = yaml.load(text, Loader=UniqueKeys)
     except SchemaError:
         raise
     except Exception as error:  # of the parser, and of its conversions of dates, numbers and keys
         raise SchemaError(f"not valid YAML: {error}") from None
+    most = max(_MOST_VALUES, len(text))
+    if not _written_out(found, {}) <= most:
+        raise SchemaError(
+            f"aliases must stand for at most {most:,} values in all, got more: write the entries "
+            "out, or declare fewer"
+        )
+    return found
+
+
+#: Values of a short YAML file with its aliases written out.
+_MOST_VALUES = 10**6
+
+
+def _written_out(value: Any, known: dict[int, float]) -> float:
+    """Return the number of values in a nest, shared ones counted wherever they stand."""
+    if not isinstance(value, (dict, list, tuple, set)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = math.inf  # for a nest that holds itself
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_written_out(item, known) for item in items)
+    return known[id(value)]
