@@ -28,6 +28,8 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 SMALLEST_NORM, LARGEST_NORM = 1e-100, 1e100
 #: Largest number of steps of a run, of `max_participations` and of `min_separation`.
 MAX_STEPS = 2**40
+#: Largest integers of any argument: Python writes no more than 4300 digits, in JSON as in an error.
+MOST_BITS = 8192
 
 #: Characters of a value in an error.
 _SHOWN = 200
@@ -141,7 +143,10 @@ def norm_bound(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return `value` as an int in [`least`, `most`]; floats are refused, whole ones too."""
+    """Return `value` as an int in [`least`, `most`]; floats are refused, whole ones too.
+
+    So is an integer of more than 8192 bits, with any bounds: no file or message could hold it.
+    """
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be {_integers(least, most)}, got {type(value).__name__}")
     try:
@@ -151,6 +156,11 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
         raise TypeError(f"{name} must be {expected}, got {type(value).__name__}") from None
     if (least is not None and number < least) or (most is not None and number > most):
         raise ValueError(f"{name} must be {_integers(least, most)}, got {shown(number)}")
+    if number.bit_length() > MOST_BITS:
+        raise ValueError(
+            f"{name} must be {_integers(least, most)} of at most {MOST_BITS} bits, got one of "
+            f"{number.bit_length()} bits"
+        )
     return number
 
 

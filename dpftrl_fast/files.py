@@ -135,7 +135,7 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
     Raises
     ------
     ValueError
-        If the file is none, or compressed.
+        If the file is none, or compressed; if two arrays share a name or bytes.
     OSError
         If it cannot be read.
     """
@@ -143,11 +143,18 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(content) as archive:
-            for entry in archive.infolist():
+            entries = archive.infolist()
+            for entry in entries:
                 if entry.compress_type != zipfile.ZIP_STORED:
                     raise ValueError(
                         f"expected uncompressed arrays, got {entry.filename[:_SHOWN]!r}"
                     )
+            # Members may share bytes: a file of megabytes could hold terabytes.
+            if sum(entry.file_size for entry in entries) > content.getbuffer().nbytes:
+                raise ValueError("expected arrays of bytes of their own, got some that share them")
+            if len({entry.filename for entry in entries}) < len(entries):
+                raise ValueError("expected arrays with a name each, got a name twice")
+            for entry in entries:
                 found[entry.filename.removesuffix(".npy")] = array_in(archive.read(entry))
     except ValueError:
         raise

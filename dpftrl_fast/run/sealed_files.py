@@ -21,12 +21,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import MOST_BITS
+
 TEMPORARY = ".writing-"
 
 _SEAL = 32
 _CHUNK = 1 << 20
 _KINDS = "biufcSU"
-_MOST_BITS = 8192  # Python refuses to write integers of many more digits
 
 
 def sync_folder(folder: Path) -> None:
@@ -54,6 +55,9 @@ def write_sealed(path: Path, state: Mapping[str, Any], secret: bytes, label: str
     float, str, bytes and ndarrays of numbers or fixed-width text. Anything else is a TypeError, and
     no file is then touched. After an OSError an older file is still there.
     """
+    given: Any = state
+    if not isinstance(given, Mapping):
+        raise TypeError(f"a state must be a mapping, got {type(given).__name__}")
     arrays: list[NDArray[Any]] = []
     try:
         tree = json.dumps(_encoded(state, arrays, "")).encode()
@@ -136,10 +140,8 @@ def _seal(file: BinaryIO, size: int, secret: bytes, label: str) -> bytes:
 
 
 def _encoded(value: Any, arrays: list[NDArray[Any]], where: str) -> Any:
-    if type(value) is int and value.bit_length() > _MOST_BITS:
-        raise TypeError(
-            f"{where} must be an integer of at most {_MOST_BITS} bits, got a larger one"
-        )
+    if type(value) is int and value.bit_length() > MOST_BITS:
+        raise TypeError(f"{where} must be an integer of at most {MOST_BITS} bits, got a larger one")
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -168,6 +170,7 @@ def _entry(key: Any, value: Any, arrays: list[NDArray[Any]], where: str) -> list
     if type(key) not in (str, int):
         name = where or "a state"
         raise TypeError(f"{name} must have str or int keys, got {type(key).__name__}")
+    _encoded(key, arrays, f"a key of {where or 'a state'}")
     return [key, _encoded(value, arrays, f"{where}[{key!r}]" if where else str(key))]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import attempt, complaint, deep
+from fuzzing import attempt, complaint, deep, limited_memory
 from journal_cases import IDENTITY, begun
 from mechanism_cases import MECHANISMS
 
@@ -196,6 +198,36 @@ def test_kinds_and_versions(value: Any) -> None:
     refused(lambda: participation_from_dict({"kind": value, "steps": 3}))
 
 
+LONG = 10**5000  # Python writes no integer of so many digits
+
+
+def test_integers_that_no_file_can_hold() -> None:
+    refused(lambda: integer("name", LONG))
+    assert integer("name", -(2**8191)) == -(2**8191)
+    for mechanism in MECHANISMS.values():
+        if "restart_every" in mechanism.to_dict():
+            data = {**mechanism.to_dict(), "restart_every": LONG}
+            refused(lambda data=data: mechanism_from_dict(data))
+    plan = LeastSquaresPlan(
+        1.0, 2.0, 3.0, accounting.SinglePass(3), mechanism=MECHANISMS["two taps"]
+    ).to_dict()
+    plan["mechanism"] = {**plan["mechanism"], "restart_every": LONG}
+    refused(lambda: LeastSquaresPlan.from_dict(plan))
+    refused(lambda: TreeNoise(3, 1.0, seed=LONG))
+
+
+def test_seeds_of_loaders_that_no_file_can_hold() -> None:
+    torch = pytest.importorskip("torch")
+    from dpftrl_fast.torch.loader import FixedOrderLoader
+
+    plan = PrivacyPlan(1.0, 2.0, accounting.FixedEpochs(5, 3))
+    data = torch.utils.data.TensorDataset(torch.zeros(10, 1))
+    refused(lambda: FixedOrderLoader(data, 2, plan, order_seed=LONG))
+    loader = FixedOrderLoader(data, 2, plan)
+    state = {**loader.state_dict(), "order_seed": LONG}
+    refused(lambda: loader.load_state_dict(state), snapshot=loader.state_dict)
+
+
 # ---- Schemas and tables ----
 
 SCHEMA: dict[str, Any] = {
@@ -228,6 +260,40 @@ def test_files_of_schemas(tmp_path: Path, text: str, suffix: str) -> None:
     path = tmp_path / f"s.{suffix}"
     path.write_text(text, encoding="utf-8")
     refused(lambda: Schema.load(path), SchemaError)
+
+
+@pytest.mark.parametrize("last", [
+    "? *a8\n: 1\n", "rows: {? *a8 : 1}\n", "rows: !!set {? *a8}\n", "rows: {<<: [*m7, *m7]}\n",
+    "<<: *m7\n", "? [1]\n: 1\n", "? {a: 1}\n: 1\n",
+], ids=repr)  # fmt: skip
+def test_a_short_schema_describes_no_endless_value(tmp_path: Path, last: str) -> None:
+    """Aliases of aliases: what they stand for would need gigabytes as a key, or merged."""
+    pytest.importorskip("yaml")
+    lines = ["a0: &a0 [x]", "m0: &m0 {x: 1}"]
+    for i in range(1, 9):
+        lines.append(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]")
+        lines.append(f"m{i}: &m{i} {{<<: [{', '.join([f'*m{i - 1}'] * 10)}]}}")
+    merges = "m7" in last
+    text = "\n".join(line for line in lines if merges or line[0] == "a")
+    (tmp_path / "s.yaml").write_text(f"{text}\n{last}", encoding="utf-8")
+    with limited_memory(200 << 20):
+        words = refused(lambda: Schema.load(tmp_path / "s.yaml"), SchemaError)
+    # Without the rule the memory ran out, in another library's words or none.
+    assert "keys must be plain text" in words
+
+
+@pytest.mark.parametrize("target", ["categories: *c", "bounds: *c", "name: &w [*w]"])
+def test_aliases_of_a_schema_are_few_when_written_out(tmp_path: Path, target: str) -> None:
+    pytest.importorskip("yaml")
+    path = tmp_path / "s.yaml"
+    head = "rows: 9\ntarget:\n  name: y\n  bounds: &b [0, 10]\ncolumns:\n"
+    path.write_text(f"{head}  a: {{bounds: *b}}\n  b: {{bounds: *b}}\n", encoding="utf-8")
+    assert Schema.load(path).n_features == 3
+    many = ", ".join(f"c{i}" for i in range(2000))
+    lines = [f"  c: {{categories: &c [{many}]}}"]
+    lines += [f"  x{i}: {{{target}}}" for i in range(2000 if "*c" in target else 1)]
+    path.write_text(head + "\n".join(lines), encoding="utf-8")
+    assert "aliases" in refused(lambda: Schema.load(path), SchemaError)
 
 
 @pytest.mark.parametrize("header", [b"a\rb,y\n1,2\n", b"a," + b"b" * 200_000 + b"\n1,2\n"])
@@ -325,6 +391,46 @@ def test_a_model_allocates_no_more_than_its_bytes(tmp_path: Path) -> None:
     assert [*arrays_in(path)] == ["facts", "tail", "average", "last"]
 
 
+def zip_of(members: list[tuple[str, int, int]], body: bytes) -> bytes:
+    """A zip file without compression whose members (name, offset, size) lie anywhere in a body."""
+    directory = b""
+    for name, at, size in members:
+        word = name.encode()
+        check = zlib.crc32(body[at + 30 + len(word) :][:size])
+        directory += struct.pack(
+            "<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 0, check, size, size, len(word),
+            0, 0, 0, 0, 0, at,
+        ) + word  # fmt: skip
+    end = struct.pack(
+        "<4s4H2IH", b"PK\5\6", 0, 0, len(members), len(members), len(directory), len(body), 0
+    )
+    return body + directory + end
+
+
+def local_header(name: str, size: int) -> bytes:
+    word = name.encode()
+    return struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, size, size, len(word), 0) + word
+
+
+def test_members_of_a_model_share_no_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    one = header_of("(1000,)") + bytes(8000)
+    whole = local_header("a.npy", len(one)) + one
+    path.write_bytes(zip_of([("a.npy", 0, len(one))], whole))
+    assert [*arrays_in(path)] == ["a"]
+    path.write_bytes(zip_of([("a.npy", 0, len(one))] * 3, whole))
+    assert "share" in refused(lambda: arrays_in(path))
+    # A member within the bytes of another one.
+    inner = local_header("b.npy", len(one)) + one
+    outer = header_of(f"({len(inner)},)", "|u1") + inner
+    body = local_header("a.npy", len(outer)) + outer
+    members = [("a.npy", 0, len(outer)), ("b.npy", len(body) - len(inner), len(one))]
+    path.write_bytes(zip_of(members, body))
+    assert "share" in refused(lambda: arrays_in(path))
+    path.write_bytes(zip_of([("a.npy", 0, len(one)), ("a.npy", 0, len(one))], whole + bytes(10000)))
+    assert "twice" in refused(lambda: arrays_in(path))
+
+
 @pytest.mark.parametrize("change", [
     {"secret": "x" * 64}, {"secret": True}, {"secret": "00"}, {"inode": "7"}, {"forked": 1},
     {"identity": [1]}, {"identity": 7},
@@ -358,6 +464,14 @@ def test_a_stray_file_beside_kept_states_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [deep(5000), 10**5000], ids=["deep", "long"])
 def test_states_that_cannot_be_sealed(tmp_path: Path, value: Any) -> None:
     refused(lambda: write_sealed(tmp_path / "s.npz", {"a": value}, b"s" * 32, "label"))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "state", [[1], 7, None, {LONG: 1}, {"a": {-LONG: 1}}, {1.5: 2}], ids=lambda x: type(x).__name__
+)
+def test_states_that_are_no_mapping_of_short_keys(tmp_path: Path, state: Any) -> None:
+    refused(lambda: write_sealed(tmp_path / "s.npz", state, b"s" * 32, "label"))
     assert not [*tmp_path.iterdir()]
 
 

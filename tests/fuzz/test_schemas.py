@@ -54,8 +54,7 @@ def test_schemas() -> None:
             _ = result.n_features, result.row_scale, result.tasks
         return result
 
-    taken, refused = fuzz("schemas", one)
-    assert taken and refused
+    fuzz("schemas", one)
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
@@ -63,10 +62,10 @@ def test_files_of_schemas(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"schema.{suffix}"
     kept = [json.dumps(data, indent=2).encode() for data in SCHEMAS]
     if suffix == "yaml":
-        kept += [yaml.safe_dump(data).encode() for data in SCHEMAS]
+        kept = [yaml.safe_dump(data).encode() for data in SCHEMAS]  # half as long
 
     def one(rng: random.Random) -> Any:
-        if rng.random() < 0.7:
+        if rng.random() < (0.7 if suffix == "json" else 0.9):
             path.write_bytes(mutated_bytes(rng.choice(kept), rng, kept))
         else:
             path.write_bytes(
@@ -74,8 +73,7 @@ def test_files_of_schemas(tmp_path: Path, suffix: str) -> None:
             )
         return attempt(lambda: Schema.load(path), own=(SchemaError,))
 
-    taken, refused = fuzz(f"files of schemas: {suffix}", one, share=0.5)
-    assert taken and refused
+    fuzz(f"files of schemas: {suffix}", one)
 
 
 # ---- Tables ----
@@ -104,8 +102,7 @@ def test_tables_in_csv(tmp_path: Path) -> None:
         schema = rng.choice(schemas)
         return attempt(lambda: read(path, schema), own=(TableError,))
 
-    taken, refused = fuzz("csv", one, share=0.5)
-    assert taken and refused
+    fuzz("csv", one)
 
 
 def test_drafts_of_schemas(tmp_path: Path) -> None:
@@ -116,13 +113,13 @@ def test_drafts_of_schemas(tmp_path: Path) -> None:
         result = attempt(
             lambda: draft_schema(path, these_rows_are_public=public), own=(TableError,)
         )
-        if not isinstance(result, Exception):
+        # PyYAML takes most of the time.
+        if not isinstance(result, Exception) and rng.random() < 0.2:
             (tmp_path / "s.yaml").write_text(result, encoding="utf-8", errors="surrogatepass")
             attempt(lambda: Schema.load(tmp_path / "s.yaml"), own=(SchemaError,))
         return result
 
-    taken, refused = fuzz("drafts", one, share=0.3)
-    assert taken and refused
+    fuzz("drafts", one, share=0.3)
 
 
 def parquets() -> list[bytes]:
@@ -164,8 +161,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
         schema = rng.choice(schemas)
         return attempt(lambda: read(path, schema), own=(TableError,))
 
-    taken, refused = fuzz("parquet", one, share=0.5)
-    assert taken and refused
+    fuzz("parquet", one)
 
 
 def test_parquet_for_estimators(tmp_path: Path) -> None:
@@ -193,5 +189,4 @@ def test_parquet_for_estimators(tmp_path: Path) -> None:
             )
         return attempt(lambda: model.fit(str(path), "y", groups=groups))
 
-    taken, refused = fuzz("parquet for estimators", one, share=0.1)
-    assert taken and refused
+    fuzz("parquet for estimators", one, share=0.1)

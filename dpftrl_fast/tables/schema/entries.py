@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,11 +96,20 @@ def _from_yaml(text: str) -> Any:
     import yaml
 
     class UniqueKeys(yaml.SafeLoader):
-        """A safe loader that refuses duplicate keys (YAML's default keeps the last)."""
+        """A safe loader that refuses duplicate keys (YAML's default keeps the last).
+
+        Keys are scalars, and none is a merge: where an alias stands in a key or a merge, a short
+        file describes a value without bound.
+        """
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key_node, _ in node.value:
+                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
+                    raise SchemaError(
+                        "keys must be plain text, got a list, a mapping or a merge (<<) as a key: "
+                        "write the entries out"
+                    )
                 key = str(self.construct_object(key_node, deep=True))
                 if key in seen:
                     raise SchemaError(f"{_validate.shown(key)} stands twice in one mapping")
@@ -107,8 +117,30 @@ def _from_yaml(text: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader=UniqueKeys)
+        found = yaml.load(text, Loader=UniqueKeys)
     except SchemaError:
         raise
     except Exception as error:  # of the parser, and of its conversions of dates, numbers and keys
         raise SchemaError(f"not valid YAML: {error}") from None
+    most = max(_MOST_VALUES, len(text))
+    if not _written_out(found, {}) <= most:
+        raise SchemaError(
+            f"aliases must stand for at most {most:,} values in all, got more: write the entries "
+            "out, or declare fewer"
+        )
+    return found
+
+
+#: Values of a short YAML file with its aliases written out.
+_MOST_VALUES = 10**6
+
+
+def _written_out(value: Any, known: dict[int, float]) -> float:
+    """Return the number of values in a nest, shared ones counted wherever they stand."""
+    if not isinstance(value, (dict, list, tuple, set)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = math.inf  # for a nest that holds itself
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_written_out(item, known) for item in items)
+    return known[id(value)]
