@@ -2,11 +2,13 @@
 """A step of `DPFTRL` beside Opacus's noise and step, and beside the paper's tree in torch.
 
 `pytest benches/bench_torch.py` times them one after another.
-`python benches/bench_torch.py [ROUNDS]` alternates them, which a shared machine asks for, and
-prints the ratios of docs/torch.md.
+`python benches/bench_torch.py [ROUNDS]` alternates them on one thread, in processor time, which a
+shared machine asks for, and prints the ratios of docs/torch.md.
+`python benches/bench_torch.py mechanisms [ROUNDS]` compares steps with two taps and with the
+Honaker tree: those of docs/benchmarks.md.
 
 What is timed comes after clipping: the sum of a batch is in ``p.grad``, and the parameters are to
-be written. 10^7 float32 parameters, momentum 0.9, in one tensor and in a thousand; two threads.
+be written. 10^7 float32 parameters, momentum 0.9, in one tensor and in a thousand.
 Costs of a tree's steps differ, so 16 of them are timed together, on a tree that goes on.
 """
 
@@ -28,12 +30,19 @@ from noise_workloads import TorchHonaker, check_normal
 from torch import Tensor, nn
 
 from dpftrl_fast import PrivacyPlan, accounting
-from dpftrl_fast.torch import DPFTRL
+from dpftrl_fast.mechanisms import BandedInverse
+from dpftrl_fast.torch import DPFTRL, ResidualNoise
 
 warnings.filterwarnings("ignore", message="Secure RNG turned off", category=UserWarning)
 
 SIZE, BATCH, LR, MOMENTUM, STEPS = 10**7, 256, 0.1, 0.9, 16
 PLAN = PrivacyPlan(1.0, 1.0, accounting.SinglePass(2**16))
+TAPS = PrivacyPlan(
+    1.0,
+    1.0,
+    accounting.SinglePass(2**16),
+    mechanism=BandedInverse.anticorrelated(0.9).rounded("float32"),
+)
 
 
 class Call(NamedTuple):
@@ -50,10 +59,16 @@ def model(tensors: int) -> tuple[list[nn.Parameter], list[Tensor]]:
     return parameters, [torch.zeros(each) for _ in range(tensors)]
 
 
-def ours(tensors: int, threads: int = 2) -> Call:
+def ours(tensors: int, plan: PrivacyPlan = PLAN, memory: Any = "stored") -> Call:
     parameters, sums = model(tensors)
     optimizer = DPFTRL(
-        parameters, LR, plan=PLAN, batch_size=BATCH, momentum=MOMENTUM, threads=threads
+        parameters,
+        LR,
+        plan=plan,
+        batch_size=BATCH,
+        momentum=MOMENTUM,
+        memory=memory,
+        threads=torch.get_num_threads(),
     )
 
     def ready() -> None:
@@ -63,6 +78,28 @@ def ours(tensors: int, threads: int = 2) -> Call:
     def step() -> Tensor:
         optimizer.step()
         return parameters[0]
+
+    return Call(step, ready)
+
+
+def residual(plan: PrivacyPlan = PLAN, memory: Any = "stored") -> Call:
+    """`ResidualNoise` alone: the step of the optimiser comes after it."""
+    parameters, sums = model(1)
+    noise = ResidualNoise(
+        parameters,
+        plan=plan,
+        batch_size=BATCH,
+        memory=memory,
+        threads=torch.get_num_threads(),
+    )
+
+    def ready() -> None:
+        parameters[0].grad = sums[0].zero_().detach()
+
+    def step() -> Tensor:
+        noise.add_()
+        assert parameters[0].grad is not None
+        return parameters[0].grad
 
     return Call(step, ready)
 
@@ -144,8 +181,8 @@ def torch_tree(kind: Callable[[int], Any], tensors: int) -> Call:
     return Call(step)
 
 
-def our_noise(threads: int = 2) -> Callable[[], Any]:
-    noise, out = PLAN.noise(SIZE, threads=threads), torch.empty(SIZE)
+def our_noise() -> Callable[[], Any]:
+    noise, out = PLAN.noise(SIZE, threads=torch.get_num_threads()), torch.empty(SIZE)
     return lambda: noise.step(out)
 
 
@@ -159,6 +196,11 @@ CALLS: dict[str, Callable[[], Call]] = {
     "our noise alone": lambda: Call(our_noise()),
     "torch noise on a stack alone": lambda: Call(StackTree(SIZE).step),
     "torch noise in place alone": lambda: Call(TorchHonaker(SIZE).step),
+    "DPFTRL, two taps kept": lambda: ours(1, TAPS),
+    "DPFTRL, two taps re-made": lambda: ours(1, TAPS, "regenerate"),
+    "ResidualNoise": residual,
+    "ResidualNoise, two taps kept": lambda: residual(TAPS),
+    "ResidualNoise, two taps re-made": lambda: residual(TAPS, "regenerate"),
 }
 RATIOS = [
     ("DPFTRL, 1 tensor", "Opacus, 1 tensor"),
@@ -168,6 +210,12 @@ RATIOS = [
     ("torch noise on a stack alone", "our noise alone"),
     ("torch noise in place alone", "our noise alone"),
     ("DPFTRL, 1000 tensors", "DPFTRL, 1 tensor"),
+]
+MECHANISMS = [
+    ("DPFTRL, two taps kept", "DPFTRL, 1 tensor"),
+    ("ResidualNoise, two taps kept", "ResidualNoise"),
+    ("DPFTRL, two taps re-made", "DPFTRL, 1 tensor"),
+    ("ResidualNoise, two taps re-made", "ResidualNoise"),
 ]
 
 
@@ -191,7 +239,8 @@ def check() -> None:
             if "alone" not in name:
                 call = make()
                 call.ready()
-                check_normal(call.step().detach(), LR / BATCH)
+                factor = 1.0 if "Residual" in name else LR
+                check_normal(call.step().detach(), factor / BATCH)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -210,38 +259,39 @@ def test_torch_step(benchmark: Any, name: str) -> None:
 
 
 def timed(call: Call) -> float:
-    """Return the seconds of `STEPS` steps, without the assignments."""
+    """Return the seconds of processor time of `STEPS` steps, without the assignments."""
     total = 0.0
     for _ in range(STEPS):
         call.ready()
-        start = time.perf_counter()
+        start = time.process_time()
         call.step()
-        total += time.perf_counter() - start
+        total += time.process_time() - start
     return total
 
 
-def main(rounds: int) -> None:
-    torch.set_num_threads(2)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 2 threads")
+def main(rounds: int, pairs: list[tuple[str, str]]) -> None:
+    torch.set_num_threads(1)
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 1 thread")
     check()
     # Not all at once: the trees of all calls would need gigabytes.
-    times: dict[str, list[float]] = {name: [] for name in CALLS}
-    ratios: dict[tuple[str, str], list[float]] = {pair: [] for pair in RATIOS}
-    for pair in RATIOS:
+    times: dict[str, list[float]] = {}
+    for pair in pairs:
         calls = {name: CALLS[name]() for name in pair}
         for call in calls.values():
             timed(call)
-        for _ in range(rounds):
+        ratios = []
+        for turn in range(rounds):
             spent = {}
-            for name, call in calls.items():
-                spent[name] = timed(call)
-                times[name].append(spent[name] / STEPS * 1e3)
-            ratios[pair].append(spent[pair[0]] / spent[pair[1]])
+            for name in pair if turn % 2 else reversed(pair):
+                spent[name] = timed(calls[name])
+                times.setdefault(name, []).append(spent[name] / STEPS * 1e3)
+            ratios.append(spent[pair[0]] / spent[pair[1]])
+        print(f"{pair[0]} / {pair[1]}: median {np.median(ratios):.2f}", flush=True)
     for name, found in times.items():
         print(f"{name:34} median {np.median(found):7.1f} ms, least {min(found):7.1f} ms a step")
-    for (above, below), found in ratios.items():
-        print(f"{above} / {below}: median {np.median(found):.2f}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    given = sys.argv[1:]
+    pairs = MECHANISMS if given[:1] == ["mechanisms"] else RATIOS
+    main(int(given[-1]) if given and given[-1].isdigit() else 7, pairs)

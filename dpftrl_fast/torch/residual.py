@@ -16,7 +16,7 @@ from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch.flat.noise import to_grid_
+from dpftrl_fast.torch.flat.residual import FlatResidual
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.noise_run import NoiseRun, checked_vector
 from dpftrl_fast.torch.steps import Steps
@@ -148,17 +148,7 @@ class ResidualNoise:
             parts = run.layout.local(sums)
             total = run.reduced(gradients) if run.ranks.reduces else None
             run.noise.residual(run.vector)
-            for block in run.flat.blocks:
-                noisy, remainder = run.vector[block.part], self._remainder[block.part]
-                if total is None:
-                    run.flat.add_to(noisy, block, parts)
-                else:
-                    noisy.add_(total[block.part])
-                remainder.add_(noisy)
-                run.flat.copy_from(to_grid_(noisy.copy_(remainder), run.noise.grid), block, parts)
-                remainder.sub_(noisy)
-            if self._batch_size is not None:
-                torch._foreach_div_(parts, self._batch_size)
+            self._flat.release_(run.vector, parts, total)
         self._noisy = [(weakref.ref(own), own._version) for own in sums]
 
     def _writable_sums(self, parameters: list[Tensor]) -> list[Tensor]:
@@ -175,7 +165,16 @@ class ResidualNoise:
     def _started(self) -> NoiseRun:
         if not self._run.started:
             self._run.start(self._groups, {"batch_size": self._batch_size})
-            self._remainder = torch.zeros_like(self._run.vector)
+            run = self._run
+            self._flat = FlatResidual(
+                run.flat,
+                run.vector,
+                grid=run.noise.grid,
+                batch_size=self._batch_size,
+                sums={sum_dtype(entry.dtype) for entry in run.layout.entries},
+                fused=run.layout.device.type == "cpu",
+                threads=run.threads,
+            )
         return self._run
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,7 +184,7 @@ class ResidualNoise:
                 **_HEADER,
                 **self._started().state_dict(),
                 "batch_size": self._batch_size,
-                "remainder": self._remainder.clone(),
+                "remainder": self._flat.remainder.clone(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
@@ -194,11 +193,12 @@ class ResidualNoise:
             run = self._started()
             own = {**_HEADER, "batch_size": self._batch_size}
             run.check_state(state, own)
+            own_remainder = self._flat.remainder
             # Noisy sums that were not rounded have no remainder.
-            remainder = state.get("remainder", torch.zeros_like(self._remainder))
-            checked_vector("remainder", remainder, self._remainder)
+            remainder = state.get("remainder", torch.zeros_like(own_remainder))
+            checked_vector("remainder", remainder, own_remainder)
             run.load_noise(state, allow_fork=allow_fork)
-            self._remainder.copy_(remainder)
+            own_remainder.copy_(remainder)
 
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise, as :meth:`DPFTRL.recover`.
@@ -226,7 +226,8 @@ def _groups(params: ParamsT) -> list[dict[str, Any]]:
 def _writable_sum(p: Tensor) -> Tensor:
     """Return ``p.grad``, or zeros in its place, as a tensor whose memory is contiguous."""
     if p.grad is not None:
-        return p.grad.contiguous()
+        own = p.grad.contiguous()
+        return own.resolve_neg() if own.is_neg() else own  # memory with its sign to be changed
     dtype = sum_dtype(p.dtype)
     if getattr(p, "grad_dtype", p.dtype) not in (dtype, None):
         raise ValueError(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from dpftrl_fast.kernels import ftrl_step, ftrl_update, jit
+from dpftrl_fast.kernels import ftrl_step, ftrl_update, jit, residual_step
 from dpftrl_fast.kernels.jit import exact_helper, helper, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
 
@@ -81,9 +81,13 @@ def test_an_exact_loop_keeps_its_order(exact):
             functools.partial(ftrl_step.ftrl_loop.__wrapped__, dtype, momentum)
             for dtype, momentum in (("float32", True), ("float64", False))
         ),
+        *(
+            functools.partial(residual_step.residual_loop.__wrapped__, dtype, sums)
+            for dtype, sums in (("float32", "float32"), ("float64", "float32"))
+        ),
     ],
 )
-def test_no_operation_of_an_ftrl_update_is_reordered(make):
+def test_no_operation_of_an_update_is_reordered(make):
     assert all(not each for each in flags_of(make()))
 
 

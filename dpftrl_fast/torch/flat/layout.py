@@ -223,6 +223,11 @@ def _check_kind(name: str, p: Tensor) -> None:
         raise ValueError(
             f"{name} must have memory for each of its elements, got an expanded tensor"
         )
+    if p.is_neg():  # results are written by address
+        raise ValueError(
+            f"{name} must have memory with its own sign, got a view with the other one: take "
+            "its resolve_neg()"
+        )
 
 
 def _readable(gradient: Tensor) -> bool:
