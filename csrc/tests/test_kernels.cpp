@@ -204,7 +204,8 @@ void edges_of_rare_words_f64(const NoiseKernels& kernels) {
     std::uint64_t index;
     std::uint32_t block, row, word;
   };
-  for (const Edge& edge : {Edge{140, 26672, 2, 0x00040000}, Edge{773, 678746, 2, 0xfffc0000}}) {
+  for (const Edge& edge : {Edge{3006, 852614, 4, 0x0003ffff}, Edge{140, 26672, 2, 0x00040000},
+                           Edge{2201, 682500, 3, 0xfffbffff}, Edge{773, 678746, 2, 0xfffc0000}}) {
     const NodeStream s = stream_of(8, edge.index);
     std::uint32_t low[16], high[16];
     chacha_block(s.key.words, make_counter(s, Kind::normal_f64, edge.block).words, 8, low);

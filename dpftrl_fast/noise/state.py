@@ -13,7 +13,9 @@ from dpftrl_fast.noise.arguments import MAX_STEPS
 
 _VERSION = 1
 _MAX_TREES = 2**24
-_OTHER_STREAM = ": finish that run with the release of dpftrl_fast that saved it, or begin a new one"
+_OTHER_STREAM = (
+    ": finish that run with the release of dpftrl_fast that saved it, or begin a new one"
+)
 
 
 @dataclass(frozen=True)

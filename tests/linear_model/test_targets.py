@@ -74,6 +74,10 @@ def test_keystream_wraps(target: str, rounds: int) -> None:
             assert out[16 * i : 16 * i + 16].tolist() == expected
 
 
+RADII = [0, 1, 2**11, 2**50 - 1, 2**50, 2**53 + 1, 2**63]
+RADII += [2**64 - 2**50 - 1, 2**64 - 2**50, 2**64 - 2**10, 2**64 - 1]
+
+
 @pytest.mark.parametrize(
     ("dtype", "radius", "angle", "extension"),
     [
@@ -83,8 +87,7 @@ def test_keystream_wraps(target: str, rounds: int) -> None:
     ]
     + [
         ("float64", radius, angle, extension)
-        for radius in (0, 1, 2**11, 2**50 - 1, 2**50, 2**53 + 1, 2**63)
-        + (2**64 - 2**50 - 1, 2**64 - 2**50, 2**64 - 2**10, 2**64 - 1)
+        for radius in RADII
         for angle in (0, 2**61 - 1, 2**64 - 1)
         for extension in (0, 1, 2**10 + 1, 2**63, 2**64 - 1)
     ],

@@ -239,7 +239,7 @@ def test_coefficients_are_those_of_the_header() -> None:
 
 
 def words(dtype: str) -> tuple[list[int], list[int], list[int | None]]:
-    """Radius and angle words, and extensions: the extremes, each power of two and its neighbours, random ones."""
+    """Words U, A and V: the extremes, each power of two and its neighbours, random ones."""
     rng = np.random.default_rng(2103)
     radii = [0, 1, 2, 3, 2**64 - 1, 2**64 - 2**32, 2**64 - 2**11, 2**63 - 1, 2**63, 2**63 + 1]
     radii += [(2**18 + k) << 32 for k in (-1, 0, 1)] + [(2**18 << 32) - 1, 2**18 << 32]

@@ -438,9 +438,7 @@ def kept_state(folder: Path, identity: Mapping[str, Any] | None = None) -> Json:
             "start": journal.start,
             "abandoned": [list(stretch) for stretch in journal.abandoned],
             # Cohorts keep less than 0.1 did: no realised values of ids.
-            "state": digests_of(
-                {k: v for k, v in in_stream(state, 1).items() if k != "cohorts"}
-            ),
+            "state": digests_of({k: v for k, v in in_stream(state, 1).items() if k != "cohorts"}),
         }
 
 
