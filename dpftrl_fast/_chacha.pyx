@@ -302,7 +302,7 @@ cdef class ChaCha(BitGenerator):
     def state(self):
         """The whole state, as a dict. It holds the key, so it is secret.
 
-        ``{"bit_generator": "ChaCha", "stream_version": 1, "rounds": ..., "state": {"key": eight
+        ``{"bit_generator": "ChaCha", "stream_version": 2, "rounds": ..., "state": {"key": eight
         uint32 words, "position": words used so far}}``. Setting it takes over rounds, key and
         position, or, if something does not fit, changes nothing and raises TypeError or ValueError.
         `seed_seq` is no part of it: pickle keeps that too, with the number of children made.

@@ -70,11 +70,11 @@ void bind_stream(py::module_& m) {
       py::arg("radius"), py::arg("angle"));
   m.def(
       "normal_pair_f64",
-      [](std::uint64_t radius, std::uint64_t angle) {
-        const Pair64 z = normal_pair_f64(radius, angle);
+      [](std::uint64_t radius, std::uint64_t angle, std::uint64_t extension) {
+        const Pair64 z = normal_pair_f64(radius, angle, extension);
         return py::make_tuple(z.first, z.second);
       },
-      py::arg("radius"), py::arg("angle"));
+      py::arg("radius"), py::arg("angle"), py::arg("extension"));
 }
 
 }  // namespace dpftrl::bindings

@@ -63,9 +63,19 @@ double coordinate(const NodeStream& s, std::uint64_t c, double scale) {
   std::uint32_t low[16], high[16];
   chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block).words, s.rounds, low);
   chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block + 1).words, s.rounds, high);
-  const Pair64 z =
-      normal_pair_f64((std::uint64_t{high[row]} << 32) | low[row], (std::uint64_t{high[row + 8]} << 32) | low[row + 8]);
+  const auto joined = [&](std::size_t j) { return (std::uint64_t{high[j]} << 32) | low[j]; };
+  const std::uint64_t radius = joined(row), angle = joined(row + 8);
+  constexpr Kind more = Kind::normal_f64_extension;
+  chacha_block(s.key.words, make_counter(s, more, block).words, s.rounds, low);
+  chacha_block(s.key.words, make_counter(s, more, block + 1).words, s.rounds, high);
+  const Pair64 z = normal_pair_f64(radius, angle, joined(row));
   return (c % 128 < 64 ? z.first : z.second) * scale;
+}
+
+// Whether a radius word (float64: its high half) takes more bits from the extension.
+template <class T>
+bool is_rare_word(std::uint32_t word) {
+  return word < 1u << 18 || (sizeof(T) == 8 && word >= 0xfffc0000u);
 }
 
 template <class T>
@@ -139,16 +149,17 @@ template <class T>
 void rare_words(const NoiseKernels& kernels) {
   constexpr std::uint64_t superblock = DtypeTraits<T>::superblock;
   constexpr bool is_f32 = sizeof(T) == 4;
-  int found = 0;
+  int found = 0, large_words = 0;
   std::vector<bool> lanes(16);
-  for (std::uint64_t index = 0; found < 60; ++index) {
+  for (std::uint64_t index = 0; found < (is_f32 ? 60 : 120); ++index) {
     const NodeStream s = stream_of(8, index);
     for (std::uint32_t block = is_f32 ? 0 : 1; block < 32; block += is_f32 ? 1 : 2) {
       std::uint32_t words[16];
       chacha_block(s.key.words, make_counter(s, is_f32 ? Kind::normal_f32 : Kind::normal_f64, block).words, 8, words);
       for (std::uint32_t row = 0; row < 8; ++row) {
-        if (words[row] >= kRareRadius) continue;
+        if (!is_rare_word<T>(words[row])) continue;
         ++found;
+        if (words[row] >> 31 != 0) ++large_words;
         lanes[block % 16] = true;
         const std::uint64_t lower =
             block / 16 * superblock + (is_f32 ? row * 16 + block % 16 : row * 8 + block % 16 / 2);
@@ -163,10 +174,10 @@ void rare_words(const NoiseKernels& kernels) {
     }
   }
   CHECK(std::count(lanes.begin(), lanes.end(), true) >= (is_f32 ? 13 : 7));
+  CHECK(is_f32 ? large_words == 0 : (large_words > 40 && large_words < found - 40));
 }
 
 // The largest radius word that is rare, and the next, at coordinates found by search: one word in 2^32 is such a one.
-// Only in float32 do the words of the extension show there.
 void edge_of_rare_words(const NoiseKernels& kernels) {
   struct Edge {
     std::uint64_t index;
@@ -184,6 +195,29 @@ void edge_of_rare_words(const NoiseKernels& kernels) {
     const std::uint64_t radius = std::uint64_t{edge.word} << 32;
     const float without = normal_pair_f32(radius, words[edge.row + 8]).first * 1.7f;
     CHECK_EQ(without == got[c - first], edge.word == kRareRadius);
+  }
+}
+
+// The same for float64, where both ends are rare: the high half of the radius word, at an even block.
+void edges_of_rare_words_f64(const NoiseKernels& kernels) {
+  struct Edge {
+    std::uint64_t index;
+    std::uint32_t block, row, word;
+  };
+  for (const Edge& edge : {Edge{3006, 852614, 4, 0x0003ffff}, Edge{140, 26672, 2, 0x00040000},
+                           Edge{2201, 682500, 3, 0xfffbffff}, Edge{773, 678746, 2, 0xfffc0000}}) {
+    const NodeStream s = stream_of(8, edge.index);
+    std::uint32_t low[16], high[16];
+    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, edge.block).words, 8, low);
+    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, edge.block + 1).words, 8, high);
+    CHECK_EQ(high[edge.row], edge.word);
+    const std::uint64_t first = edge.block / 16 * std::uint64_t{128}, c = first + edge.row * 8 + edge.block % 16 / 2;
+    const std::vector<double> got = filled<double>(kernels, s, first, 128, 1.7);
+    CHECK_EQ(got[c - first], coordinate(s, c, 1.7));
+    CHECK_EQ(got[c - first + 64], coordinate(s, c + 64, 1.7));
+    const auto joined = [&](std::size_t j) { return (std::uint64_t{high[j]} << 32) | low[j]; };
+    const double without = normal_pair_f64(joined(edge.row), joined(edge.row + 8), 0).first * 1.7;
+    CHECK_EQ(without == got[c - first], !is_rare_word<double>(edge.word));
   }
 }
 
@@ -258,33 +292,59 @@ void arithmetic(const NoiseKernels& kernels) {
 
 // --- the choice of a target ---
 
+// The radius word of a coordinate (float64: its high half).
 template <class T>
-bool is_rare(const NodeStream& s, std::uint64_t c) {
+std::uint32_t radius_word(const NodeStream& s, std::uint64_t c) {
   constexpr bool is_f32 = sizeof(T) == 4;
   const auto block = static_cast<std::uint32_t>(is_f32 ? c / 256 * 16 + c % 16 : c / 128 * 16 + c % 8 * 2 + 1);
   const std::size_t row = is_f32 ? c % 256 / 16 % 8 : c % 128 / 8 % 8;
   std::uint32_t words[16];
   chacha_block(s.key.words, make_counter(s, is_f32 ? Kind::normal_f32 : Kind::normal_f64, block).words, s.rounds,
                words);
-  return words[row] < kRareRadius;
+  return words[row];
 }
 
-// Wrong where the radius word is rare, right elsewhere.
-template <class T>
+enum class End { smallest, largest };
+
+// Whether a word is rare, at one end of the range.
+template <class T, End end>
+bool is_rare_at(std::uint32_t word) {
+  return is_rare_word<T>(word) && (word >> 31 != 0) == (end == End::largest);
+}
+
+// Wrong where the radius word is rare at one end, right elsewhere.
+template <class T, End end>
 void fill_without_rare_words(const NodeStream& s, std::uint64_t first, std::size_t n, T scale, T* out) {
   DtypeTraits<T>::kernels(kScalarKernels).fill(s, first, n, scale, out);
   for (std::size_t i = 0; i < n; ++i) {
-    if (is_rare<T>(s, first + i)) out[i] = scale;
+    if (is_rare_at<T, end>(radius_word<T>(s, first + i))) out[i] = scale;
   }
 }
 
-bool has_rare_word(int rounds, Kind kind, std::uint32_t first_block, std::uint32_t step) {
+// As if the words of the extension were zeros, at one end.
+template <End end>
+void fill_without_extension(const NodeStream& s, std::uint64_t first, std::size_t n, double scale, double* out) {
+  kScalarKernels.f64.fill(s, first, n, scale, out);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint64_t c = first + i;
+    if (!is_rare_at<double, end>(radius_word<double>(s, c))) continue;
+    const auto block = static_cast<std::uint32_t>(c / 128 * 16 + c % 8 * 2);
+    const std::size_t row = c % 128 / 8 % 8;
+    std::uint32_t low[16], high[16];
+    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block).words, s.rounds, low);
+    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block + 1).words, s.rounds, high);
+    const auto joined = [&](std::size_t j) { return (std::uint64_t{high[j]} << 32) | low[j]; };
+    const Pair64 z = normal_pair_f64(joined(row), joined(row + 8), 0);
+    out[i] = (c % 128 < 64 ? z.first : z.second) * scale;
+  }
+}
+
+template <class T, End end>
+bool self_check_has_rare_word(int rounds) {
   const NodeStream s = self_check_stream(rounds);
-  for (std::uint32_t block = first_block; block < 16; block += step) {
-    std::uint32_t words[16];
-    const auto number = static_cast<std::uint32_t>(kSelfCheckSuperblock * 16 + block);
-    chacha_block(s.key.words, make_counter(s, kind, number).words, rounds, words);
-    if (*std::min_element(words, words + 8) < kRareRadius) return true;
+  constexpr std::uint64_t size = DtypeTraits<T>::superblock;
+  for (std::uint64_t c = kSelfCheckSuperblock * size; c < (kSelfCheckSuperblock + 1) * size; ++c) {
+    if (is_rare_at<T, end>(radius_word<T>(s, c))) return true;
   }
   return false;
 }
@@ -299,8 +359,9 @@ void self_check() {
   CHECK(find_target("sse9") == nullptr);
 
   for (const int rounds : kRounds) {
-    CHECK(has_rare_word(rounds, Kind::normal_f32, 0, 1));
-    CHECK(has_rare_word(rounds, Kind::normal_f64, 1, 2));
+    CHECK((self_check_has_rare_word<float, End::smallest>(rounds)));
+    CHECK((self_check_has_rare_word<double, End::smallest>(rounds)));
+    CHECK((self_check_has_rare_word<double, End::largest>(rounds)));
     CHECK(self_check_stream(rounds).node < std::uint64_t{1} << 48);
   }
 
@@ -310,8 +371,14 @@ void self_check() {
     spoil(bad);
     check::record(!agrees_with_scalar(bad), __FILE__, __LINE__, std::string("accepted: ") + what);
   };
-  rejects("no rare words, float32", [](NoiseKernels& k) { k.f32.fill = fill_without_rare_words<float>; });
-  rejects("no rare words, float64", [](NoiseKernels& k) { k.f64.fill = fill_without_rare_words<double>; });
+  rejects("no rare words, float32", [](NoiseKernels& k) { k.f32.fill = fill_without_rare_words<float, End::smallest>; });
+  rejects("no rare words, float64, smallest",
+          [](NoiseKernels& k) { k.f64.fill = fill_without_rare_words<double, End::smallest>; });
+  rejects("no rare words, float64, largest",
+          [](NoiseKernels& k) { k.f64.fill = fill_without_rare_words<double, End::largest>; });
+  rejects("no extension, float64, smallest",
+          [](NoiseKernels& k) { k.f64.fill = fill_without_extension<End::smallest>; });
+  rejects("no extension, float64, largest", [](NoiseKernels& k) { k.f64.fill = fill_without_extension<End::largest>; });
   rejects("12 rounds only", [](NoiseKernels& k) {
     k.f32.fill = [](const NodeStream& s, std::uint64_t first, std::size_t n, float scale, float* out) {
       NodeStream other = s;
@@ -367,6 +434,7 @@ int main() {
     rare_words<float>(kernels);
     rare_words<double>(kernels);
     edge_of_rare_words(kernels);
+    edges_of_rare_words_f64(kernels);
     arithmetic<float>(kernels);
     arithmetic<double>(kernels);
   }

@@ -13,6 +13,9 @@ from dpftrl_fast.noise.arguments import MAX_STEPS
 
 _VERSION = 1
 _MAX_TREES = 2**24
+_OTHER_STREAM = (
+    ": finish that run with the release of dpftrl_fast that saved it, or begin a new one"
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def position_from_state(
     for name, expected in (*form.header.items(), *identity.items()):
         if not equal(state[name], expected):
             came = shown(state[name])
-            raise ValueError(f"state has {name} {came}, but this object has {expected!r}")
+            advice = _OTHER_STREAM if name == "stream_version" else ""
+            raise ValueError(f"state has {name} {came}, but this object has {expected!r}{advice}")
     ends: list[int] = []
     for pair in _list(form.earlier, state[form.earlier]):
         end, count = _pair(form.earlier, pair)

@@ -25,8 +25,9 @@ from dpftrl_fast.reference._checks import (
     integer,
 )
 
-STREAM_VERSION = 1
-EXTENSION_KIND = 2
+STREAM_VERSION = 2
+EXTENSION_KINDS = {FLOAT32: 2, FLOAT64: 5}
+RARE = 1 << 18  # the distance from an end of the 32-bit words within which a radius word is rare
 
 # ---------------------------------------------------------------------------- keys and blocks
 
@@ -187,7 +188,29 @@ POLYNOMIALS = {
 }
 
 
-def box_muller(radius: Array, angle: Array, dtype: npt.DTypeLike) -> tuple[Array, Array]:
+def is_rare(words: Array, dtype: np.dtype[Any]) -> Array:
+    """Return which 32-bit radius words (float64: high halves of them) need the extension."""
+    rare: Array = words < RARE
+    if dtype == FLOAT64:
+        rare |= words >= (1 << 32) - RARE
+    return rare
+
+
+def rare_radius(U: int, V: int) -> tuple[float, int]:
+    """Return f and lz of a rare radius word of float64 with its extension."""
+    X = U << 64 | V
+    if U < 1 << 63:  # a large radius
+        lz = 128 - X.bit_length()
+        N = X << lz >> 64 if X else 1 << 63
+        return float(N - (1 << 64)) * 2.0**-64, lz
+    C = (1 << 128) - X
+    s = 128 - C.bit_length()
+    return -float(C << s >> 65) * 2.0 ** -(63 + s), 0
+
+
+def box_muller(
+    radius: Array, angle: Array, dtype: npt.DTypeLike, extension: Array | None = None
+) -> tuple[Array, Array]:
     """Make pairs of normals from random words.
 
     Parameters
@@ -195,6 +218,9 @@ def box_muller(radius: Array, angle: Array, dtype: npt.DTypeLike) -> tuple[Array
     radius : uint64 array, the U of docs/stream.md
     angle : uint32 array for float32, uint64 array for float64, of that shape: the A
     dtype : float32 or float64
+    extension : uint64 array of that shape, optional
+        The V, for float64; it counts where the radius word is rare. Without it no word is taken
+        for rare, as in version 1 of the stream.
 
     Returns
     -------
@@ -219,6 +245,9 @@ def box_muller(radius: Array, angle: Array, dtype: npt.DTypeLike) -> tuple[Array
         bits = angle >> 29
     else:
         f = N.view(np.int64).astype(dtype) * 2.0**-64
+        if extension is not None:
+            for at in zip(*np.nonzero(is_rare(radius >> 32, dtype)), strict=True):
+                f[at], lz[at] = rare_radius(int(radius[at]), int(extension[at]))
         x = (angle << 3 >> 12 | 0x3FF << 52).view(dtype) - 1.0
         bits = angle >> 61
 
@@ -253,6 +282,7 @@ def normals(
     dtype: npt.DTypeLike = "float32",
     rounds: int = 12,
     purpose: int = 0,
+    version: int = STREAM_VERSION,
 ) -> Array:
     """Return z of one node at the coordinates ``start .. start + size - 1``, unscaled.
 
@@ -270,6 +300,8 @@ def normals(
     rounds : 8, 12 or 20
     purpose : int
         0 for tree noise; see docs/stream.md.
+    version : 1 or 2
+        Of the stream. In version 1, no radius word of float64 was rare.
 
     Returns
     -------
@@ -285,7 +317,8 @@ def normals(
     dtype = float_dtype(dtype)
     per, kind = LAYOUT[dtype]
     counter = node_counter(purpose, kind, tree, level, index)
-    extension = node_counter(purpose, EXTENSION_KIND, tree, level, index)
+    extension = node_counter(purpose, EXTENSION_KINDS[dtype], tree, level, index)
+    check(version in (1, 2), "version must be 1 or 2", version)
     superblocks = superblocks_of(start, size, per)
     out = np.empty(size, dtype)
     at_once = 128  # superblocks: the work stays in cache
@@ -293,14 +326,23 @@ def normals(
         count = min(at_once, superblocks.stop - S)
         numbers = np.arange(16 * S, 16 * (S + count), dtype=np.uint64).astype(np.uint32)
         W = chacha_blocks(key, numbers, counter, rounds)  # W[j, i], where the page has W[i][j]
+        V: Array | None = None
         if dtype == FLOAT32:
             U, A = W[:8].astype(np.uint64) << 32, W[8:]
-            for j, i in np.argwhere(W[:8] < 1 << 18):
+            for j, i in np.argwhere(is_rare(W[:8], dtype)):
                 U[j, i] += chacha_block(key, (int(numbers[i]), *extension), rounds)[j]
         else:
             words = W[:, 0::2] + (W[:, 1::2].astype(np.uint64) << 32)
             U, A = words[:8], words[8:]
-        rows = np.concatenate(box_muller(U, A, dtype)).reshape(16, count, -1)  # row, S, lane
+            if version > 1:
+                V = np.zeros_like(U)
+                for j, i in np.argwhere(is_rare(W[:8, 1::2], dtype)):
+                    low, high = (
+                        chacha_block(key, (int(number), *extension), rounds)[j]
+                        for number in numbers[2 * i : 2 * i + 2]
+                    )
+                    V[j, i] = high << 32 | low
+        rows = np.concatenate(box_muller(U, A, dtype, V)).reshape(16, count, -1)  # row, S, lane
         z = rows.transpose(1, 0, 2).reshape(-1)
         low, high = max(start, S * per), min(start + size, (S + count) * per)
         out[low - start : high - start] = z[low - S * per : high - S * per]

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpftrl_fast.reference._checks import FLOAT32, LAYOUT, float_dtype
+from dpftrl_fast.reference._checks import FLOAT32, FLOAT64, LAYOUT, check, float_dtype
 from dpftrl_fast.reference.stream import (
-    EXTENSION_KIND,
+    EXTENSION_KINDS,
     POLYNOMIALS,
+    RARE,
+    STREAM_VERSION,
     chacha_block,
     node_counter,
+    rare_radius,
     superblocks_of,
 )
 
@@ -37,7 +40,14 @@ def rounding(dtype: np.dtype[Any]) -> Callable[[float], float]:
     return _round32 if dtype == FLOAT32 else float
 
 
-def box_muller_python(U: int, A: int, dtype: npt.DTypeLike) -> tuple[float, float]:
+def is_rare_python(word: int, dtype: np.dtype[Any]) -> bool:
+    """Return whether a radius word of 32 bits (float64: its high half) needs the extension."""
+    return word < RARE or (dtype == FLOAT64 and word >= (1 << 32) - RARE)
+
+
+def box_muller_python(
+    U: int, A: int, dtype: npt.DTypeLike, V: int | None = None
+) -> tuple[float, float]:
     """Make one pair of normals: `box_muller` on Python numbers."""
     dtype = float_dtype(dtype)
     to = rounding(dtype)
@@ -50,6 +60,8 @@ def box_muller_python(U: int, A: int, dtype: npt.DTypeLike) -> tuple[float, floa
         bits = A >> 29
     else:
         f = to(N - (1 << 64)) * 2.0**-64
+        if V is not None and is_rare_python(U >> 32, dtype):
+            f, lz = rare_radius(U, V)
         x = (A % (1 << 61) >> 9) * 2.0**-52
         bits = A >> 61
 
@@ -80,12 +92,14 @@ def normals_python(
     dtype: npt.DTypeLike = "float32",
     rounds: int = 12,
     purpose: int = 0,
+    version: int = STREAM_VERSION,
 ) -> list[float]:
     """Return the values of `normals` as a list, made by plain loops; same parameters."""
     dtype = float_dtype(dtype)
     per, kind = LAYOUT[dtype]
     counter = node_counter(purpose, kind, tree, level, index)
-    extension = node_counter(purpose, EXTENSION_KIND, tree, level, index)
+    extension = node_counter(purpose, EXTENSION_KINDS[dtype], tree, level, index)
+    check(version in (1, 2), "version must be 1 or 2", version)
     superblocks = superblocks_of(start, size, per)
     lanes = per // 16
     out: list[float] = []
@@ -94,14 +108,21 @@ def normals_python(
         z = [0.0] * per
         for j in range(8):
             for i in range(lanes):
+                V = None
                 if dtype == FLOAT32:
                     U, A = W[i][j] << 32, W[i][j + 8]
-                    if W[i][j] < 1 << 18:
+                    if is_rare_python(W[i][j], dtype):
                         U += chacha_block(key, (16 * S + i, *extension), rounds)[j]
                 else:
                     U = W[2 * i][j] + (W[2 * i + 1][j] << 32)
                     A = W[2 * i][j + 8] + (W[2 * i + 1][j + 8] << 32)
-                z[j * lanes + i], z[(j + 8) * lanes + i] = box_muller_python(U, A, dtype)
+                    if version > 1 and is_rare_python(W[2 * i + 1][j], dtype):
+                        E = [
+                            chacha_block(key, (16 * S + 2 * i + half, *extension), rounds)
+                            for half in (0, 1)
+                        ]
+                        V = E[0][j] + (E[1][j] << 32)
+                z[j * lanes + i], z[(j + 8) * lanes + i] = box_muller_python(U, A, dtype, V)
         out += z
     skipped = start - superblocks.start * per
     return out[skipped : skipped + size]

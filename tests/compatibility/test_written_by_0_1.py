@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What version 0.1 saved is read, goes on bit for bit, and is saved again as it was."""
+"""What version 0.1 saved is read, goes on bit for bit, and is saved again as it was.
+
+Where it holds a position in the noise it is refused, since 0.1 had another version of the stream.
+With the version of the stream put in its place, it is read like the rest.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 import pytest
 import written_by_0_1 as old
 
-from dpftrl_fast import ChaCha, PrivacyPlan, TreeNoise
+from dpftrl_fast import STREAM_VERSION, ChaCha, PrivacyPlan, TreeNoise
 
 PLANS = list(old.read("promises.json")["plans"])
 LEAST_SQUARES = list(old.read("promises.json")["least_squares_plans"])
@@ -22,7 +26,17 @@ NEAR = [case for case in NOISE["trees"] if not case["name"].startswith("far")]
 
 def saved_again(found: Any, state: Any) -> None:
     """A state is, entry by entry and bit by bit, the one that was read."""
-    assert old.to_plain(found) == state
+    assert old.in_stream(old.to_plain(found), 1) == state
+
+
+def in_this_stream(state: Any) -> Any:
+    """A state of 0.1 that names the present version of the stream."""
+    return old.in_stream(old.from_plain(state), STREAM_VERSION)
+
+
+def digest_of(holder: Any) -> str:
+    """A hash of a state, as it was with the first version of the stream."""
+    return old.digest_of(old.in_stream(holder.state_dict(), 1))
 
 
 # ---- Plans ----
@@ -57,8 +71,17 @@ def names(cases: list[Any], key: str) -> list[str]:
 
 
 @pytest.mark.parametrize("case", NOISE["trees"], ids=names(NOISE["trees"], "name"))
-def test_noise_goes_on(case: dict[str, Any]) -> None:
+def test_noise_of_another_stream_is_refused(case: dict[str, Any]) -> None:
     options, state = old.from_plain(case["options"]), old.from_plain(case["state"])
+    noise = TreeNoise(**options)
+    with pytest.raises(ValueError, match=old.REFUSED):
+        noise.load_state_dict(state)
+    assert (noise.t, noise.restarts) == (0, 0)
+
+
+@pytest.mark.parametrize("case", NOISE["trees"], ids=names(NOISE["trees"], "name"))
+def test_noise_goes_on(case: dict[str, Any]) -> None:
+    options, state = old.from_plain(case["options"]), in_this_stream(case["state"])
     other = options
     if state["key"] is not None:  # the state's key goes before the object's
         other = {**{k: v for k, v in options.items() if k != "key"}, "seed": 99}
@@ -67,7 +90,7 @@ def test_noise_goes_on(case: dict[str, Any]) -> None:
     saved = noise.state_dict(key=state["key"] is not None)
     saved_again(saved, case["state"])
     assert old.noise_calls(noise, case["after"]) == case["next"]
-    assert old.digest_of(noise.state_dict()) == case["then"]
+    assert digest_of(noise) == case["then"]
 
 
 @pytest.mark.parametrize("case", NOISE["trees"], ids=names(NOISE["trees"], "name"))
@@ -75,25 +98,27 @@ def test_noise_is_made_from_its_seed(case: dict[str, Any]) -> None:
     noise = TreeNoise(**old.from_plain(case["options"]))
     old.noise_calls(noise, case["before"])
     assert old.noise_calls(noise, case["after"]) == case["next"]
-    assert old.digest_of(noise.state_dict()) == case["then"]
+    assert digest_of(noise) == case["then"]
 
 
 @pytest.mark.parametrize("memory", ["stored", "regenerate", 1, 3])
 @pytest.mark.parametrize("case", NEAR, ids=names(NEAR, "name"))
 def test_noise_goes_on_with_any_memory(case: dict[str, Any], memory: Any) -> None:
     noise = TreeNoise(**{**old.from_plain(case["options"]), "memory": memory})
-    noise.load_state_dict(old.from_plain(case["state"]))
+    noise.load_state_dict(in_this_stream(case["state"]))
     assert old.noise_calls(noise, case["after"]) == case["next"]
 
 
 @pytest.mark.parametrize("case", NOISE["plans"], ids=names(NOISE["plans"], "plan"))
 def test_the_noise_of_a_plan_goes_on(case: dict[str, Any]) -> None:
     noise = old.plan(case["plan"]).noise(**case["options"])
-    noise.load_state_dict(old.from_plain(case["state"]))
+    with pytest.raises(ValueError, match=old.REFUSED):
+        noise.load_state_dict(old.from_plain(case["state"]))
+    noise.load_state_dict(in_this_stream(case["state"]))
     saved_again(noise.state_dict(), case["state"])
     assert noise.steps_taken == case["steps_taken"]
     assert old.rest_of(noise) == case["next"]
-    assert old.digest_of(noise.state_dict()) == case["then"]
+    assert digest_of(noise) == case["then"]
     with pytest.raises(ValueError, match="declared steps are taken"):
         noise.step()
 
@@ -102,7 +127,9 @@ def test_the_noise_of_a_plan_goes_on(case: dict[str, Any]) -> None:
 def test_the_noise_of_least_squares_goes_on(case: dict[str, Any]) -> None:
     sources = old.least_squares_plan(case["plan"]).noise(case["columns"])
     for noise, state, left in zip(sources, case["states"], case["next"], strict=True):
-        noise.load_state_dict(old.from_plain(state))
+        with pytest.raises(ValueError, match=old.REFUSED):
+            noise.load_state_dict(old.from_plain(state))
+        noise.load_state_dict(in_this_stream(state))
         saved_again(noise.state_dict(), state)
         assert old.rest_of(noise) == left
 
@@ -118,10 +145,12 @@ def test_a_seeded_sum_is_the_same(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", old.read("generators.json"))
 def test_a_bit_generator_goes_on(case: dict[str, Any]) -> None:
     generator = ChaCha()
-    generator.state = old.from_plain(case["state"])
+    with pytest.raises(ValueError, match="stream_version must be 2, got 1"):
+        generator.state = old.from_plain(case["state"])
+    generator.state = in_this_stream(case["state"])
     saved_again(generator.state, case["state"])
     assert old.draws(generator) == case["next"]
-    assert old.digest_of(generator.state) == case["then"]
+    assert old.digest_of(old.in_stream(generator.state, 1)) == case["then"]
 
 
 @pytest.mark.parametrize("case", old.read("guards.json"), ids=lambda case: case["plan"])
@@ -153,7 +182,7 @@ def test_a_ledger_in_an_npz_file_is_read() -> None:
 def test_ftrl_goes_on(case: dict[str, Any]) -> None:
     ftrl, noise = old.FTRL(np.arange(4.0), **case["options"]), TreeNoise(4, 1.0)
     for one, state in zip((ftrl, noise), case["states"], strict=True):
-        one.load_state_dict(old.from_plain(state))
+        one.load_state_dict(in_this_stream(state))
         saved_again(one.state_dict(), state)
     assert old.ftrl_steps(ftrl, noise, range(6, 11)) == case["next"]
 

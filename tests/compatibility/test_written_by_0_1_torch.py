@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States and runs of torch that version 0.1 saved are read, and go on bit for bit."""
+"""States and runs of torch that version 0.1 saved: refused, since 0.1 had another stream of noise.
+
+With the version of the stream put in its place, they are read, and go on bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 import written_by_0_1 as old
 import written_by_0_1_torch as training
 
+from dpftrl_fast import STREAM_VERSION
 from dpftrl_fast.torch import ResidualNoise
 
 
@@ -34,9 +38,11 @@ def test_a_state_goes_on(case: dict[str, Any]) -> None:
         for p, value in zip(members, saved["parameters"], strict=True):
             p.copy_(value)
     noise = training.noise_of(of, members)
-    noise.load_state_dict(saved["state"])
+    with pytest.raises(ValueError, match=old.REFUSED):
+        noise.load_state_dict(saved["state"])
+    noise.load_state_dict(old.in_stream(saved["state"], STREAM_VERSION))
     assert noise.steps_taken == 7 and noise.reproducible
-    found, state = plain(noise.state_dict()), plain(saved["state"])
+    found, state = plain(old.in_stream(noise.state_dict(), 1)), plain(saved["state"])
     if not isinstance(noise, ResidualNoise):  # later versions of torch may add to them
         groups = zip(found.pop("param_groups"), state.pop("param_groups"), strict=True)
         assert all(group.items() <= own.items() for own, group in groups)
@@ -47,9 +53,16 @@ def test_a_state_goes_on(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", training.KINDS)
+def test_a_training_of_another_stream_is_refused(kind: str, tmp_path: Path) -> None:
+    folder = old.taken(f"torch/{kind}", tmp_path / "run")
+    with pytest.raises(ValueError, match=old.REFUSED):
+        training.run(kind, folder)
+
+
+@pytest.mark.parametrize("kind", training.KINDS)
 def test_a_training_goes_on(kind: str, tmp_path: Path) -> None:
     case = old.read("torch/runs.json")[kind]
-    folder = old.taken(f"torch/{kind}", tmp_path / "run")
+    folder = old.taken(f"torch/{kind}", tmp_path / "run", STREAM_VERSION)
     left = training.run(kind, folder)
     assert left == case["next"]
     del case["then"]["ledger"]  # 0.1 kept realised values of ids there

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write stream_v1.json, the golden values of docs/stream.md, with `dpftrl_fast.reference` alone.
+"""Write stream_v2.json, the golden values of docs/stream.md, with `dpftrl_fast.reference` alone.
 
 Run ``python tests/data/make_stream_golden.py``. Values are the bits of the IEEE numbers,
 big-endian, in hexadecimal, one after the other: 8 digits for a float32, 16 for a float64.
 
 - ``keys``: seeds (``seed``, a decimal number in a string, or ``seed_bytes``) and their keys.
 - ``blocks``: ChaCha blocks, as sixteen words of 8 digits.
-- ``pairs``: radius word U and angle word A to a pair of normals.
+- ``pairs``: radius word U, angle word A and (float64) extension V to a pair of normals.
 - ``normals``: z of a node over coordinates start .. start + size - 1, unscaled. Several hold a rare
-  radius word, one with an extension.
+  radius word.
 - ``trees``: a script for a new TreeNoise with the given options, each call with what it returns
   (``restart`` and ``advance_to`` return nothing).
 """
@@ -23,7 +23,7 @@ import numpy as np
 
 from dpftrl_fast import reference
 
-PATH = Path(__file__).parent / "stream_v1.json"
+PATH = Path(__file__).parent / "stream_v2.json"
 Json = dict[str, Any]
 
 
@@ -63,18 +63,25 @@ def pairs(dtype: str) -> list[Json]:
     common = 0xFEDCBA98 << 32 | (0x76543210 if dtype == "float64" else 0)
     radii = [0, 1, 2**32 - 1, (2**18 << 32) - 1, 2**18 << 32, 2**63 - 2**32, 2**63]
     radii += [2**64 - 2**32] if dtype == "float32" else [2**63 - 1, 2**63 + 1, 2**64 - 1]
+    edge = (2**32 - 2**18) << 32
+    extended = [(u, 0) for u in radii]
+    if dtype == "float64":
+        extended += [(u, v) for u in (0, 2**64 - 1) for v in (1, 2**11, 2**63, 2**64 - 1)]
+        extended += [(u, 2**64 - 1) for u in (edge - 1, edge, 2**18 << 32, (2**18 << 32) - 1)]
+        extended += [(1, 0x0123456789ABCDEF), (2**64 - 2, 0x0123456789ABCDEF)]
     angles = [0, 2**width - 1, 2 ** (width - 3) - 1, 0x0123456789ABCDEF >> (64 - width)]
-    words = [(u, angles[-1]) for u in radii]
-    words += [(common, a) for a in angles]
-    words += [(common, angles[-1] ^ (octant << (width - 3))) for octant in range(8)]
+    words = [(u, angles[-1], v) for u, v in extended]
+    words += [(common, a, 0) for a in angles]
+    words += [(common, angles[-1] ^ (octant << (width - 3)), 0) for octant in range(8)]
     made = []
-    for u, a in words:
-        first, second = reference.box_muller_python(u, a, dtype)
+    for u, a, v in words:
+        first, second = reference.box_muller_python(u, a, dtype, v)
         made.append(
             {
                 "dtype": dtype,
                 "U": f"{u:016x}",
                 "A": f"{a:0{width // 4}x}",
+                **({"V": f"{v:016x}"} if dtype == "float64" else {}),
                 "first": to_hex(first, dtype),
                 "second": to_hex(second, dtype),
             }
@@ -82,13 +89,21 @@ def pairs(dtype: str) -> list[Json]:
     return made
 
 
-def rare_coordinates() -> list[int]:
-    """Lower coordinates of pairs with an extension, among 2^17: leaf 0 of tree 0, key of seed 0."""
-    counter = reference.stream.node_counter(0, 1, 0, 0, 0)  # kind 1: float32
+def rare_coordinates(dtype: str) -> list[int]:
+    """Lower coordinates of pairs with an extension: leaf 0 of tree 0, key of seed 0.
+
+    They are among the first 2^17 (float32) or 2^16 (float64).
+    """
+    lanes, kind, per = (16, 1, 1) if dtype == "float32" else (8, 3, 2)  # blocks of a lane
+    counter = reference.stream.node_counter(0, kind, 0, 0, 0)
     numbers = np.arange(1 << 13, dtype=np.uint32)
-    radius = reference.chacha_blocks(reference.key_from_seed(0), numbers, counter)[:8]
-    found = np.argwhere(radius.T < 1 << 18).tolist()
-    return [number // 16 * 256 + j * 16 + number % 16 for number, j in found]
+    words = reference.chacha_blocks(reference.key_from_seed(0), numbers, counter)[:8]
+    radius = words[:, per - 1 :: per].T
+    rare = radius < 1 << 18
+    if dtype == "float64":
+        rare |= radius >= 2**32 - 2**18
+    found = np.argwhere(rare).tolist()
+    return [n // lanes * 16 * lanes + j * lanes + n % lanes for n, j in found]
 
 
 def normals() -> list[Json]:
@@ -119,9 +134,10 @@ def normals() -> list[Json]:
         add(7, size, start=start, level=1, index=3)
     add(7, 20, start=2**36 - 20, dtype="float32")
     add(7, 20, start=2**35 - 20, dtype="float64")
-    for lower in rare_coordinates():
-        add(0, 3, start=lower - 1, dtype="float32")
-        add(0, 3, start=lower + 128 - 1, dtype="float32")
+    for dtype, half in (("float32", 128), ("float64", 64)):
+        for lower in rare_coordinates(dtype):
+            add(0, 3, start=lower - 1, dtype=dtype)
+            add(0, 3, start=lower + half - 1, dtype=dtype)
     add(2**64, 10)
     return cases
 

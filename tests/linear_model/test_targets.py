@@ -74,23 +74,43 @@ def test_keystream_wraps(target: str, rounds: int) -> None:
             assert out[16 * i : 16 * i + 16].tolist() == expected
 
 
+RADII = [0, 1, 2**11, 2**50 - 1, 2**50, 2**53 + 1, 2**63]
+RADII += [2**64 - 2**50 - 1, 2**64 - 2**50, 2**64 - 2**10, 2**64 - 1]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "radius", "angle"),
+    ("dtype", "radius", "angle", "extension"),
     [
-        ("float32", radius, angle)
+        ("float32", radius, angle, None)
         for radius in (0, 1, 2**32 - 1, 2**50 - 1, 2**63, 2**64 - 2**32)
         for angle in (0, 2**29 - 1, 2**32 - 1)
     ]
     + [
-        ("float64", radius, angle)
-        for radius in (0, 1, 2**11, 2**53 + 1, 2**63, 2**64 - 2**10, 2**64 - 1)
+        ("float64", radius, angle, extension)
+        for radius in RADII
         for angle in (0, 2**61 - 1, 2**64 - 1)
+        for extension in (0, 1, 2**10 + 1, 2**63, 2**64 - 1)
     ],
 )
-def test_extreme_words(dtype: str, radius: int, angle: int) -> None:
-    pair = _core.normal_pair_f32 if dtype == "float32" else _core.normal_pair_f64
-    expected = reference.box_muller_python(radius, angle, dtype)
-    assert np.array(pair(radius, angle)).tobytes() == np.array(expected).tobytes()
+def test_extreme_words(dtype: str, radius: int, angle: int, extension: int | None) -> None:
+    if extension is None:
+        got = _core.normal_pair_f32(radius, angle)
+    else:
+        got = _core.normal_pair_f64(radius, angle, extension)
+    expected = reference.box_muller_python(radius, angle, dtype, extension)
+    assert np.array(got).tobytes() == np.array(expected).tobytes()
+
+
+def test_random_extensions() -> None:
+    rng = np.random.default_rng(51)
+    shifts = rng.integers(0, 128, 4000).tolist()
+    for n, shift in enumerate(shifts):
+        bits = int.from_bytes(rng.bytes(16), "little") >> shift
+        word = bits if n % 2 else 2**128 - 1 - bits
+        radius, extension, angle = word >> 64, word % 2**64, int.from_bytes(rng.bytes(8), "little")
+        got = _core.normal_pair_f64(radius, angle, extension)
+        expected = reference.box_muller_python(radius, angle, "float64", extension)
+        assert np.array(got).tobytes() == np.array(expected).tobytes()
 
 
 @pytest.mark.parametrize(

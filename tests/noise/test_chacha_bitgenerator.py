@@ -129,7 +129,7 @@ def test_state_holds_all() -> None:
     generator.random_raw(300)
     state = generator.state
     assert set(state) == {"bit_generator", "stream_version", "rounds", "state"}
-    assert (state["bit_generator"], state["stream_version"], state["rounds"]) == ("ChaCha", 1, 20)
+    assert (state["bit_generator"], state["stream_version"], state["rounds"]) == ("ChaCha", 2, 20)
     assert state["state"]["position"] == 600
     other = ChaCha(8, rounds=8)
     other.state = state
@@ -157,7 +157,7 @@ def test_state_goes_through_json() -> None:
 
 
 KEY = [11, 22, 33, 44, 55, 66, 77, 88]
-GOOD = {"bit_generator": "ChaCha", "stream_version": 1, "rounds": 12}
+GOOD = {"bit_generator": "ChaCha", "stream_version": 2, "rounds": 12}
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ GOOD = {"bit_generator": "ChaCha", "stream_version": 1, "rounds": 12}
         ({"1"}, TypeError, "must be a dict, got set"),
         ({}, ValueError, "must have an entry 'bit_generator'"),
         ({**GOOD, "bit_generator": "PCG64"}, ValueError, "got 'PCG64'"),
-        ({**GOOD, "stream_version": 2}, ValueError, "stream_version must be 1, got 2"),
+        ({**GOOD, "stream_version": 1}, ValueError, "stream_version must be 2, got 1"),
         ({**GOOD, "rounds": 7}, ValueError, "rounds must be 8, 12 or 20, got 7"),
         ({**GOOD, "rounds": 12.0}, TypeError, "rounds must be an integer, got float"),
         ({**GOOD, "rounds": True}, TypeError, "rounds must be an integer, got bool"),
-        ({"bit_generator": "ChaCha", "stream_version": 1}, ValueError, "an entry 'rounds'"),
+        ({"bit_generator": "ChaCha", "stream_version": 2}, ValueError, "an entry 'rounds'"),
         (GOOD, ValueError, "an entry 'state'"),
         ({**GOOD, "state": 3}, TypeError, "'state' must be a dict, got int"),
         ({**GOOD, "state": {"position": 0}}, ValueError, "an entry 'key'"),

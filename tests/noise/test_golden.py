@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden values of stream version 1 against the C++ core."""
+"""The golden values of the stream against the C++ core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpftrl_fast import _core
 from dpftrl_fast.noise import keys
 
 GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "data" / "stream_v1.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "data" / "stream_v2.json").read_text(encoding="utf-8")
 )
 PURPOSES = {0: "tree", 1: "covariance", 2: "clip-norm"}
 
@@ -44,7 +44,8 @@ def test_blocks(target: str) -> None:
 def test_pairs() -> None:
     pair = {"float32": _core.normal_pair_f32, "float64": _core.normal_pair_f64}
     for case in GOLDEN["pairs"]:
-        got = pair[case["dtype"]](int(case["U"], 16), int(case["A"], 16))
+        more = [int(case["V"], 16)] if "V" in case else []
+        got = pair[case["dtype"]](int(case["U"], 16), int(case["A"], 16), *more)
         expected = values(case["first"] + case["second"], case["dtype"])
         assert np.array(got, case["dtype"]).tobytes() == expected
 

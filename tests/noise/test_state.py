@@ -161,7 +161,13 @@ VECTOR = np.zeros(5, np.float32)
 BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"format": "something"}, ValueError, "state has format 'something'"),
     ({"version": 2}, ValueError, "state has version 2, but this object has 1"),
-    ({"stream_version": 2}, ValueError, "state has stream_version 2, but this object has 1"),
+    (
+        {"stream_version": 1},
+        ValueError,
+        "state has stream_version 1, but this object has 2: finish that run with the release of "
+        "dpftrl_fast that saved it, or begin a new one",
+    ),
+    ({"stream_version": 3}, ValueError, "state has stream_version 3, but this object has 2: "),
     ({"t": -1}, ValueError, "t must be an integer in"),
     ({"t": 2**46 + 1}, ValueError, "t must be an integer in"),
     ({"t": 1.0}, TypeError, r"t must be an integer in \[0, 70368744177664\], got float"),

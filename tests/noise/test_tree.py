@@ -63,12 +63,16 @@ def test_streams_are_the_references(rounds: int, dtype: str, purpose: Any, numbe
     assert_same_bits(noise.node(0, 2**46 - 1), expected.node(0, 2**46 - 1))
 
 
-def test_rare_radius_words_are_met_by_the_reference_too() -> None:
-    noise = dpf.TreeNoise(300_000, 1.0, seed=3)
-    expected = reference.TreeNoise(300_000, 1.0, seed=3)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rare_radius_words_are_met_by_the_reference_too(dtype: str) -> None:
+    noise = dpf.TreeNoise(300_000, 1.0, seed=3, dtype=dtype)
+    expected = reference.TreeNoise(300_000, 1.0, seed=3, dtype=dtype)
     got = noise.node(0, 0)
     assert_same_bits(got, expected.node(0, 0))
     assert np.abs(got).max() > 4.4  # radii of rare words
+    if dtype == "float64":  # and near 0: the pairs are 64 coordinates apart
+        rows = got[: 300_000 // 128 * 128].reshape(-1, 2, 64)
+        assert np.hypot(rows[:, 0], rows[:, 1]).min() < 2**-6.5
 
 
 def test_threads_and_splits_give_one_vector() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden values of stream version 1, read as their file says, against the reference."""
+"""The golden values of the stream, read as their files say, against the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ import pytest
 from dpftrl_fast import reference
 
 DATA = Path(__file__).parents[1] / "data"
-GOLDEN = json.loads((DATA / "stream_v1.json").read_text(encoding="utf-8"))
+VERSIONS = {
+    version: json.loads((DATA / f"stream_v{version}.json").read_text(encoding="utf-8"))
+    for version in (1, 2)
+}
+GOLDEN = VERSIONS[2]
 
 
 def values(digits: str, dtype: str) -> np.ndarray:
@@ -30,12 +34,13 @@ def assert_same_bits(got: Any, expected: np.ndarray) -> None:
 
 def test_the_script_writes_the_file() -> None:
     script = runpy.run_path(str(DATA / "make_stream_golden.py"))
-    assert script["text"]() == (DATA / "stream_v1.json").read_text(encoding="utf-8")
-    assert (DATA / "stream_v1.json").stat().st_size < 60_000
+    assert script["text"]() == (DATA / "stream_v2.json").read_text(encoding="utf-8")
+    assert (DATA / "stream_v2.json").stat().st_size < 64_000
 
 
 def test_version() -> None:
-    assert GOLDEN["stream_version"] == reference.STREAM_VERSION == 1
+    assert GOLDEN["stream_version"] == reference.STREAM_VERSION == 2
+    assert VERSIONS[1]["stream_version"] == 1
 
 
 def test_keys() -> None:
@@ -54,20 +59,35 @@ def test_blocks() -> None:
         assert blocks[:, 0].tolist() == expected
 
 
-def test_pairs() -> None:
-    for case in GOLDEN["pairs"]:
+def test_both_versions_share_keys_blocks_and_float32() -> None:
+    old = VERSIONS[1]
+    assert all(GOLDEN[name] == old[name] for name in ("keys", "blocks", "trees"))
+    for name in ("pairs", "normals"):
+        old32, new32 = (
+            [case for case in golden[name] if case["dtype"] == "float32"]
+            for golden in (old, GOLDEN)
+        )
+        assert old32 == new32
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_pairs(version: int) -> None:
+    for case in VERSIONS[version]["pairs"]:
         dtype = case["dtype"]
-        got = reference.box_muller_python(int(case["U"], 16), int(case["A"], 16), dtype)
+        V = int(case["V"], 16) if "V" in case else None
+        got = reference.box_muller_python(int(case["U"], 16), int(case["A"], 16), dtype, V)
         assert_same_bits(got, values(case["first"] + case["second"], dtype))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_normals(dtype: str) -> None:
-    cases = [case for case in GOLDEN["normals"] if case["dtype"] == dtype]
+def test_normals(dtype: str, version: int) -> None:
+    cases = [case for case in VERSIONS[version]["normals"] if case["dtype"] == dtype]
     assert len(cases) > 25
     for case in cases:
         key = reference.key_from_seed(int(case["seed"]))
         where = {name: value for name, value in case.items() if name not in ("seed", "z")}
+        where["version"] = version
         assert_same_bits(reference.normals(key, **where), values(case["z"], dtype))
         assert_same_bits(reference.normals_python(key, **where), values(case["z"], dtype))
 

@@ -238,12 +238,13 @@ def test_coefficients_are_those_of_the_header() -> None:
             assert np.asarray(row, dtype).tolist() == list(row)
 
 
-def words(dtype: str) -> tuple[list[int], list[int]]:
-    """Radius and angle words: the extremes, each power of two and its neighbours, random ones."""
+def words(dtype: str) -> tuple[list[int], list[int], list[int | None]]:
+    """Words U, A and V: the extremes, each power of two and its neighbours, random ones."""
     rng = np.random.default_rng(2103)
     radii = [0, 1, 2, 3, 2**64 - 1, 2**64 - 2**32, 2**64 - 2**11, 2**63 - 1, 2**63, 2**63 + 1]
     radii += [(2**18 + k) << 32 for k in (-1, 0, 1)] + [(2**18 << 32) - 1, 2**18 << 32]
     radii += [2**i + k for i in range(1, 64) for k in (-1, 0, 1)]
+    radii += [2**64 - (2**i + k) for i in range(1, 64) for k in (-1, 0, 1)]
     radii += [int(u) >> int(s) for u, s in rng.integers(0, [2**63, 60], (800, 2))]
     if dtype == "float32":  # without its low half, a radius word is zero there
         radii = [u if u >> 32 < 2**18 else u >> 32 << 32 for u in radii]
@@ -255,14 +256,34 @@ def words(dtype: str) -> tuple[list[int], list[int]]:
         (u, a) for n, u in enumerate(radii) for a in (0, 2**width - 1, angles[n % len(angles)])
     ]
     pairs += [(u, a) for u in radii[:4] for a in angles]
-    return [u for u, _ in pairs], [a for _, a in pairs]
+    if dtype == "float32":
+        return [u for u, _ in pairs], [a for _, a in pairs], [None] * len(pairs)
+    ends = [0, 2**64 - 1, *(2**i for i in range(64)), *(2**64 - 2**i for i in range(64))]
+    ends += rng.integers(0, 2**64, 60, dtype=np.uint64).tolist()
+    extended = [(u, a, ends[n % len(ends)]) for n, (u, a) in enumerate(pairs)]
+    extended += [
+        (u, angles[n % len(angles)], v)
+        for n, v in enumerate(ends)
+        for u in (0, 1, 2**50 - 1, 2**64 - 2**50, 2**64 - 2, 2**64 - 1)
+    ]
+    us, angle_words, vs = zip(*extended, strict=True)
+    return list(us), list(angle_words), list(vs)
 
 
-def exact_pair(u: int, a: int, dtype: str) -> tuple[mpmath.mpf, mpmath.mpf, mpmath.mpf]:
+def value_of(u: int, v: int | None) -> mpmath.mpf:
+    """The uniform number of a radius word, with its extension if it is rare."""
+    if v is not None and not 2**18 <= u >> 32 < 2**32 - 2**18:
+        return mpmath.mpf((u << 64 | v) or 0.5) / 2**128
+    return mpmath.mpf(u or 0.5) / 2**64
+
+
+def exact_pair(
+    u: int, a: int, dtype: str, v: int | None = None
+) -> tuple[mpmath.mpf, mpmath.mpf, mpmath.mpf]:
     """(first, second, radius) by mpmath: a point of the first octant, then reflected."""
     width, fraction = (32, 29) if dtype == "float32" else (64, 52)
-    with mpmath.workdps(40):
-        radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf(u or 0.5) / 2**64))
+    with mpmath.workdps(90):  # of 1 - 2^-128, 50 digits stay
+        radius = mpmath.sqrt(-2 * mpmath.log(value_of(u, v)))
         in_octant = a % 2 ** (width - 3) >> (width - 3 - fraction)
         turn = mpmath.mpf(in_octant) / 2**fraction * mpmath.pi / 4
         pair = [radius * mpmath.cos(turn), radius * mpmath.sin(turn)]
@@ -274,20 +295,23 @@ def exact_pair(u: int, a: int, dtype: str) -> tuple[mpmath.mpf, mpmath.mpf, mpma
 
 @pytest.mark.parametrize(("dtype", "relative"), [("float32", 2.5e-7), ("float64", 4e-16)])
 def test_pairs_are_box_mullers_also_at_the_extremes(dtype: str, relative: float) -> None:
-    radii, angles = words(dtype)
-    for u, a in zip(radii, angles, strict=True):
-        got = box_muller_python(u, a, dtype)
-        first, second, radius = exact_pair(u, a, dtype)
+    for u, a, v in zip(*words(dtype), strict=True):
+        got = box_muller_python(u, a, dtype, v)
+        first, second, radius = exact_pair(u, a, dtype, v)
         assert abs(got[0] - first) <= relative * radius, (u, a)
         assert abs(got[1] - second) <= relative * radius, (u, a)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pairs_in_numpy_are_those_in_python(dtype: str) -> None:
-    radii, angles = words(dtype)
-    pairs = [box_muller_python(u, a, dtype) for u, a in zip(radii, angles, strict=True)]
+    radii, angles, extensions = words(dtype)
+    cases = zip(radii, angles, extensions, strict=True)
+    pairs = [box_muller_python(u, a, dtype, v) for u, a, v in cases]
     angle_dtype = np.uint32 if dtype == "float32" else np.uint64
-    first, second = box_muller(np.array(radii, np.uint64), np.array(angles, angle_dtype), dtype)
+    more = None if dtype == "float32" else np.array(extensions, np.uint64)
+    first, second = box_muller(
+        np.array(radii, np.uint64), np.array(angles, angle_dtype), dtype, more
+    )
     assert first.dtype == second.dtype == dtype
     assert bits([p[0] for p in pairs], dtype) == bits(first, dtype)
     assert bits([p[1] for p in pairs], dtype) == bits(second, dtype)
@@ -295,9 +319,14 @@ def test_pairs_in_numpy_are_those_in_python(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_radius(dtype: str) -> None:
-    largest = math.sqrt(2 * 65 * math.log(2))
-    assert box_muller_python(0, 0, dtype) == (pytest.approx(largest, rel=1e-7), 0.0)
-    assert largest == pytest.approx(9.49, abs=0.003)
+    bits = 64 if dtype == "float32" else 128
+    largest = math.sqrt(2 * (bits + 1) * math.log(2))
+    assert box_muller_python(0, 0, dtype, 0) == (pytest.approx(largest, rel=1e-7), 0.0)
+    assert largest == pytest.approx(9.49 if dtype == "float32" else 13.37, abs=0.004)
+
+
+def test_the_smallest_radius_of_float64_is_exact() -> None:
+    assert box_muller_python(2**64 - 1, 0, "float64", 2**64 - 1) == (2**-63.5, 0.0)
 
 
 def test_float32_by_rounding_doubles_is_float32() -> None:
@@ -384,6 +413,60 @@ def test_rare_radius_words_take_their_low_half_from_the_extension() -> None:
 
 
 @pytest.mark.parametrize("make", [normals, normals_python])
+def test_the_thresholds_of_the_extension_in_float64(make, monkeypatch) -> None:
+    """High halves of radius words at both ends, in the place of ChaCha's; extensions are ones."""
+    radii = [0, 2**18 - 1, 2**18, 2**31, 2**32 - 2**18 - 1, 2**32 - 2**18, 2**32 - 1, 5]
+    kinds: set[int] = set()
+
+    def block(key: bytes, counter: tuple[int, ...], rounds: int) -> list[int]:
+        kinds.add(counter[3] >> 16)
+        if counter[3] >> 16 == 5:
+            return [2**32 - 1 - counter[0]] * 16
+        return radii + [0] * 8
+
+    def blocks(
+        key: bytes, numbers: np.ndarray, counter: tuple[int, ...], rounds: int
+    ) -> np.ndarray:
+        columns = [block(key, (int(n), *counter), rounds) for n in numbers]
+        return np.array(columns, np.uint32).T
+
+    for module in (stream, stream_python):
+        for name, function in {"chacha_block": block, "chacha_blocks": blocks}.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, function)
+    z = np.reshape(make(KEY, **NODE, start=0, size=128, dtype="float64"), (16, 8))
+    assert kinds == {3, 5}
+    for j, high in enumerate(radii):
+        for lane in range(8):
+            u = high << 32 | high
+            v = (2**32 - 1 - (2 * lane + 1)) << 32 | (2**32 - 1 - 2 * lane)
+            assert (z[j, lane], z[j + 8, lane]) == box_muller_python(u, 0, "float64", v)
+            rare = not 2**18 <= high < 2**32 - 2**18
+            radius = float(mpmath.sqrt(-2 * mpmath.log(value_of(u, v if rare else None))))
+            assert z[j, lane] == pytest.approx(radius, rel=1e-14)
+
+
+@pytest.mark.parametrize("make", [normals, normals_python])
+def test_version_1_takes_no_word_of_float64_for_rare(make) -> None:
+    where = {**NODE, "start": 0, "size": 1 << (17 if make is normals else 10)}
+    old = np.array(make(KEY, **where, dtype="float64", version=1))
+    new = np.array(make(KEY, **where, dtype="float64"))
+    w13, w14, w15 = stream.node_counter(0, 3, **NODE)
+    numbers = np.arange(1, where["size"] // 8, 2, dtype=np.uint32)
+    high = chacha_blocks(KEY, numbers, (w13, w14, w15))[:8].reshape(8, -1, 8).swapaxes(0, 1)
+    rare = ((high < 2**18) | (high >= 2**32 - 2**18)).reshape(-1, 64)
+    both = np.concatenate((rare, rare), axis=1).ravel()
+    assert (old == new)[~both].all()
+    assert both.sum() > 4 or make is normals_python
+    assert (old != new)[both].any() == both.any()
+    assert np.array_equal(
+        make(KEY, **NODE, start=0, size=700, version=1), make(KEY, **NODE, start=0, size=700)
+    )
+    with pytest.raises(ValueError, match="version must be 1 or 2, got 3"):
+        make(KEY, **where, version=3)
+
+
+@pytest.mark.parametrize("make", [normals, normals_python])
 def test_the_threshold_of_the_extension(make, monkeypatch) -> None:
     """Radius words around 2^18 put in the place of ChaCha's; all extension words are ones."""
     radii = [2**18 - 2, 2**18 - 1, 2**18, 2**18 + 1, 2**19 - 1, 2**31, 0, 1]
@@ -400,11 +483,13 @@ def test_the_threshold_of_the_extension(make, monkeypatch) -> None:
         columns = [block(key, (int(n), *counter), rounds) for n in numbers]
         return np.array(columns, np.uint32).T
 
-    def pairs(u: np.ndarray, a: np.ndarray, dtype: object) -> tuple[np.ndarray, np.ndarray]:
+    def pairs(
+        u: np.ndarray, a: np.ndarray, dtype: object, v: None
+    ) -> tuple[np.ndarray, np.ndarray]:
         seen.update(u.ravel().tolist())
         return box_muller(u, a, dtype)
 
-    def pair(u: int, a: int, dtype: object) -> tuple[float, float]:
+    def pair(u: int, a: int, dtype: object, v: None) -> tuple[float, float]:
         seen.add(u)
         return box_muller_python(u, a, dtype)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from written_by_0_1 import RunJournal, digests_of, plan, to_hex
+from written_by_0_1 import RunJournal, digests_of, in_stream, plan, to_hex
 
 from dpftrl_fast.torch import DPFTRL, ResidualNoise, TrainingRun, make_private
 
@@ -185,6 +185,7 @@ def kept(folder: Path) -> Json:
     with RunJournal(folder, identity) as journal:
         state = journal.resume()
     assert state is not None
+    state = in_stream(state, 1)
     ours = {name: state[name] for name in OURS}
     if identity["optimizer"] == "DPFTRL":
         ours["optimizer"] = {k: v for k, v in state["optimizer"].items() if k != "param_groups"}

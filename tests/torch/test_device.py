@@ -16,6 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 from triton_kernels import check_code, compiled, patch_builtins_once  # noqa: E402
 
 from dpftrl_fast import reference  # noqa: E402
@@ -90,6 +92,56 @@ def test_rare_radii_take_their_low_bits_from_the_second_block() -> None:
     rows = z.astype(np.float64).reshape(16, 16)
     assert np.hypot(rows[4, 9], rows[12, 9]) > np.sqrt(2 * 14 * np.log(2))
     assert np.array_equal(out.numpy(), z * np.float32(1.5))
+
+
+@pytest.mark.parametrize(
+    ("superblock", "row", "lane", "large"),
+    [(136, 0, 3, True), (405, 3, 5, True), (6, 6, 6, False), (491, 7, 1, False)],
+)
+def test_rare_radii_of_float64_take_bits_from_the_second_blocks(
+    superblock: int, row: int, lane: int, large: bool
+) -> None:
+    here = {"offset": superblock * 128, "size": 128}
+    stream = a_stream("float64", **here)
+    out = torch.empty(128, dtype=torch.float64)
+    stream.add_up(out, tree=0, node=Node(0, 0, None), plain=True)
+    where = {"tree": 0, "level": 0, "index": 0, "start": superblock * 128, "size": 128}
+    z = reference.normals(key_of_seed(3), dtype="float64", **where)
+    rows = z.reshape(16, 8)
+    radius = np.hypot(rows[row, lane], rows[row + 8, lane])
+    assert radius > np.sqrt(2 * 14 * np.log(2)) if large else radius < 2**-6.5
+    assert np.array_equal(out.numpy(), z * 1.5)
+    without = reference.normals(key_of_seed(3), dtype="float64", **where, version=1)
+    assert large or not np.array_equal(z, without)
+
+
+@triton.jit
+def radius_kernel(words, extensions, f, zeros, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    word = tl.load(words + at).to(tl.uint64, bitcast=True)
+    extension = tl.load(extensions + at).to(tl.uint64, bitcast=True)
+    found, count = triton_stream.rare_radius(word, extension)
+    tl.store(f + at, found)
+    tl.store(zeros + at, count.to(tl.int64))
+
+
+def test_rare_radii_at_the_extremes() -> None:
+    rng = np.random.default_rng(64)
+    ends = [0, 1, 2**50 - 1, 2**64 - 2**50, 2**64 - 2, 2**64 - 1]
+    ends += [2**i for i in range(50)] + [2**64 - 2**i for i in range(50)]
+    lows = [0, 1, 2**63, 2**64 - 1, 0x123456789ABCDEF0, *(2**i for i in range(1, 63, 4))]
+    cases = [(u, v) for u in ends for v in lows]
+    cases += [(int(u), int(v)) for u in ends for v in rng.integers(0, 2**64, 15, np.uint64)]
+    size = 4096
+    cases = (cases * 2)[:size]
+    words, extensions = (
+        torch.from_numpy(np.array(column, np.uint64).view(np.int64))
+        for column in zip(*cases, strict=True)
+    )
+    f, zeros = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)
+    radius_kernel[(1,)](words, extensions, f, zeros, SIZE=size)
+    expected = [reference.stream.rare_radius(u, v) for u, v in cases]
+    assert list(zip(f.tolist(), zeros.tolist(), strict=True)) == expected
 
 
 def pair(**options: Any) -> tuple[PlannedTree, DeviceNoise]:

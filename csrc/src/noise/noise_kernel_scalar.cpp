@@ -30,12 +30,17 @@ Pair32 pair_f32(const NodeStream& stream, std::uint32_t block, std::size_t row) 
   return pair_f32(stream, block, words, row);
 }
 
-Pair64 pair_f64(const NodeStream& stream, std::uint32_t even_block, std::size_t row) noexcept {
-  std::uint32_t low[kBlockWords], high[kBlockWords];
-  chacha_block(stream.key.words, make_counter(stream, Kind::normal_f64, even_block).words, stream.rounds, low);
-  chacha_block(stream.key.words, make_counter(stream, Kind::normal_f64, even_block + 1).words, stream.rounds, high);
-  return normal_pair_f64(low[row] | (std::uint64_t{high[row]} << 32),
-                         low[row + 8] | (std::uint64_t{high[row + 8]} << 32));
+Pair64 pair_f64(const NodeStream& stream, std::uint32_t even_block, std::uint64_t radius, std::uint64_t angle,
+                std::size_t row) noexcept {
+  std::uint64_t extension = 0;
+  if (is_rare_f64(static_cast<std::uint32_t>(radius >> 32))) {
+    std::uint32_t low[kBlockWords], high[kBlockWords];
+    constexpr Kind kind = Kind::normal_f64_extension;
+    chacha_block(stream.key.words, make_counter(stream, kind, even_block).words, stream.rounds, low);
+    chacha_block(stream.key.words, make_counter(stream, kind, even_block + 1).words, stream.rounds, high);
+    extension = low[row] | (std::uint64_t{high[row]} << 32);
+  }
+  return normal_pair_f64(radius, angle, extension);
 }
 
 namespace {
@@ -72,7 +77,8 @@ void superblock_f64(const NodeStream& stream, std::uint32_t superblock, double s
   };
   for (std::size_t row = 0; row < 8; ++row) {
     for (std::size_t lane = 0; lane < 8; ++lane) {
-      const Pair64 z = normal_pair_f64(joined(lane, row), joined(lane, row + 8));
+      const auto even_block = static_cast<std::uint32_t>(superblock * kBlocksPerSuperblock + 2 * lane);
+      const Pair64 z = pair_f64(stream, even_block, joined(lane, row), joined(lane, row + 8), row);
       out[row * 8 + lane] = z.first * scale;
       out[(row + 8) * 8 + lane] = z.second * scale;
     }

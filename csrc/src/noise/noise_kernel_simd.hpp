@@ -8,7 +8,8 @@
 // the transform are two loops over a superblock with 1 KiB of stack between them: the rounds need every
 // register for their 16 rows, the transform then has eight independent pairs of rows in flight to hide the
 // latency of its polynomials. A radius word that needs the scalar path occurs in one superblock of 128; all
-// eight rows are tested by one comparison of their minimum.
+// eight rows are tested by one comparison of their minimum (float64: of the words moved by kRareRadius, so that both
+// ends of the range lie below one bound).
 //
 // V gives: kLanes; U (uint32 lanes), F (float lanes), W (uint64 lanes), D (double lanes) and the operations
 // used below. None of them may round in another way than IEEE nearest-even, or fuse.
@@ -155,14 +156,14 @@ struct SimdKernels {
     U smallest = V::splat(0xffffffffu);
     for (std::size_t i = 0; i < 128; i += kLanes) {
       const U radius = V::load(rows + i);
-      // The high word of each 64-bit lane alone decides.
-      smallest = V::min(smallest, V::or_low_halves(radius));
+      // The high word of each 64-bit lane alone decides: is_rare_f64.
+      smallest = V::min(smallest, V::or_low_halves(V::add(radius, V::splat(kRareRadius))));
       D first, second;
       transform64(V::as_words64(radius), V::as_words64(V::load(rows + 128 + i)), s, first, second);
       V::store(out + i / 2, first);
       V::store(out + 64 + i / 2, second);
     }
-    if (V::any_below(smallest, kRareRadius)) patch_f64(stream, block, rows, scale, out);
+    if (V::any_below(smallest, 2 * kRareRadius)) patch_f64(stream, block, rows, scale, out);
   }
 
   static void patch_f32(const NodeStream& stream, std::uint32_t block, const std::uint32_t* rows, float scale,
@@ -177,9 +178,11 @@ struct SimdKernels {
 
   static void patch_f64(const NodeStream& stream, std::uint32_t block, const std::uint32_t* rows, double scale,
                         double* out) {
+    const auto joined = [&](std::size_t i) { return rows[i] | (std::uint64_t{rows[i + 1]} << 32); };
     for (std::size_t i = 0; i < 64; ++i) {
-      if (rows[2 * i + 1] >= kRareRadius) continue;
-      const Pair64 z = pair_f64(stream, block + static_cast<std::uint32_t>(2 * (i % 8)), i / 8);
+      if (!is_rare_f64(rows[2 * i + 1])) continue;
+      const auto even_block = block + static_cast<std::uint32_t>(2 * (i % 8));
+      const Pair64 z = pair_f64(stream, even_block, joined(2 * i), joined(128 + 2 * i), i / 8);
       out[i] = z.first * scale;
       out[i + 64] = z.second * scale;
     }

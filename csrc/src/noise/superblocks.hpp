@@ -49,6 +49,9 @@ Pair32 pair_f32(const NodeStream& stream, std::uint32_t block, const std::uint32
 
 // The same from nothing: the pair's block is made again.
 Pair32 pair_f32(const NodeStream& stream, std::uint32_t block, std::size_t row) noexcept;
-Pair64 pair_f64(const NodeStream& stream, std::uint32_t even_block, std::size_t row) noexcept;
+
+// The pair of (row, row + 8) from its words, which are of the blocks even_block and even_block + 1.
+Pair64 pair_f64(const NodeStream& stream, std::uint32_t even_block, std::uint64_t radius, std::uint64_t angle,
+                std::size_t row) noexcept;
 
 }  // namespace dpftrl

@@ -147,22 +147,73 @@ def _normals32(superblock, lane, key, counter, rounds: tl.constexpr, polynomials
 
 
 @triton.jit
+def _is_rare64(high):
+    # Within 2^18 of either end; the sum wraps.
+    return (high + (1 << 18)) < (1 << 19)
+
+
+@triton.jit
+def _joined(high, low):
+    return high.to(tl.uint64) << 32 | low.to(tl.uint64)
+
+
+@triton.jit
+def rare_radius(word, extension):
+    """Return f and the leading zeros of a rare radius word, and of any other one some numbers."""
+    small = word >= (1 << 63)  # a radius near 0, whose 128 bits X become 2^128 - X
+    low = tl.where(small, ~extension + 1, extension)
+    high = tl.where(small, ~word + (extension == 0).to(tl.uint64), word)
+    lead = tl.where(high == 0, low, high)
+    rest = tl.where(high == 0, low ^ low, low)
+    by, top, bottom = _normalised((lead >> 32).to(tl.uint32), lead.to(tl.uint32))
+    by = tl.where(lead == 0, by ^ by, by)  # of 128 zeros the word is 2^63 too
+    moved = by.to(tl.uint64)
+    up = tl.where(moved == 0, rest ^ rest, rest >> ((64 - moved) & 63))
+    n = _joined(top, bottom) | up
+    zeros = tl.where(high == 0, tl.where(lead == 0, by + 128, by + 64), by)
+    # -2^-(63 + zeros), by its bits
+    unit = ((1 << 63) | ((960 - zeros).to(tl.uint64) << 52)).to(tl.float64, bitcast=True)
+    near = (n >> 1).to(tl.int64, bitcast=True).to(tl.float64) * unit
+    far = n.to(tl.int64, bitcast=True).to(tl.float64) * 2.0**-64
+    return tl.where(small, near, far), tl.where(small, zeros ^ zeros, zeros)
+
+
+@triton.jit
 def _normals64(superblock, lane, key, counter, rounds: tl.constexpr, polynomials):
     number = (superblock * 16 + 2 * lane).to(tl.uint32)
     own = (counter[0], counter[1], counter[2] + (3 << 16))
     even = _chacha(number, key, own, rounds)
     odd = _chacha(number + 1, key, own, rounds)
+    rare = number != number
+    radii = ()  # f of each row
+    counts = ()  # its leading zeros
+    for j in tl.static_range(8):
+        rare = rare | _is_rare64(odd[j])
+        zeros, top, rest = _normalised(odd[j], even[j])
+        n = _joined(top, rest)
+        radii = radii + (n.to(tl.int64, bitcast=True).to(tl.float64) * 2.0**-64,)
+        counts = counts + (zeros,)
+    if tl.sum(rare.to(tl.int32), axis=0) > 0:
+        more = (counter[0], counter[1], counter[2] + (5 << 16))
+        low = _chacha(number, key, more, rounds)
+        high = _chacha(number + 1, key, more, rounds)
+        longer = ()
+        longer_counts = ()
+        for j in tl.static_range(8):
+            f, zeros = rare_radius(_joined(odd[j], even[j]), _joined(high[j], low[j]))
+            here = _is_rare64(odd[j])
+            longer = longer + (tl.where(here, f, radii[j]),)
+            longer_counts = longer_counts + (tl.where(here, zeros, counts[j]),)
+        radii = longer
+        counts = longer_counts
     lower = ()
     upper = ()
     for j in tl.static_range(8):
-        zeros, top, rest = _normalised(odd[j], even[j])
-        n = top.to(tl.uint64) << 32 | rest.to(tl.uint64)
-        f = n.to(tl.int64, bitcast=True).to(tl.float64) * 2.0**-64
-        angle = odd[j + 8].to(tl.uint64) << 32 | even[j + 8].to(tl.uint64)
+        angle = _joined(odd[j + 8], even[j + 8])
         x = ((angle << 3 >> 12) | (0x3FF << 52)).to(tl.float64, bitcast=True) - 1.0
         first, second = _pair(
-            f,
-            zeros.to(tl.float64),
+            radii[j],
+            counts[j].to(tl.float64),
             x,
             (odd[j + 8] & 0x20000000) != 0,
             (odd[j + 8] & 0x80000000) != 0,

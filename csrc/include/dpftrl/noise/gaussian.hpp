@@ -8,12 +8,13 @@
 // and square root, in the order written here, and integer arithmetic: no fused multiply-add, no libm. So
 // every machine gives the same bits. docs/stream.md derives the layout:
 //
-//   radius word, read as U / 2^64 = (1 + f) * 2^-lz with f in [-1/2, 0]; r = sqrt(lz * 2 ln 2 - 2 ln(1 + f))
+//   radius word, read as u = (1 + f) * 2^-lz with f in [-1/2, 0); r = sqrt(lz * 2 ln 2 - 2 ln(1 + f))
 //   angle word: two signs, a swap, and x in [0, 1); the pair is r cos(pi/4 x) and r sin(pi/4 x), or swapped
 //
-// Taking f from the integer keeps full relative precision at both ends: at small r no bits are lost to
-// 1 - u, and at large r there are 64 bits (tail to 9.4 sigma). For float32 the low 32 of them matter only
-// when the high word is below kRareRadius; then they come from a second block of its own kind.
+// f is taken from the integer, so that no bits are lost to 1 - u at small r. A word near an end of its range has few
+// random bits left for f: it is rare, and is extended by as many low bits again, from blocks of a kind of their own.
+// For float32 these are radius words of 32 bits below kRareRadius (large r). For float64 they are those of 64 bits
+// whose high half is within kRareRadius of either end (large r and small r).
 
 #include <cmath>
 #include <cstdint>
@@ -25,6 +26,12 @@ namespace dpftrl {
 
 // A float32 radius word below this bound (probability 2^-14) takes its low half from the extension block.
 inline constexpr std::uint32_t kRareRadius = std::uint32_t{1} << 18;
+
+// Whether the high half of a float64 radius word is within kRareRadius of either end: one comparison, since the sum
+// wraps (probability 2^-13). Static, like the functions of stream.hpp.
+static constexpr bool is_rare_f64(std::uint32_t high) noexcept {
+  return static_cast<std::uint32_t>(high + kRareRadius) < 2 * kRareRadius;
+}
 
 struct Pair32 {
   float first, second;
@@ -58,6 +65,38 @@ inline Normalised normalise(std::uint64_t u) noexcept {
   return {u << lz, lz};
 }
 
+// The same of the 128 bits high * 2^64 + low: the top 64 of them, and how far they moved.
+inline Normalised normalise(std::uint64_t high, std::uint64_t low) noexcept {
+  if (high == 0) {
+    const auto [word, lz] = normalise(low);
+    return {word, 64 + lz};
+  }
+  const int lz = leading_zeros64(high);
+  return {lz == 0 ? high : (high << lz) | (low >> (64 - lz)), lz};
+}
+
+// u = (1 + f) * 2^-leading_zeros for a radius.
+struct Radius64 {
+  double f;
+  int leading_zeros;
+};
+
+inline Radius64 radius_f64(std::uint64_t radius, std::uint64_t extension) noexcept {
+  const auto high = static_cast<std::uint32_t>(radius >> 32);
+  if (is_rare_f64(high) && high >= kRareRadius) {
+    // 1 - u, times 2^128, which is at least 1 and has 13 leading zeros or more.
+    const std::uint64_t low = 0 - extension;
+    const auto [word, lz] = normalise(~radius + (extension == 0 ? 1u : 0u), low);
+    // The conversion is of an int64, so of 63 bits; 2^-(63 + lz) makes the product exact.
+    const std::uint64_t bits = (std::uint64_t{1023} - 63 - static_cast<unsigned>(lz)) << 52;
+    double unit;
+    std::memcpy(&unit, &bits, sizeof unit);
+    return {-(static_cast<double>(static_cast<std::int64_t>(word >> 1)) * unit), 0};
+  }
+  const auto [word, lz] = is_rare_f64(high) ? normalise(radius, extension) : normalise(radius);
+  return {static_cast<double>(static_cast<std::int64_t>(word)) * 0x1p-64, lz};
+}
+
 }  // namespace detail
 
 // radius: 64 bits of which the low 32 are zero unless the high 32 are below kRareRadius.
@@ -80,10 +119,10 @@ inline Pair32 normal_pair_f32(std::uint64_t radius, std::uint32_t angle) noexcep
   return {(angle >> 31) != 0 ? -first : first, ((angle >> 30) & 1u) != 0 ? -second : second};
 }
 
-inline Pair64 normal_pair_f64(std::uint64_t radius, std::uint64_t angle) noexcept {
+// extension: the 64 low bits that count where radius is rare.
+inline Pair64 normal_pair_f64(std::uint64_t radius, std::uint64_t angle, std::uint64_t extension) noexcept {
   using namespace coefficients;
-  const auto [word, lz] = detail::normalise(radius);
-  const double f = static_cast<double>(static_cast<std::int64_t>(word)) * 0x1p-64;
+  const auto [f, lz] = detail::radius_f64(radius, extension);
   const double f2 = f * f;
   double even = kLog64[20];
   for (int i = 18; i >= 0; i -= 2) even = even * f2 + kLog64[i];

@@ -12,7 +12,7 @@ namespace dpftrl {
 // Functions here are static: each file under csrc/src is compiled for its own processor, and a copy with external
 // linkage that was compiled for AVX-512 could be the one the linker keeps.
 
-inline constexpr int kStreamVersion = 1;
+inline constexpr int kStreamVersion = 2;
 
 // ChaCha blocks are consumed in groups of 16 (a "superblock"), one block per 32-bit lane of the widest
 // vector unit. Row j of a superblock is word j of its 16 blocks.
@@ -46,12 +46,13 @@ enum class Purpose : std::uint8_t {
   bit_generator = 255,
 };
 
-// What the words become. The extension holds the low halves of rare radius words (gaussian.hpp).
+// What the words become. The extensions hold the low halves of rare radius words (gaussian.hpp).
 enum class Kind : std::uint8_t {
   normal_f32 = 1,
   normal_f32_extension = 2,
   normal_f64 = 3,
   words = 4,
+  normal_f64_extension = 5,
 };
 
 struct Key {
