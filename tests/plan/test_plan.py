@@ -573,7 +573,7 @@ def test_very_many_trees():
     )
     assert plan.sensitivity_squared == 1
     assert plan.layout.count == 2**40
-    assert plan.noise(2, seed=1).steps == 2**40
+    assert plan.noise(2, seed=1, dtype="float64").steps == 2**40
 
 
 def test_computed_noise_costs_a_little_and_more_with_the_sums() -> None:
@@ -603,7 +603,7 @@ def test_no_epsilon_for_computed_noise_where_the_bound_is_of_no_use(
     steps: int, dimension: int, sigma: float, delta: float
 ) -> None:
     plan = PrivacyPlan(1.0, sigma, acc.SinglePass(steps))
-    with pytest.raises(ValueError, match="no useful epsilon .* use fewer coordinates or steps"):
+    with pytest.raises(ValueError, match=r"no useful epsilon .* use fewer coordinates or steps"):
         plan.computed_epsilon(delta, dimension)
 
 
@@ -612,4 +612,3 @@ def test_dimensions_of_computed_noise_are_checked(dimension: object) -> None:
     plan = PrivacyPlan(1.0, 4.0, acc.SinglePass(10))
     with pytest.raises((TypeError, ValueError), match=r"dimension must be an integer"):
         plan.computed_epsilon(1e-6, dimension)  # type: ignore[arg-type]
-    assert plan.noise(2, seed=1, dtype="float64").steps == 2**40
