@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process this is: a fork has its parent's keys, and must not continue with them."""
+"""A mark of the process: a fork has its parent's keys, and must not continue with them."""
 
 from __future__ import annotations
 

@@ -117,10 +117,10 @@ class NoiseSpec:
         if growth > most:
             wider = "dtype='float64', or " if kind == "float32" else ""
             raise ValueError(
-                f"dtype must be one whose numbers are fine enough for the noise, got {kind!r} where "
-                f"the noise of a running sum grows to {growth:.3g} times that of one step (at most "
-                f"{most:.3g}): take {wider}a mechanism with less noise, fewer steps or fewer "
-                "restarts"
+                f"dtype must be one whose numbers are fine enough for the noise, got {kind!r}, "
+                f"where the noise of a running sum grows to {growth:.3g} times that of one step "
+                f"(at most {most:.3g}): take {wider}a mechanism with less noise, fewer steps or "
+                "fewer restarts"
             )
 
 

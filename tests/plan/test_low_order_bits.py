@@ -117,7 +117,7 @@ def test_noise_that_outgrows_float32_would_show_the_sum() -> None:
     """What is refused: the bits of the sum below the spacing of the noise are those released."""
     mechanism = mech.BandedToeplitz([1.0, -1.0])
     spec = dpf.PrivacyPlan(1.0, SIGMA, SinglePass(30_000), mechanism=mechanism).noise_spec
-    with pytest.raises(ValueError, match="grows to 3e.06 times .* take dtype='float64', or a"):
+    with pytest.raises(ValueError, match=r"grows to 3e.06 times .* take dtype='float64', or a"):
         spec.source(8, dtype="float32")
     noise = ToeplitzNoise(64, spec.std("float32"), mechanism, dtype="float32", threads=1)
     for _ in range(30_000):

@@ -319,7 +319,7 @@ class LeastSquares:
         if t == 0 or (self._solves and self._solves[-1].step == t):
             return
         self._check_whole()
-        # Nothing is reached through `released` until it is the sum with its noise: the same noise on
+        # `released` reaches nothing that is not yet the sum with its noise: the same noise on
         # nothing, left there by an interruption, would reveal the sum that comes later.
         noisy, self._noisy = self._noisy, np.empty(0, self._noisy.dtype)
         if noisy.size == 0:
