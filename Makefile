@@ -86,7 +86,7 @@ test-slow: $(VENV)/.stamp-package $(VENV)/.stamp-test
 attack: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	DPFTRL_ATTACK_RUNS=10000 $(PYTEST) tests/*/test_low_order_bits.py -m slow
 
-# Mutated inputs for every loader (a tenth or less of COUNT where one takes long), and the core under sanitizers.
+# Mutated inputs for every loader (a third or a tenth of COUNT where one takes long), and the core under sanitizers.
 COUNT ?= 1000000
 SECONDS_OF_FUZZING ?= 600
 

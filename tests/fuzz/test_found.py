@@ -253,6 +253,17 @@ def test_schemas(value: Any) -> None:
         refused(lambda data=data: Schema.from_dict(data), SchemaError)
 
 
+@pytest.mark.parametrize("change", [
+    {"target": {"name": "y\ud800", "bounds": [0, 1]}}, {"columns": {"\ud800": {"bounds": [0, 1]}}},
+    {"columns": {"a": {"categories": ["u", "\ud800"]}}}, {"users": 3, "group_column": "\ud800"},
+    {"target": {"name": "y", "categories": ["\udcff", "v"]}},
+], ids=ascii)  # fmt: skip
+def test_text_of_schemas_has_a_form_in_utf_8(change: dict[str, Any]) -> None:
+    """Such a category was taken, and ended `predict` in an error of Arrow."""
+    words = refused(lambda: Schema.from_dict({**SCHEMA, **change}), SchemaError)
+    assert "must be valid Unicode" in words and words.isascii()
+
+
 @pytest.mark.parametrize("text", ["[" * 5000, "9" * 5000, "2020-13-45", "!!float x", "{? [a] : 1}"])
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
 def test_files_of_schemas(tmp_path: Path, text: str, suffix: str) -> None:

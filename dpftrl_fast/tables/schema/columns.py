@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpftrl_fast._validate import shown
-from dpftrl_fast.tables.schema.entries import SchemaError, known_keys, mapping, number, positive
+from dpftrl_fast.tables.schema.entries import (
+    SchemaError,
+    check_text,
+    known_keys,
+    mapping,
+    number,
+    positive,
+)
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,8 @@ def _categories(name: str, value: Any) -> tuple[str, ...]:
                 f"categories of {name!r} must be text or whole numbers "
                 f"(quote words like no, yes, on in YAML), got {shown(item)}"
             )
+        if isinstance(item, str):
+            check_text(item, f"categories of {name!r}")
         if isinstance(item, int) and item.bit_length() > 1024:
             raise SchemaError(f"categories of {name!r} must be short, got an integer of 1024 bits")
         if str(item) in texts:

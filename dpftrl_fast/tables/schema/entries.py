@@ -27,7 +27,20 @@ def mapping(data: Any, where: str) -> Mapping[str, Any]:
             raise SchemaError(
                 f"names in {where} must be text (quote them in YAML), got {_validate.shown(key)}"
             )
+        for text in (key, data[key]):
+            if isinstance(text, str):
+                check_text(text, where)
     return data
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse text that no table holds: a surrogate on its own has no form in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SchemaError(
+            f"text in {where} must be valid Unicode, got {_validate.shown(text)}"
+        ) from None
 
 
 def known_keys(data: Mapping[str, Any], known: Sequence[str], where: str) -> None:
