@@ -129,7 +129,7 @@ def check_summands(name: str, summands: int, additions: int) -> None:
     - 2 u n: the running sum and these errors are rounded to one number.
 
     The last three stay below 2^-21 if n (2^-51 + 2^-106 T^2) <= 2^-21: for n up to 2^28 if every
-    step has a vector, and up to 2^30 in fewer than 2^27 steps.
+    step has a vector, and up to 2^29 in fewer than 2^27 steps.
 
     Raises
     ------

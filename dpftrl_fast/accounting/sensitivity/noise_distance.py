@@ -6,9 +6,10 @@ P be the law of these values with real normals, and P' that of the computed ones
 data set, chosen adaptively, and every set A of released values,
 
     P'(A) <= e^tau P(A) + beta,    P(A) <= e^tau P'(A) + beta,
-    tau = m a^2/2 + a sqrt(2 m ln(1/beta_2)),  m = d/2 rounded up,  a = 18 T D/g,
+    tau = m a^2/2 + a sqrt(2 m ln(1/beta_2)),  m = d/2 rounded up,  a = 2 T D (8/g + 12.5 c),
 
-where D bounds the error that a released sum adds, but for a probability that is part of beta.
+where D bounds the error that a released sum adds, but for a probability that is part of beta, and c
+is the norm of the normals that take such an error back.
 docs/floating_point.md has the proof, and the derivation of the numbers below. All lengths are in
 standard deviations of a node's noise.
 """
@@ -40,6 +41,7 @@ _EVENTS = 64 * math.exp(-(_TAIL**2) / 2) + 4 * 2.0**-82
 # The density changes by a factor below 1.5 over an interval of the grid, 12 conditional standard
 # deviations from its centre.
 _GRIDS_A_DEVIATION = 16
+_MOVE = _TAIL + 0.5  # a move by v changes a normal vector's density by e^(_MOVE v) at most, v <= 1
 
 
 class Distance(NamedTuple):
@@ -47,6 +49,16 @@ class Distance(NamedTuple):
 
     tau: float
     beta: float
+
+
+class Correction(NamedTuple):
+    """Norms of normals that change sums of noise as a shift by 1 does."""
+
+    alone: float
+    """Of one sum alone, by its own normals and later ones. Given all other sums and the normals
+    before, its noise has at least the standard deviation 1/alone."""
+    later: float
+    """Of all sums after a step, by what the step leaves to them: by later normals."""
 
 
 def computed_distance(layout: Layout, grid: float, dimension: int, probability: float) -> Distance:
@@ -77,9 +89,10 @@ def computed_distance(layout: Layout, grid: float, dimension: int, probability: 
     """
     pairs = dimension // 2 + dimension % 2
     beta = pairs * layout.steps * _EVENTS + probability
-    if correction(layout) * _GRIDS_A_DEVIATION * grid > 1:
+    norms = correction(layout)
+    if norms.alone * _GRIDS_A_DEVIATION * grid > 1:
         return Distance(math.inf, beta)
-    one = 18 * layout.steps * release_error(layout) / grid
+    one = 2 * layout.steps * release_error(layout) * (8 / grid + _MOVE * norms.later)
     chance = math.sqrt(2 * pairs * -math.log(probability))
     return Distance(_SLACK * (pairs * one * one / 2 + one * chance), beta)
 
@@ -91,12 +104,8 @@ def release_error(layout: Layout) -> float:
 
 
 @singledispatch
-def correction(layout: Layout) -> float:
-    """Bound the norm of later normals that cancel a shift by 1 of a sum's noise, or of its state.
-
-    Registered for each layout. The noise of one released sum, given those of all others, has at
-    least the standard deviation 1/`correction`.
-    """
+def correction(layout: Layout) -> Correction:
+    """Bound the norms of the normals that take a shift by 1 back; registered for each layout."""
     raise TypeError(f"no correction is registered for layouts of type {type(layout).__name__}")
 
 
@@ -119,8 +128,9 @@ def _tree_error(layout: TreeLayout) -> float:
 
 
 @correction.register
-def _tree_correction(layout: TreeLayout) -> float:
-    return math.sqrt(2 * layout.tallest.bit_length() + 6)
+def _tree_correction(layout: TreeLayout) -> Correction:
+    found = math.sqrt(2 * layout.tallest.bit_length() + 6)
+    return Correction(alone=found, later=found)
 
 
 @release_error.register
@@ -145,7 +155,11 @@ def _toeplitz_error(layout: ToeplitzLayout) -> float:
 
 
 @correction.register
-def _toeplitz_correction(layout: ToeplitzLayout) -> float:
+def _toeplitz_correction(layout: ToeplitzLayout) -> Correction:
     column = layout.mechanism.strategy(check_error_steps(layout.longest))
     change = np.diff(column, prepend=0.0)
-    return math.sqrt(change @ change + column @ column)
+    carried = column @ column if layout.count > 1 else 0.0  # the next block takes it back
+    return Correction(
+        alone=math.sqrt(change @ change + carried),
+        later=math.sqrt(max(change @ change, column @ column)),
+    )
