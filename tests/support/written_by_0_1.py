@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,19 +185,12 @@ def taken(name: str, target: Path, version: int | None = None) -> Path:
     """Copy the folder of a run to `target`, as if the run had begun there.
 
     A run's folder knows the number of its file in the file system, and tells a copy by it. With a
-    version, its checkpoints name that version of the stream.
+    version, its checkpoint names that version of the stream.
     """
     shutil.copytree(DATA / name, target)
     target.chmod(0o700)
     for path in target.iterdir():
         path.chmod(0o600)
-        if version is not None and path.suffix == ".npz":
-            with zipfile.ZipFile(path) as archive:
-                entries = {entry: archive.read(entry) for entry in archive.namelist()}
-            with zipfile.ZipFile(path, "w") as archive:
-                for entry, content in entries.items():
-                    names = b'["stream_version", %d]'
-                    archive.writestr(entry, content.replace(names % 1, names % version))
     path = target / "run.json"
     fields = json.loads(path.read_bytes())
     del fields["check"]
@@ -206,6 +198,12 @@ def taken(name: str, target: Path, version: int | None = None) -> Path:
     canonical = json.dumps(fields, sort_keys=True)
     fields["check"] = hashlib.sha256(canonical.encode()).hexdigest()
     path.write_text(json.dumps(fields, indent=2))
+    if version is not None:
+        from dpftrl_fast.run.sealed_files import read_sealed, write_sealed
+
+        checkpoint, secret = target / "checkpoint.npz", bytes.fromhex(fields["secret"])
+        state = in_stream(read_sealed(checkpoint, secret, "checkpoint"), version)
+        write_sealed(checkpoint, state, secret, "checkpoint")
     return target
 
 
