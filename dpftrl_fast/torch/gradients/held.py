@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model or loss keeps of the examples of a pass by ``torch.func``, in plain attributes.
+"""Refusal of models and losses that keep examples of a pass by ``torch.func``, in attributes.
 
 Under ``vmap`` each example passes alone. A tensor that the model keeps from a pass still has an
 entry for each example, though, and in the next pass torch matches them by their places: an example

@@ -10,8 +10,8 @@ with some of the rows replaced by their neighbours. Rows must follow the first c
 were not replaced must be as before. With the hooks, the sums of the per-example gradients must then
 be the gradient that autograd finds, and the gradients of examples that two batches share must be
 the same: a backward pass can mix what the forward pass keeps apart. The batch's own values are
-looked at before the first step only. Later, and when a run resumes, the model is tried again on a public
-schedule, on made-up values: it may begin to mix examples after some passes.
+looked at before the first step only. Later, and when a run resumes, the model is tried again on a
+public schedule, on made-up values: it may begin to mix examples after some passes.
 """
 
 from __future__ import annotations
