@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and losses that remember examples under vmap, and additions that end half-way."""
+"""Models that remember examples, or mix them in the backward pass; additions that end half-way."""
 
 from __future__ import annotations
 
@@ -102,6 +102,74 @@ def test_what_is_kept_within_a_pass_only_is_no_matter(where: str) -> None:
     sums.expect(ROWS)
     module.backward(X, Y)
     sums.finish()
+
+
+# ---- Backward passes that mix examples ----
+
+
+class Scale(torch.autograd.Function):
+    """The identity, whose gradients are divided by the norm of those of all examples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return 50 * g / g.norm()
+
+
+class Backward(nn.Module):
+    """A model whose backward pass is changed in one of several ways, from some pass on."""
+
+    def __init__(self, how: str, start: int = 0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.how, self.start, self.passes = how, start, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.first(x)
+        self.passes += 1
+        if self.passes > self.start and h.requires_grad:
+            if self.how == "function":
+                h = Scale.apply(h)
+            elif self.how == "hook":
+                h.register_hook(lambda g: g / g.norm())
+            elif self.how == "mean":
+                h.register_hook(lambda g: g + g.mean(0))
+            elif self.how == "apart":  # no mixing: each row by its own norm
+                h.register_hook(lambda g: g / (1.0 + g.norm(dim=1, keepdim=True)))
+        return self.last(torch.tanh(h))  # type: ignore[no-any-return]
+
+
+def trained(model: nn.Module, steps: int, functorch: bool) -> None:
+    sums = accumulator(model, FlatClipping(1.0), ROWS, steps=steps)
+    module = HookGradients(model, sums, functorch=functorch).module
+    for step in range(steps):
+        sums.begin(range(ROWS * step, ROWS * (step + 1)))
+        sums.expect(ROWS)
+        cross_entropy(module(X), Y).backward()
+        sums.finish()
+        sums.done()
+
+
+@pytest.mark.parametrize("functorch", [False, True])
+@pytest.mark.parametrize("how", ["function", "hook", "mean"])
+@pytest.mark.parametrize("start", [0, 9])
+def test_a_backward_pass_that_mixes_examples_is_refused(
+    how: str, start: int, functorch: bool
+) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(
+        ValueError, match=r"a gradient of first\.\w+ for one that depends on others"
+    ):
+        trained(Backward(how, start), 6, functorch)
+
+
+@pytest.mark.parametrize("functorch", [False, True])
+def test_a_backward_pass_that_changes_each_example_alone_is_taken(functorch: bool) -> None:
+    torch.manual_seed(0)
+    trained(Backward("apart"), 3, functorch)
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, RuntimeError])

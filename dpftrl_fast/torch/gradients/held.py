@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model or loss keeps of the examples of a pass by ``torch.func``, in plain attributes.
+"""Refusal of models and losses that keep examples of a pass by ``torch.func``, in attributes.
 
 Under ``vmap`` each example passes alone. A tensor that the model keeps from a pass still has an
 entry for each example, though, and in the next pass torch matches them by their places: an example
@@ -45,7 +45,8 @@ model.last: there an example could change the gradients of others; delete it bef
     seen: set[int] = set()
     for name, root in roots.items():
         for place, held in _tensors(root, name, seen):
-            if debug_unwrap(held, recurse=False) is not held:
+            # One made of weights alone has no entry for each example.
+            if debug_unwrap(held).dim() != held.dim():
                 raise ValueError(
                     f"the {name} must keep nothing of the examples from one pass to the next, got "
                     f"{place}: there an example could change the gradients of others; delete it "

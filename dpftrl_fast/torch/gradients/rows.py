@@ -7,10 +7,11 @@ sequence along the dimension of the batch, a layer that is used once on all rows
 them, rows that were sorted. Shapes alone do not show it, since counts may agree by chance. So
 before its first pass the model is tried, without Opacus's hooks: on one row more, and on that batch
 with some of the rows replaced by their neighbours. Rows must follow the first change, and rows that
-were not replaced must be as before. A third trial, with the hooks, compares the sums of the
-per-example gradients with the gradient that autograd finds. The batch's own values are looked at
-before the first step only. Later, and when a run resumes, the model is tried again on a public
-schedule, on made-up values: it may begin to mix examples after some passes.
+were not replaced must be as before. With the hooks, the sums of the per-example gradients must then
+be the gradient that autograd finds, and the gradients of examples that two batches share must be
+the same: a backward pass can mix what the forward pass keeps apart. The batch's own values are
+looked at before the first step only. Later, and when a run resumes, the model is tried again on a
+public schedule, on made-up values: it may begin to mix examples after some passes.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ class _Watch:
         self._tried = False
         self._step = 0  # of the last pass
         self._warned = False
+        self._dtypes: dict[str, torch.dtype] = {}  # of the per-example gradients of a trial
         self._seen: dict[str, list[Tensor]] | None = None  # inputs of the layers, in a trial
         model: nn.Module = module._module
         hooked = {id(layer) for layer in module.iterate_submodules(model)}
@@ -257,7 +259,47 @@ class _Watch:
         self._check_sums(rows, args, kwargs)
 
     def _check_sums(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare per-example gradients with autograd's, for a sum of the outputs with weights."""
+        """Compare per-example gradients with autograd's, and between batches that share rows.
+
+        They are those of a sum of the outputs with weights. A backward pass can mix examples that
+        the forward pass keeps apart: a hook that divides by the norm of a whole gradient, say.
+        """
+        changed = [i for i in range(rows) if i % 7 in (1, 2, 4)]
+        places = [i - 1 if i in changed else i for i in range(rows)]
+        kept = torch.tensor([i for i in range(rows) if i not in changed])
+        shapes, found = self._gradients(rows, args, kwargs, kept)
+
+        def chosen(x: Any) -> Any:
+            return self._chosen(x, rows, places) if isinstance(x, Tensor) else x
+
+        others = self._gradients(rows, *tree_map(chosen, (args, kwargs)), kept, changed)
+        if shapes != others[0]:  # padded to other lengths, which tells nothing
+            return
+        largest = max((float(x[0].nan_to_num(0.0).max()) for x in found.values()), default=0.0)
+        for name in {*found} & {*others[1]}:
+            first, second = found[name], others[1][name]
+            rounding = _ROUNDING.get(self._dtypes[name], _ROUNDING_OF_HALVES)[0]
+            allowed = rounding * (float(first[0].nan_to_num(0.0).max()) + 0.1 * largest)
+            if not torch.allclose(first, second, rounding, allowed, equal_nan=True):
+                raise _of_rows(
+                    f"the model must treat each example apart, got a gradient of {name} for one "
+                    "that depends on others, in the backward pass: is there a hook?"
+                )
+
+    def _gradients(
+        self,
+        rows: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kept: Tensor,
+        changed: list[int] | None = None,
+    ) -> tuple[list[torch.Size], dict[str, Tensor]]:
+        """Return the shapes of the outputs and, of each parameter, numbers of the rows kept.
+
+        These are the norm of a row's gradient, and the product with a fixed vector. Outputs of the
+        `changed` rows have other weights; without them, the sums of the gradients are compared with
+        autograd's.
+        """
         model: nn.Module = self._module._module
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._settle()
@@ -267,19 +309,31 @@ class _Watch:
                 outputs = tree_leaves(model(*args, **kwargs))
                 parts = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
                 if parts:
-                    torch.autograd.backward(parts, [_weights(x) for x in parts])
+                    weights = [_weights(x) for x in parts]
+                    for x in weights if changed else []:
+                        dims = [dim for dim in (0, 1) if x.dim() > dim and x.shape[dim] == rows]
+                        if len(dims) == 1:  # known to be that of the examples
+                            x.movedim(dims[0], 0)[changed] *= 3.0
+                    torch.autograd.backward(parts, weights)
             share = rows if self._module.loss_reduction == "mean" else 1
             samples = {
                 name: (p.grad_sample.detach() / share, p.grad)  # type: ignore[attr-defined]
                 for name, p in parameters.items()
                 if isinstance(getattr(p, "grad_sample", None), Tensor) and p.grad is not None
             }
-            if other := _first_that_differs(samples):
+            if changed is None and (other := _first_that_differs(samples)):
                 raise _of_rows(
                     f"the per-example gradients of {other} must add up to its gradient, got "
                     "others: it is used outside of its layer too, or Opacus's formula for the "
                     "layer is wrong; grad_sample_mode='vmap' has no such limits"
                 )
+            self._dtypes = {name: sample.dtype for name, (sample, _) in samples.items()}
+            numbers = {
+                name: _numbers_of_rows(sample, kept)
+                for name, (sample, _) in samples.items()
+                if len(sample) == rows
+            }
+            return [x.shape for x in parts], numbers
         finally:
             self._settle()
 
@@ -424,6 +478,13 @@ def _copied(x: Any) -> Any:
 def _weights(x: Tensor) -> Tensor:
     """Return numbers of either sign, in which no sum over a dimension vanishes."""
     return torch.arange(1.0, x.numel() + 1.0, device=x.device).sin().to(x.dtype).view(x.shape)
+
+
+def _numbers_of_rows(sample: Tensor, kept: Tensor) -> Tensor:
+    """Return the norms of some rows, and their products with a vector of norm 1; shape (2, n)."""
+    flat = sample.flatten(1)[kept.to(sample.device)].double()
+    vector = torch.arange(1.0, flat.shape[1] + 1.0, device=flat.device, dtype=flat.dtype).sin()
+    return torch.stack([flat.norm(dim=1), flat @ (vector / vector.norm())])
 
 
 def _first_that_differs(samples: Mapping[str, tuple[Tensor, Tensor]]) -> str | None:
