@@ -2,10 +2,10 @@
 """A step of `DPFTRL` beside Opacus's noise and step, and beside the paper's tree in torch.
 
 `pytest benches/bench_torch.py` times them one after another.
-`python benches/bench_torch.py [ROUNDS]` alternates them on one thread, in processor time, which a
-shared machine asks for, and prints the ratios of docs/torch.md.
+`python benches/bench_torch.py [ROUNDS]` alternates them, which a shared machine asks for, and
+prints the ratios of docs/torch.md: times of two threads.
 `python benches/bench_torch.py mechanisms [ROUNDS]` compares steps with two taps and with the
-Honaker tree: those of docs/benchmarks.md.
+Honaker tree, in processor time of one thread: the ratios of docs/benchmarks.md.
 
 What is timed comes after clipping: the sum of a batch is in ``p.grad``, and the parameters are to
 be written. 10^7 float32 parameters, momentum 0.9, in one tensor and in a thousand.
@@ -258,32 +258,37 @@ def test_torch_step(benchmark: Any, name: str) -> None:
         torch.set_num_threads(threads)
 
 
-def timed(call: Call) -> float:
-    """Return the seconds of processor time of `STEPS` steps, without the assignments."""
+def timed(call: Call, clock: Callable[[], float]) -> float:
+    """Return the seconds of `STEPS` steps, without the assignments."""
     total = 0.0
     for _ in range(STEPS):
         call.ready()
-        start = time.process_time()
+        start = clock()
         call.step()
-        total += time.process_time() - start
+        total += clock() - start
     return total
 
 
-def main(rounds: int, pairs: list[tuple[str, str]]) -> None:
-    torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 1 thread")
+def main(
+    rounds: int, pairs: list[tuple[str, str]], threads: int, clock: Callable[[], float]
+) -> None:
+    torch.set_num_threads(threads)
+    print(
+        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, "
+        f"{threads} threads"
+    )
     check()
     # Not all at once: the trees of all calls would need gigabytes.
     times: dict[str, list[float]] = {}
     for pair in pairs:
         calls = {name: CALLS[name]() for name in pair}
         for call in calls.values():
-            timed(call)
+            timed(call, clock)
         ratios = []
         for turn in range(rounds):
             spent = {}
             for name in pair if turn % 2 else reversed(pair):
-                spent[name] = timed(calls[name])
+                spent[name] = timed(calls[name], clock)
                 times.setdefault(name, []).append(spent[name] / STEPS * 1e3)
             ratios.append(spent[pair[0]] / spent[pair[1]])
         print(f"{pair[0]} / {pair[1]}: median {np.median(ratios):.2f}", flush=True)
@@ -293,5 +298,8 @@ def main(rounds: int, pairs: list[tuple[str, str]]) -> None:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    pairs = MECHANISMS if given[:1] == ["mechanisms"] else RATIOS
-    main(int(given[-1]) if given and given[-1].isdigit() else 7, pairs)
+    count = int(given[-1]) if given and given[-1].isdigit() else 7
+    if given[:1] == ["mechanisms"]:
+        main(count, MECHANISMS, 1, time.process_time)
+    else:
+        main(count, RATIOS, 2, time.perf_counter)

@@ -19,7 +19,7 @@ _SHARE = 2**20  # coordinates that are worth a thread
 
 
 class CompiledPieces:
-    """Where the pieces of a flat vector are, in it and in the tensors, for at most `threads`.
+    """Positions of the pieces in a flat vector and in the tensors, for at most `threads` threads.
 
     Attributes
     ----------
