@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dpftrl_fast._core import STREAM_VERSION
 from dpftrl_fast._validate import equal, flag, shown
 from dpftrl_fast.plan.plan_file import other_mechanism
 from dpftrl_fast.run.folder_lock import LOCK
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
 
 _FORMAT = "dpftrl_fast.RunJournal"
-_VERSION = 1
+_VERSION = 2  # 1 held no version of the stream, which was 1
 _NAME = "run.json"
 _SHOWN = 60
 
@@ -109,6 +110,7 @@ class RunFile:
         fields = {
             "format": _FORMAT,
             "version": _VERSION,
+            "stream_version": STREAM_VERSION,
             "secret": self.secret.hex(),
             "inode": self.inode,
             "forked": self.forked,
@@ -125,13 +127,19 @@ def _parsed(path: Path) -> RunFile:
             raise ValueError(f"its format is not {_FORMAT!r}")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} must be of a run's journal: {error}") from None
-    if not equal(fields.get("version"), _VERSION):
-        raise ValueError(
-            f"{str(path)!r} must have version {_VERSION}, got {shown(fields.get('version'))}"
-        )
+    version = fields.get("version")
+    if not (equal(version, _VERSION) or equal(version, 1)):
+        raise ValueError(f"{str(path)!r} must have version {_VERSION}, got {shown(version)}")
     check = fields.pop("check", None)
     if check != _check(fields):
         raise ValueError(f"{str(path)!r} is damaged: its check does not fit")
+    stream = fields.get("stream_version") if version == _VERSION else 1
+    if not equal(stream, STREAM_VERSION):
+        raise ValueError(
+            f"{str(path)!r} has stream_version {shown(stream)}, but this release has "
+            f"{STREAM_VERSION}: finish that run with the release of dpftrl_fast that began it, or "
+            "begin a new one"
+        )
     # The check is no seal: whoever can write the file can make one.
     secret, inode, forked, identity = (
         fields.get(name) for name in ("secret", "inode", "forked", "identity")

@@ -199,7 +199,10 @@ def test_a_seeded_fit_is_the_same(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", old.read("journal.json"))
 def test_a_run_on_a_journal_goes_on(name: str, tmp_path: Path) -> None:
     case = old.read("journal.json")[name]
-    folder = old.taken(f"journal/{name}", tmp_path / "run")
+    folder = old.taken(f"journal/{name}", tmp_path / "old")
+    with pytest.raises(ValueError, match=old.REFUSED):
+        old.RunJournal(folder, old.IDENTITY)
+    folder = old.taken(f"journal/{name}", tmp_path / "run", STREAM_VERSION)
     options = {"every": case["every"], "keep": case["keep"]}
     left = list(old.journal_steps(folder, until=11, **options))
     assert left == case["next"]
@@ -210,7 +213,7 @@ def test_a_run_on_a_journal_goes_on(name: str, tmp_path: Path) -> None:
 
 
 def test_a_copied_journal_is_told(tmp_path: Path) -> None:
-    folder = old.taken("journal/plain", tmp_path / "run")
+    folder = old.taken("journal/plain", tmp_path / "run", STREAM_VERSION)
     shutil.copytree(folder, copy := tmp_path / "copy")
     with pytest.raises(ValueError, match="was copied, or moved"):
         old.RunJournal(copy, old.IDENTITY)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from journal_cases import IDENTITY, KEY, begun, digests
 from processes import child
 
 from dpftrl_fast.run.journal import RunJournal
+from dpftrl_fast.run.run_file import _check
 from dpftrl_fast.run.sealed_files import read_sealed, write_sealed
 
 
@@ -162,13 +164,24 @@ def test_foreign_folders_files_and_versions(tmp_path: Path) -> None:
         RunJournal(foreign, IDENTITY)
     folder = begun(tmp_path / "run", 1)
     text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace('"version": 1', '"version": 2'))
-    with pytest.raises(ValueError, match="must have version 1, got 2"):
+    (folder / "run.json").write_text(text.replace('"version": 2', '"version": 3'))
+    with pytest.raises(ValueError, match="must have version 2, got 3"):
         RunJournal(folder, IDENTITY)
     (folder / "run.json").write_text(text)
     (folder / "steps-0.log").unlink()
     with pytest.raises(ValueError, match="is missing: the folder is damaged"):
         RunJournal(folder, IDENTITY)
+
+
+@pytest.mark.parametrize("other", [1, "2", 3, None])
+def test_a_run_of_another_stream_is_refused(tmp_path: Path, other: object) -> None:
+    """Its caller may keep no more than a key: a step that is repeated would have other noise."""
+    path = begun(tmp_path / "run", 1) / "run.json"
+    fields = json.loads(path.read_bytes()) | {"stream_version": other}
+    del fields["check"]
+    path.write_text(json.dumps(fields | {"check": _check(fields)}))
+    with pytest.raises(ValueError, match=r"has stream_version .* finish that run with"):
+        RunJournal(tmp_path / "run", IDENTITY)
 
 
 @pytest.mark.parametrize("left", ["log", "later log", "kept"])

@@ -162,7 +162,7 @@ def _described(value: Any) -> bytes:
 
 #: What a state of 0.1 is refused with where it has a position in the noise: 0.1 had version 1 of
 #: the stream.
-REFUSED = "state has stream_version 1, but this object has 2: finish that run with the release"
+REFUSED = "has stream_version 1, but this (object|release) has 2: finish that run with the release"
 
 
 def in_stream(state: Any, version: int) -> Any:
@@ -185,7 +185,7 @@ def taken(name: str, target: Path, version: int | None = None) -> Path:
     """Copy the folder of a run to `target`, as if the run had begun there.
 
     A run's folder knows the number of its file in the file system, and tells a copy by it. With a
-    version, its checkpoint names that version of the stream.
+    version, the folder names that version of the stream.
     """
     shutil.copytree(DATA / name, target)
     target.chmod(0o700)
@@ -195,6 +195,8 @@ def taken(name: str, target: Path, version: int | None = None) -> Path:
     fields = json.loads(path.read_bytes())
     del fields["check"]
     fields["inode"] = path.stat().st_ino
+    if version is not None:
+        fields.update(version=2, stream_version=version)
     canonical = json.dumps(fields, sort_keys=True)
     fields["check"] = hashlib.sha256(canonical.encode()).hexdigest()
     path.write_text(json.dumps(fields, indent=2))

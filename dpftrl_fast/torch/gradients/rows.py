@@ -272,7 +272,8 @@ class _Watch:
         def chosen(x: Any) -> Any:
             return self._chosen(x, rows, places) if isinstance(x, Tensor) else x
 
-        others = self._gradients(rows, *tree_map(chosen, (args, kwargs)), kept, changed)
+        replaced, named = tree_map(chosen, (args, kwargs))
+        others = self._gradients(rows, replaced, named, kept, changed)
         if shapes != others[0]:  # padded to other lengths, which tells nothing
             return
         largest = max((float(x[0].nan_to_num(0.0).max()) for x in found.values()), default=0.0)
