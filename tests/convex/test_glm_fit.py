@@ -170,7 +170,7 @@ def test_no_step_beyond_the_declared_ones():
 def test_the_guard_looks_at_who_takes_part():
     run = make_run()
     run.step(BATCH._replace(ids=np.array([3, 7])))
-    with pytest.raises(ValueError, match="id 7"):
+    with pytest.raises(ValueError, match="those who take part in step 2 must be such as"):
         run.step(BATCH._replace(ids=np.array([8, 7])))
     with pytest.raises(ValueError, match="for all steps of a run or for none"):
         run.step(BATCH)

@@ -22,8 +22,8 @@ from dpftrl_fast.plan.from_budget import plan_of
 from dpftrl_fast.torch import optimizer as optimizer_module
 from dpftrl_fast.torch.flat.layout import ParameterLayout
 from dpftrl_fast.torch.flat.noise import FlatNoise
+from dpftrl_fast.torch.flat.residual import FlatResidual
 from dpftrl_fast.torch.flat.update import FlatFTRL
-from dpftrl_fast.torch.flat.views import FlatViews
 from dpftrl_fast.torch.gradients.clipped_sums import contribution_limit
 from dpftrl_fast.torch.gradients.clipping import AutomaticClipping
 from dpftrl_fast.torch.ledger import TrainingLedger
@@ -552,7 +552,7 @@ def interrupted(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("owner", [ParameterLayout, FlatNoise, FlatViews])
+@pytest.mark.parametrize("owner", [ParameterLayout, FlatNoise, FlatResidual])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_an_interrupted_step_leaves_no_sums(
     monkeypatch: pytest.MonkeyPatch, optimizer: Any, owner: Any
@@ -564,10 +564,10 @@ def test_an_interrupted_step_leaves_no_sums(
     _, (x, y) = next(batches)
     cross_entropy(run.model(x), y).backward()
     with monkeypatch.context() as patch:
-        for name in ("gradients", "step", "residual", "copy_from"):
+        for name in ("gradients", "step", "residual", "release_"):
             if hasattr(owner, name):
                 patch.setattr(owner, name, interrupted)
-        if owner is FlatViews:
+        if owner is FlatResidual:
             patch.setattr(FlatFTRL, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.optimizer.step()
