@@ -63,3 +63,20 @@ def test_the_grid_of_a_plan(mechanism: object, least: float) -> None:
         assert plan.noise_spec.grid(dtype) == release_grid(15.0 * least)
         noise = plan.noise(3, dtype=dtype)  # type: ignore[arg-type]
         assert noise.grid == plan.noise_spec.grid(dtype)
+
+
+@pytest.mark.parametrize("shape", [(3 * 2**14 + 5,), (2**14,), (2, 2**14 + 1), (0,)])
+def test_every_number_of_a_long_array_is_rounded_in_place(shape: tuple[int, ...]) -> None:
+    given_ = np.random.default_rng(0).normal(size=shape)
+    found = given_.copy()
+    assert to_grid(found, 0.25) is found
+    assert np.array_equal(found, np.floor(given_ / 0.25 + 0.5) * 0.25)
+
+
+def test_a_noisy_sum_is_the_whole_sum_on_the_grid() -> None:
+    """The low part decides where the rest lies at the end of a cell."""
+    total, noise = np.array([1.0, 1.0, -3.0]), np.array([0.125, 0.125, 0.3])
+    low = np.array([-(2.0**-40), 2.0**-40, 0.0])
+    found = noisy_sum(total, low, noise, 0.25)
+    assert found.tolist() == [1.0, 1.25, -2.75]
+    assert total.tolist() == [1.0, 1.0, -3.0] and noise.tolist() == [0.125, 0.125, 0.3]
