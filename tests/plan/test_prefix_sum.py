@@ -460,3 +460,15 @@ def test_more_records_than_the_margin_allows_are_refused(monkeypatch: pytest.Mon
     assert sums.t == 1
     sums.add(np.ones((3, 2)))
     assert sums.t == 2
+
+
+def test_an_output_has_no_places_below_those_of_the_noise() -> None:
+    """At sums of 2^24 cells and more the numbers of float32 are coarser than the grid."""
+    sums = PrefixSum(2, 2, 1e6, 1e-3, dtype="float32", mechanism="tree")
+    records = np.zeros((150, 2))
+    records[:, 0] = 1e6 - 7.0
+    released = sums.add(records)
+    assert released.dtype == np.float64 and released[0] > 2**24 * sums.plan.noise_spec.grid(
+        "float32"
+    )
+    assert np.array_equal(released, released.astype(np.float32))
