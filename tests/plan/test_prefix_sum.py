@@ -464,11 +464,9 @@ def test_more_records_than_the_margin_allows_are_refused(monkeypatch: pytest.Mon
 
 def test_an_output_has_no_places_below_those_of_the_noise() -> None:
     """At sums of 2^24 cells and more the numbers of float32 are coarser than the grid."""
-    sums = PrefixSum(2, 2, 1e6, 1e-3, dtype="float32", mechanism="tree")
-    records = np.zeros((150, 2))
-    records[:, 0] = 1e6 - 7.0
-    released = sums.add(records)
-    assert released.dtype == np.float64 and released[0] > 2**24 * sums.plan.noise_spec.grid(
-        "float32"
-    )
-    assert np.array_equal(released, released.astype(np.float32))
+    sums = dpf.PrefixSum(1, 30, 1e6, 1e-3, dtype="float32", mechanism="tree")
+    grid = sums.plan.noise_spec.grid("float32")
+    released = [sums.add(np.full((150, 1), 1e6))] + [sums.add(np.zeros((0, 1))) for _ in range(29)]
+    values = np.concatenate(released)
+    assert values.dtype == np.float64 and values.min() > 2**24 * grid
+    assert np.array_equal(values, values.astype(np.float32))
