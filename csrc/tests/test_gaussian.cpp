@@ -78,9 +78,8 @@ void against_long_double() {
   // Every exponent of the radius, at its ends and inside; every angle flag, with x at 0, at its largest, inside.
   for (int bit = 0; bit < 64; ++bit) {
     const std::uint64_t power = std::uint64_t{1} << bit;
-    for (const std::uint64_t radius :
-         {power, power + (power >> 1), 2 * power - 1, power | (next_word(state) % power), 0 - power,
-          ~power - (next_word(state) % power)}) {
+    for (const std::uint64_t radius : {power, power + (power >> 1), 2 * power - 1, power | (next_word(state) % power),
+                                       0 - power, ~power - (next_word(state) % power)}) {
       for (std::uint64_t flags = 0; flags < 8; ++flags) {
         for (const std::uint64_t x : {std::uint64_t{0}, ~std::uint64_t{0} >> 3, next_word(state) >> 3}) {
           check_pair(radius, flags << 61 | x, next_word(state));

@@ -371,7 +371,8 @@ void self_check() {
     spoil(bad);
     check::record(!agrees_with_scalar(bad), __FILE__, __LINE__, std::string("accepted: ") + what);
   };
-  rejects("no rare words, float32", [](NoiseKernels& k) { k.f32.fill = fill_without_rare_words<float, End::smallest>; });
+  rejects("no rare words, float32",
+          [](NoiseKernels& k) { k.f32.fill = fill_without_rare_words<float, End::smallest>; });
   rejects("no rare words, float64, smallest",
           [](NoiseKernels& k) { k.f64.fill = fill_without_rare_words<double, End::smallest>; });
   rejects("no rare words, float64, largest",

@@ -109,8 +109,8 @@ const NoiseKernels* find_target(const char* name) noexcept {
 }
 
 NodeStream self_check_stream(int rounds) noexcept {
-  // Indices found by search: in superblock 5 of each stream there are a rare float32 radius word and rare float64 ones of
-  // both ends, whose extensions show in the values.
+  // Indices found by search: in superblock 5 of each stream there are a rare float32 radius word and rare float64 ones
+  // of both ends, whose extensions show in the values.
   const std::uint64_t index = rounds == 8 ? 0x123412f1939 : rounds == 12 ? 0x1234076cf26 : 0x1234ae4394f;
   return {{{1, 2, 3, 4, 5, 6, 7, 8}}, rounds, Purpose::tree, 0x00020001u, node_id(3, index)};
 }
