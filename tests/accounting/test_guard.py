@@ -404,3 +404,12 @@ def test_two_copies_would_admit_one_user_twice(kind: Any, copied: Any) -> None:
     again = kind(SinglePass(3))  # the way to resume
     again.load_state_dict(guard.state_dict())
     assert again.eligible([5, 6]).tolist() == [False, True]
+
+
+def test_uses_of_a_step_that_names_an_id_several_times_are_counted() -> None:
+    guard = Guard(FixedOrder.from_steps([[0, 0, 0, 1], [1], [0, 0]]), Tree())
+    guard.admit([0, 1, 0, 0])
+    assert guard.state_dict()["uses"].tolist() == [3, 1]
+    guard.admit([1])
+    guard.admit([0, 0])
+    assert guard.state_dict()["uses"].tolist() == [5, 2]
