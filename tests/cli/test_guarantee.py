@@ -13,9 +13,9 @@ from tree_options import with_tree
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.curve.rounding import text_up
+from dpftrl_fast.accounting.curve.rounding import fixed_up, text_up
 from dpftrl_fast.cli import plan as cli_plan
-from dpftrl_fast.cli.output import guarantee_facts
+from dpftrl_fast.cli.output import guarantee_facts, rounded_up
 from dpftrl_fast.cli.patterns import read_order
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plots import Curve, error_curves_png
@@ -374,3 +374,12 @@ def test_computed_noise_is_stated_for_a_dimension() -> None:
     assert run_json(*sigma("--steps", 1000))["epsilon_computed"] is None
     shown = run(*sigma("--steps", 1000, "--dimension", 10**6)).stdout
     assert "epsilon, computed" in shown and "1000000" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.00001, "1.0001"), (2.0, "2.0000"), (0.12345000001, "0.1235"), (7.34199999, "7.3420")],
+)
+def test_privacy_losses_are_printed_rounded_up(value: float, text: str) -> None:
+    assert rounded_up(value) == text and float(text) >= value
+    assert fixed_up(value, 4) == text

@@ -68,3 +68,11 @@ def test_the_fallback_is_never_below_both_valid_statements(
     deltas = [one.delta(2.0, neighbours=kind) for one in (own, exact)]
     found = released.delta(2.0, neighbours=kind)
     assert found in deltas and found >= min(deltas)
+
+
+def test_another_noise_is_that_of_both_guarantees() -> None:
+    plan = PrivacyPlan(1.0, 5.0, MinSeparation(64, 4, 8), bound="released")
+    less = plan.guarantee.with_noise(2.5)
+    assert [one.mechanisms[0].noise_multiplier for one in (less, less.other)] == [2.5, 2.5]
+    assert plan.guarantee.other.mechanisms[0].noise_multiplier == 5.0
+    assert less.other.mu == pytest.approx(2 * plan.guarantee.other.mu)
