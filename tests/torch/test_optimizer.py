@@ -173,7 +173,7 @@ def test_memory_formats_have_the_coordinates_of_rows() -> None:
 
 
 @pytest.mark.usefixtures("fine_grid")
-def test_equal_shapes_never_have_equal_noise() -> None:
+def test_equal_shapes_never_have_equal_noise(fine_grid: None) -> None:
     members = [nn.Parameter(torch.zeros(50)) for _ in range(20)]
     dpftrl = DPFTRL(
         members, 1.0, plan=plan_of(20, 1.0, mechanism=Tree(restart_every=5)), batch_size=1
