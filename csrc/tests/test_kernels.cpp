@@ -57,7 +57,7 @@ float coordinate(const NodeStream& s, std::uint64_t c, float scale) {
   return (c % 256 < 128 ? z.first : z.second) * scale;
 }
 
-double coordinate(const NodeStream& s, std::uint64_t c, double scale) {
+double coordinate(const NodeStream& s, std::uint64_t c, double scale, bool extended = true) {
   const auto block = static_cast<std::uint32_t>(c / 128 * 16 + c % 8 * 2);
   const std::size_t row = c % 128 / 8 % 8;
   std::uint32_t low[16], high[16];
@@ -68,7 +68,7 @@ double coordinate(const NodeStream& s, std::uint64_t c, double scale) {
   constexpr Kind more = Kind::normal_f64_extension;
   chacha_block(s.key.words, make_counter(s, more, block).words, s.rounds, low);
   chacha_block(s.key.words, make_counter(s, more, block + 1).words, s.rounds, high);
-  const Pair64 z = normal_pair_f64(radius, angle, joined(row));
+  const Pair64 z = normal_pair_f64(radius, angle, extended ? joined(row) : 0);
   return (c % 128 < 64 ? z.first : z.second) * scale;
 }
 
@@ -327,15 +327,7 @@ void fill_without_extension(const NodeStream& s, std::uint64_t first, std::size_
   kScalarKernels.f64.fill(s, first, n, scale, out);
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint64_t c = first + i;
-    if (!is_rare_at<double, end>(radius_word<double>(s, c))) continue;
-    const auto block = static_cast<std::uint32_t>(c / 128 * 16 + c % 8 * 2);
-    const std::size_t row = c % 128 / 8 % 8;
-    std::uint32_t low[16], high[16];
-    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block).words, s.rounds, low);
-    chacha_block(s.key.words, make_counter(s, Kind::normal_f64, block + 1).words, s.rounds, high);
-    const auto joined = [&](std::size_t j) { return (std::uint64_t{high[j]} << 32) | low[j]; };
-    const Pair64 z = normal_pair_f64(joined(row), joined(row + 8), 0);
-    out[i] = (c % 128 < 64 ? z.first : z.second) * scale;
+    if (is_rare_at<double, end>(radius_word<double>(s, c))) out[i] = coordinate(s, c, scale, false);
   }
 }
 

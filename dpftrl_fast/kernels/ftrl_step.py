@@ -17,32 +17,21 @@ import numpy as np
 from numba import carray, from_dtype  # type: ignore[attr-defined]
 
 from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.exact import half_of, on_grid, two_sum
 from dpftrl_fast.kernels.jit import compiled, exact_helper, pointer, read_only, writable
-
-
-@exact_helper
-def _two_sum(a: float, b: float) -> tuple[float, float]:
-    total = a + b
-    b_part = total - a
-    return total, (a - (total - b_part)) + (b - b_part)
 
 
 @exact_helper
 def _summed(s: float, low: float, g: float) -> tuple[float, float]:
     # Only low + error is rounded: by 2^-48 (|s| + |total|) in float32.
-    total, error = _two_sum(s, g)
-    return _two_sum(total, low + error)
-
-
-@exact_helper
-def _half(x: float) -> float:
-    return x / (x + x)  # in the dtype of x
+    total, error = two_sum(s, g)
+    return two_sum(total, low + error)
 
 
 @exact_helper
 def _noisy(s: float, low: float, noise: float, grid: float, half: float) -> float:
     # As dpftrl_fast.rounding.noisy_sum, in the vectors' dtype.
-    return np.floor((s + (low + noise)) / grid + half) * grid  # type: ignore[no-any-return]
+    return on_grid(s + (low + noise), grid, half)
 
 
 @exact_helper
@@ -77,7 +66,7 @@ def _plain(
     pieces: Array, g_at: Array, out_at: Array, numbers: Array, grid: float,
     s: Array, low: Array, theta_0: Array, noise: Array,
 ) -> None:  # fmt: skip
-    half = _half(grid)
+    half = half_of(grid)
     for k in range(pieces.shape[0]):
         start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
         g = carray(pointer(g_at[k], s), (stop - start,))
@@ -92,7 +81,7 @@ def _with_momentum(
     pieces: Array, g_at: Array, out_at: Array, numbers: Array, grid: float,
     s: Array, low: Array, v: Array, theta_0: Array, noise: Array,
 ) -> None:  # fmt: skip
-    half = _half(grid)
+    half = half_of(grid)
     for k in range(pieces.shape[0]):
         start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
         g = carray(pointer(g_at[k], s), (stop - start,))

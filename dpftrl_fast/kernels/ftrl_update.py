@@ -23,6 +23,7 @@ import numpy as np
 from numba import types
 
 from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.exact import on_grid, two_sum
 from dpftrl_fast.kernels.jit import compiled, exact_helper, read_only, writable
 
 #: Rows of a state: the running sum, its rounding errors, v_t, and the sums of the iterates
@@ -87,17 +88,14 @@ def _update(
     new_theta: Array,
 ) -> None:
     for j in range(theta.size):
-        # s_t, with the rounding error of the addition beside it (Knuth, TAOCP 2, 4.2.2).
-        a, b = state[SUM, j], gradient_sum[j]
-        total = a + b
-        b_part = total - a
-        low = state[SUM_LOW, j] + ((a - (total - b_part)) + (b - b_part))
+        total, error = two_sum(state[SUM, j], gradient_sum[j])  # s_t
+        low = state[SUM_LOW, j] + error
         new_state[SUM, j] = total
         new_state[SUM_LOW, j] = low
         # v_t = gamma v_(t-1) + (s_t + n_t) / B
         noisy = total + (low + np.float64(noise[j]))
         if grid > 0.0:
-            noisy = np.floor(noisy / grid + 0.5) * grid
+            noisy = on_grid(noisy, grid, 0.5)
         v = noisy / batch_size
         if momentum > 0.0:
             v += momentum * state[VELOCITY, j]

@@ -16,12 +16,8 @@ import numpy as np
 from numba import carray, from_dtype  # type: ignore[attr-defined]
 
 from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.exact import half_of, on_grid
 from dpftrl_fast.kernels.jit import compiled, exact_helper, pointer, read_only, writable
-
-
-@exact_helper
-def _half(x: float) -> float:
-    return x / (x + x)  # in the dtype of x
 
 
 @exact_helper
@@ -30,7 +26,7 @@ def _piece(
 ) -> None:
     for i in range(g.size):
         x = remainder[i] + noise.dtype.type(noise[i] + g[i])
-        w = np.floor(x / grid + half) * grid
+        w = on_grid(x, grid, half)
         remainder[i] = x - w
         g[i] = g.dtype.type(w) / divisor
 
@@ -39,7 +35,7 @@ def _residual(
     pieces: Array, g_at: Array, like: Array, grid: float, divisor: float,
     remainder: Array, noise: Array,
 ) -> None:  # fmt: skip
-    half = _half(grid)
+    half = half_of(grid)
     for k in range(pieces.shape[0]):
         start, stop = pieces[k, 0], pieces[k, 1]
         g = carray(pointer(g_at[k], like), (stop - start,))

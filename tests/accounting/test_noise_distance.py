@@ -269,7 +269,7 @@ def test_the_grid_of_a_plan_is_fine_enough(mechanism: Mechanism) -> None:
 @pytest.mark.parametrize(
     ("steps", "dimension", "tree", "buffers"),
     [(1000, 10**4, 0.0003, 0.0001), (1000, 10**5, 0.001, 0.0003),
-     (2000, 10**6, 0.007, 0.002), (10**4, 10**7, 0.13, 0.03)],
+     (2000, 10**6, 0.006, 0.002), (10**4, 10**7, 0.12, 0.03)],
 )  # fmt: skip
 def test_figures_of_the_documentation(
     steps: int, dimension: int, tree: float, buffers: float

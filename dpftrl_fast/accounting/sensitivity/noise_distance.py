@@ -120,7 +120,7 @@ def _tree_error(layout: TreeLayout) -> float:
     else:
         weight = np.ones(levels)
         made = _NORMAL * (_MEAN_RADIUS + _TAIL)
-    earlier = sum(run.end.bit_length() * run.count for run in layout.runs) - levels
+    earlier = layout.noise_limits[0] - levels
     partial = np.sqrt(np.cumsum(weight[::-1]) + earlier)
     # Once more for the sum's low part, which is added to the noise.
     added = _UNIT * size * (partial.sum() + partial[-1] + np.sqrt(weight).sum())

@@ -5,7 +5,7 @@ A symmetric p x p matrix is kept as its upper triangle, row after row: entry (i,
 i p - i (i + 1) / 2 + j. A row of the triangle is contiguous, so that every loop here runs over
 consecutive entries; LAPACK calls it the packed lower triangle, column by column.
 
-Sums are kept with their rounding errors beside them (see `dpftrl_fast.rounding`). `_two_sum` is
+Sums are kept with their rounding errors beside them (see `dpftrl_fast.rounding`). `two_sum` is
 compiled without the permission to reorder that the other loops have.
 
 Rows are scaled onto the norm x_norm_bound (1 - 2^-20) where theirs is larger; then the constant
@@ -24,18 +24,12 @@ import numpy as np
 
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import LARGEST_SQUARE
-from dpftrl_fast.kernels.jit import exact_helper, helper
+from dpftrl_fast.kernels.exact import on_grid, two_sum
+from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.loops.csr import is_canonical, is_in_range
 
 # Not below 2^-1/2: the noise off the diagonal is at least what is accounted for.
 OFF_DIAGONAL = 0.7071067811865476
-
-
-@exact_helper
-def _two_sum(a: float, b: float) -> tuple[float, float]:
-    total = a + b
-    b_part = total - a
-    return total, (a - (total - b_part)) + (b - b_part)
 
 
 @helper
@@ -124,7 +118,7 @@ def add_square(block: Array, first: int, p: int, total: Array, low: Array) -> No
     for a in range(block.shape[0]):
         at = _row_start(first + a, p) + first
         for b in range(a, block.shape[1]):
-            total[at + b], error = _two_sum(total[at + b], block[a, b])
+            total[at + b], error = two_sum(total[at + b], block[a, b])
             low[at + b] += error
 
 
@@ -133,14 +127,14 @@ def add_rectangle(block: Array, row: int, column: int, p: int, total: Array, low
     for a in range(block.shape[0]):
         at = _row_start(row + a, p) + column
         for b in range(block.shape[1]):
-            total[at + b], error = _two_sum(total[at + b], block[a, b])
+            total[at + b], error = two_sum(total[at + b], block[a, b])
             low[at + b] += error
 
 
 def add_packed(packed: Array, total: Array, low: Array) -> None:
     """Add a whole triangle."""
     for k in range(packed.size):
-        total[k], error = _two_sum(total[k], packed[k])
+        total[k], error = two_sum(total[k], packed[k])
         low[k] += error
 
 
@@ -278,7 +272,7 @@ def move_csr(
             at = _row_start(columns[a], p)
             for b in range(a, size):
                 k = at + columns[b]
-                total[k], error = _two_sum(total[k], batch[k])
+                total[k], error = two_sum(total[k], batch[k])
                 low[k] += error
                 batch[k] = 0.0
 
@@ -294,11 +288,11 @@ def add_noise(total: Array, low: Array, p: int, grid: float, noise: Array) -> No
     at = 0
     for i in range(p):
         noisy = total[at] + (low[at] + np.float64(noise[at]))
-        noise[at] = np.floor(noisy / grid + 0.5) * grid
+        noise[at] = on_grid(noisy, grid, 0.5)
         at += 1
         for k in range(at, at + p - 1 - i):
             noisy = total[k] + (low[k] + OFF_DIAGONAL * np.float64(noise[k]))
-            noise[k] = np.floor(noisy / grid + 0.5) * grid
+            noise[k] = on_grid(noisy, grid, 0.5)
         at += p - 1 - i
 
 

@@ -123,7 +123,6 @@ class _Watch:
         self._tried = False
         self._step = 0  # of the last pass
         self._warned = False
-        self._dtypes: dict[str, torch.dtype] = {}  # of the per-example gradients of a trial
         self._seen: dict[str, list[Tensor]] | None = None  # inputs of the layers, in a trial
         model: nn.Module = module._module
         hooked = {id(layer) for layer in module.iterate_submodules(model)}
@@ -228,8 +227,7 @@ class _Watch:
     def _compare(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the model on two batches that share rows, and compare what belongs to these."""
         repeated = [0, *range(rows)]  # a batch that is sorted stays so, in both
-        # By the next one: a third of the rows, which turned round or moved are others.
-        changed = [i for i in range(rows) if i % 7 in (1, 2, 4)]
+        changed = _changed(rows)
         replaced = [repeated[i + 1] if i in changed else repeated[i] for i in range(rows + 1)]
         kept = torch.tensor([i for i in range(rows + 1) if i not in changed])
         with _constant_parameters(self._module._module):
@@ -264,7 +262,7 @@ class _Watch:
         They are those of a sum of the outputs with weights. A backward pass can mix examples that
         the forward pass keeps apart: a hook that divides by the norm of a whole gradient, say.
         """
-        changed = [i for i in range(rows) if i % 7 in (1, 2, 4)]
+        changed = _changed(rows)
         places = [i - 1 if i in changed else i for i in range(rows)]
         kept = torch.tensor([i for i in range(rows) if i not in changed])
         shapes, found = self._gradients(rows, args, kwargs, kept)
@@ -276,10 +274,10 @@ class _Watch:
         others = self._gradients(rows, replaced, named, kept, changed)
         if shapes != others[0]:  # padded to other lengths, which tells nothing
             return
-        largest = max((float(x[0].nan_to_num(0.0).max()) for x in found.values()), default=0.0)
+        largest = max((float(x[0].nan_to_num(0.0).max()) for x, _ in found.values()), default=0.0)
         for name in {*found} & {*others[1]}:
-            first, second = found[name], others[1][name]
-            rounding = _ROUNDING.get(self._dtypes[name], _ROUNDING_OF_HALVES)[0]
+            (first, _), (second, dtype) = found[name], others[1][name]
+            rounding = _ROUNDING.get(dtype, _ROUNDING_OF_HALVES)[0]
             allowed = rounding * (float(first[0].nan_to_num(0.0).max()) + 0.1 * largest)
             if not torch.allclose(first, second, rounding, allowed, equal_nan=True):
                 raise _of_rows(
@@ -294,10 +292,11 @@ class _Watch:
         kwargs: dict[str, Any],
         kept: Tensor,
         changed: list[int] | None = None,
-    ) -> tuple[list[torch.Size], dict[str, Tensor]]:
+    ) -> tuple[list[torch.Size], dict[str, tuple[Tensor, torch.dtype]]]:
         """Return the shapes of the outputs and, of each parameter, numbers of the rows kept.
 
-        These are the norm of a row's gradient, and the product with a fixed vector. Outputs of the
+        These are the norm of a row's gradient, and the product with a fixed vector. The dtype of
+        the gradients stands beside them. Outputs of the
         `changed` rows have other weights; without them, the sums of the gradients are compared with
         autograd's.
         """
@@ -328,9 +327,8 @@ class _Watch:
                     "others: it is used outside of its layer too, or Opacus's formula for the "
                     "layer is wrong; grad_sample_mode='vmap' has no such limits"
                 )
-            self._dtypes = {name: sample.dtype for name, (sample, _) in samples.items()}
             numbers = {
-                name: _numbers_of_rows(sample, kept)
+                name: (_numbers_of_rows(sample, kept), sample.dtype)
                 for name, (sample, _) in samples.items()
                 if len(sample) == rows
             }
@@ -479,6 +477,14 @@ def _copied(x: Any) -> Any:
 def _weights(x: Tensor) -> Tensor:
     """Return numbers of either sign, in which no sum over a dimension vanishes."""
     return torch.arange(1.0, x.numel() + 1.0, device=x.device).sin().to(x.dtype).view(x.shape)
+
+
+def _changed(rows: int) -> list[int]:
+    """Return the rows that a trial replaces by their neighbours.
+
+    A third of them: rows that turned round or moved are others.
+    """
+    return [i for i in range(rows) if i % 7 in (1, 2, 4)]
 
 
 def _numbers_of_rows(sample: Tensor, kept: Tensor) -> Tensor:
