@@ -166,7 +166,7 @@ def check_unwrapped(model: nn.Module) -> None:
     if wrapped or hasattr(model, "autograd_grad_sample_hooks"):
         raise ValueError("model must not be wrapped by Opacus yet, got one that is")
     if any(getattr(hook, "of_dpftrl", False) for hook in model._forward_pre_hooks.values()):
-        raise ValueError("model must not be made private before, got one that has hooks")
+        raise ValueError("model must not be wrapped or made private before, got one that has hooks")
 
 
 def check_owned(model: nn.Module, accumulator: Accumulator) -> list[str]:
