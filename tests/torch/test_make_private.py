@@ -380,7 +380,6 @@ def test_what_autograd_left_in_grad_is_never_used() -> None:
         ({"epsilon": 1.0, "clip_norm": [1.0, 1.0], "clipping": "per-layer"}, ValueError, "got 2"),
         ({"epsilon": 1.0, "clipping": "ghost"}, ValueError, "'per-layer'"),
         ({"epsilon": 1.0, "grad_sample_mode": "ghost"}, ValueError, "not offered"),
-        ({"epsilon": 1.0, "grad_sample_mode": "vmap"}, ValueError, "criterion"),
         (
             {"epsilon": 1.0, "criterion": nn.CrossEntropyLoss(weight=torch.ones(3))},
             ValueError,

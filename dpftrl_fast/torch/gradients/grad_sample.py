@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-example gradients: Opacus's hooks, or ``torch.func`` where Opacus refuses a model."""
+"""Per-example gradients by Opacus's hooks, and losses whose mean is over the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 
-from dpftrl_fast._validate import choice, flag, optional, positive_integer
+from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.gradients.held import refuse_held
 from dpftrl_fast.torch.gradients.layers import check_layers
-
-Loss = Callable[[Any, Any], Tensor]
+from dpftrl_fast.torch.gradients.owned import owned_names
 
 
 class HookGradients:
@@ -81,7 +77,7 @@ class HookGradients:
         check_layers(
             model, "functorch" if flag("functorch", functorch) else "hooks", batch_first=batch_first
         )
-        _check_owned(model, accumulator)
+        owned_names(model, accumulator)
         self._parameters = accumulator.parameters
         self._layers = list(model.modules())
         self.module = PlainStrides(
@@ -143,114 +139,6 @@ class HookGradients:
                 p.grad = None
 
 
-class VmapModule(nn.Module):
-    """A model whose per-example gradients are made by ``torch.func``, whatever its layers are.
-
-    Each example passes through the model alone (as a batch of one, under ``vmap``), so the model
-    cannot mix two. Buffers are constants, and a model or a loss that keeps tensors of one pass for
-    the next is refused. Training is two calls: ``losses = model.backward(inputs, targets)`` instead
-    of a forward pass, a loss and its ``backward()``; then ``optimizer.step()``.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Without BatchNorm layers.
-    criterion : callable
-        ``criterion(output, target)`` of a batch of one example: a scalar loss. A mean with weights
-        is then over the content of this example alone.
-    accumulator : Accumulator
-        Its parameters must be the model's.
-    chunk_size : int, optional
-        Number of examples whose gradients are in memory at a time; all rows of a call by default.
-
-    Examples
-    --------
-    >>> from dpftrl_fast import PrivacyPlan, accounting
-    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
-    >>> model = nn.Linear(2, 1, bias=False)
-    >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
-    >>> sums = Accumulator([model.weight], FlatClipping(1.0), 2, plan.guard())
-    >>> module = VmapModule(model, lambda output, target: (output - target).sum(), sums)
-    >>> sums.begin([7, 8])
-    >>> sums.expect(2)
-    >>> losses = module.backward(torch.eye(2), torch.zeros(2, 1))
-    >>> sums.finish()
-    >>> model.weight.grad
-    tensor([[1.0000, 1.0000]])
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        criterion: Loss,
-        accumulator: Accumulator,
-        *,
-        chunk_size: int | None = None,
-    ) -> None:
-        super().__init__()
-        check_layers(model, "vmap")
-        if not callable(criterion):
-            raise TypeError(f"criterion must be callable, got {type(criterion).__name__}")
-        self._chunk = optional(positive_integer, "chunk_size", chunk_size)
-        names = _check_owned(model, accumulator)
-        self._module = model
-        self._criterion = (criterion,)  # in a tuple: its weights are no part of the model
-        self._accumulator = accumulator
-        self._names = names
-
-        def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Any, y: Any) -> Any:
-            one = _map(lambda t: t.unsqueeze(0), x)
-            args = one if isinstance(one, tuple) else (one,)
-            output = functional_call(model, {**trained, **fixed}, args)
-            return criterion(output, _map(lambda t: t.unsqueeze(0), y))
-
-        self._gradients = vmap(
-            grad_and_value(loss), in_dims=(None, None, 0, 0), randomness="different"
-        )
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model as it is."""
-        return self._module(*args, **kwargs)
-
-    def backward(self, inputs: Any, targets: Any) -> Tensor:
-        """Add the clipped gradients of a piece of the batch, as ``loss.backward()`` would.
-
-        Parameters
-        ----------
-        inputs : Tensor, or tuple, list or dict of them
-            Of the examples that the loader yielded, along the first dimension; a tuple holds
-            several arguments of the model.
-        targets : Tensor, or tuple, list or dict of them
-            Second argument of `criterion`, of the same examples.
-
-        Returns
-        -------
-        Tensor, shape (rows,)
-            The loss of each example: not private, not to be published.
-        """
-        sizes = {t.shape[0] if t.dim() else 0 for t in [*_tensors(inputs), *_tensors(targets)]}
-        if len(sizes) != 1 or not max(sizes):
-            raise ValueError(
-                "inputs and targets must be tensors with the same number of rows, got "
-                f"{sorted(sizes)}"
-            )
-        rows = sizes.pop()
-        everything = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
-        everything = {name: t.detach() for name, t in everything.items()}
-        trained = {name: everything.pop(name) for name in self._names}
-        losses = []
-        chunk = rows if self._chunk is None else self._chunk
-        self._accumulator.check_room(rows)
-        for start in range(0, rows, chunk):
-            part = slice(start, start + chunk)
-            x, y = _rows(inputs, part), _rows(targets, part)
-            gradients, values = self._gradients(trained, everything, x, y)
-            refuse_held(model=self._module, criterion=self._criterion[0])
-            self._accumulator.add([gradients[name] for name in self._names])
-            losses.append(values.detach())
-        return torch.cat(losses)
-
-
 def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     """Refuse a loss whose mean over the batch is not the mean of one loss for each example.
 
@@ -283,40 +171,3 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     if reduction not in ((loss_reduction,) if loss_reduction else ("mean", "sum")):
         expected = repr(loss_reduction) if loss_reduction else "'mean' or 'sum'"
         raise ValueError(f"criterion {name} must have reduction={expected}, got {reduction!r}")
-
-
-def _check_owned(model: nn.Module, accumulator: Accumulator) -> list[str]:
-    """Return the names of the accumulator's parameters in the model."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    missing = [i for i, p in enumerate(accumulator.parameters) if id(p) not in names]
-    if missing:
-        raise ValueError(
-            f"the optimizer's parameters must be those of the model, got others at {missing}"
-        )
-    return [names[id(p)] for p in accumulator.parameters]
-
-
-def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Apply a function to each tensor of nested tuples, lists and dicts."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: _map(function, value) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(_map(function, value) for value in tree)
-    raise TypeError(f"expected tensors, or tuples, lists or dicts of them, got {type(tree)}")
-
-
-def _rows(tree: Any, part: slice) -> Any:
-    return _map(lambda tensor: tensor[part], tree)
-
-
-def _tensors(tree: Any) -> Sequence[Tensor]:
-    found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    _map(keep, tree)
-    return found
