@@ -26,8 +26,9 @@ from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
-from dpftrl_fast.torch.gradients.grad_sample import VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.grad_sample import check_criterion
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
@@ -142,17 +143,18 @@ def make_private(
         As for `FixedOrderLoader`: the fixed order is drawn at random, again at each restart of the
         noise that begins an epoch. Noise without restarts has one order for all epochs.
     grad_sample_mode : {"hooks", "functorch", "vmap"}
-        Opacus's formulas and hooks; Opacus's hooks with ``torch.func`` for all layers; or
-        ``torch.func`` over the whole model, for models that Opacus refuses. With "vmap" the loop
-        calls ``model.backward(x, y)``, see `VmapModule`.
+        Opacus's formulas and hooks; Opacus's hooks with ``torch.func`` for all layers; or each
+        example alone through the whole model, for models that Opacus refuses, see `VmapModule`.
     criterion : callable, optional
-        The loss. "vmap" needs it; with the others it is only checked, see `check_criterion`.
+        The loss. With hooks it is only checked, see `check_criterion`; with "vmap" the loop may
+        call ``model.backward(x, y)`` then, which gives it one example at a time.
     loss_reduction : {"mean", "sum"}
-        Reduction of the loss over the examples of a batch, for the hooks.
+        Reduction of the loss over the examples of a batch.
     batch_first : bool
         Whether examples are along the first dimension of every layer's input, for the hooks.
     chunk_size : int, optional
-        For "vmap": number of examples whose gradients are in memory at a time.
+        For "vmap": number of examples whose gradients are in memory at a time; by default at most
+        256 MiB of them.
     keep_optimizer : bool
         Keep an SGD as it is, with `ResidualNoise`.
     **noise
@@ -223,8 +225,6 @@ def make_private(
         check_layers(model, mode, batch_first=batch_first)
         if mode != "vmap":
             check_criterion(criterion, loss_reduction)
-        elif criterion is None:
-            raise ValueError("grad_sample_mode='vmap' needs the criterion, got None")
         if mode != "vmap" and chunk_size is not None:
             raise ValueError(
                 f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out "
@@ -281,8 +281,9 @@ def make_private(
         else:
             source = ResidualNoise(parameters, plan=plan, **noise)
         if mode == "vmap":
-            assert criterion is not None
-            module = VmapModule(model, criterion, sums, chunk_size=chunk_size)
+            module = VmapModule(
+                model, criterion, sums, chunk_size=chunk_size, loss_reduction=loss_reduction
+            )
         else:
             from dpftrl_fast.torch.gradients.rows import hook_gradients
 

@@ -22,13 +22,14 @@ from torch_cases import (
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
-from dpftrl_fast.torch.gradients.grad_sample import VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.grad_sample import check_criterion
 from dpftrl_fast.torch.gradients.layers import (
     check_layers,
     check_mode,
     incompatible_layers,
 )
 from dpftrl_fast.torch.gradients.rows import hook_gradients
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 pytestmark = [
     # torch says so where the inputs need no gradient, which is as it should be.
@@ -521,7 +522,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="wrapped"):
         hook_gradients(wrapped, sums)
     with pytest.raises(TypeError, match="criterion"):
-        VmapModule(model, None, sums)  # type: ignore[arg-type]
+        VmapModule(model, 3, sums)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="chunk_size"):
         VmapModule(model, cross_entropy, sums, chunk_size=0)
     module = VmapModule(model, cross_entropy, sums)

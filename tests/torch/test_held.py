@@ -13,8 +13,8 @@ from torch_cases import accumulator, cross_entropy, grads
 
 from dpftrl_fast.torch.gradients import accumulate
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
-from dpftrl_fast.torch.gradients.grad_sample import VmapModule
 from dpftrl_fast.torch.gradients.rows import hook_gradients
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 ROWS = 4

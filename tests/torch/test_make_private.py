@@ -390,7 +390,6 @@ def test_a_term_of_the_loss_that_passes_no_layer_is_refused() -> None:
         ({"epsilon": 1.0, "clip_norm": [1.0, 1.0], "clipping": "per-layer"}, ValueError, "got 2"),
         ({"epsilon": 1.0, "clipping": "ghost"}, ValueError, "'per-layer'"),
         ({"epsilon": 1.0, "grad_sample_mode": "ghost"}, ValueError, "not offered"),
-        ({"epsilon": 1.0, "grad_sample_mode": "vmap"}, ValueError, "criterion"),
         (
             {"epsilon": 1.0, "criterion": nn.CrossEntropyLoss(weight=torch.ones(3))},
             ValueError,

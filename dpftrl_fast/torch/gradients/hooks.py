@@ -27,8 +27,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
 from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
-from dpftrl_fast.torch.gradients.grad_sample import check_owned, check_unwrapped
 from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
+from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
 
 # Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
 # four examples where that is no more than the larger number, since each chunk passes over the sums.
@@ -176,7 +176,7 @@ class HookGradients:
         check_layers(
             model, "functorch" if flag("functorch", functorch) else "hooks", batch_first=batch_first
         )
-        check_owned(model, accumulator)
+        owned_names(model, accumulator)
         self.model, self.sums, self.means = model, accumulator, loss_reduction == "mean"
         self._parameters = accumulator.parameters
         self._places = {id(p): i for i, p in enumerate(self._parameters)}
