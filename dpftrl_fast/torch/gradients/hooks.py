@@ -34,7 +34,7 @@ from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
 # four examples where that is no more than the larger number, since each chunk passes over the sums.
 _CACHED, _MOST = 2**25, 2**27
 
-_OF_ROWS = "_of_rows"  # marks errors about rows
+_OF_ROWS, _MIXED = "_of_rows", "_mixed"  # mark errors about rows
 
 _OUTSIDE = (
     "got a gradient outside of its layer: per-example gradients are those of layers, so a model "
@@ -138,6 +138,13 @@ class HookGradients:
         Those that are trained.
     loose : list of Loose
         Parameters beside them.
+    watch : callable
+        Called with (args, kwargs) before a pass that is captured; ValueError refuses the model.
+    fall_back : callable, optional
+        Called with the first refusal of `watch`, unless examples mix: it returns the forward pass
+        that takes over.
+    accepted : callable
+        Called when `watch` has let the first pass go on.
 
     Raises
     ------
@@ -207,8 +214,13 @@ class HookGradients:
         self._anchor = torch.zeros((), requires_grad=True)
         accumulator.source = self
         self.watch: Callable[[Any, Any], None] = lambda args, kwargs: None
+        self.fall_back: Callable[[ValueError], Callable[..., Any]] | None = None
+        self.accepted: Callable[[], Any] = list
+        self._instead: Callable[..., Any] | None = None
         self.handles: list[Any] = [
-            model.register_forward_hook(_Hook(self._after_model), always_call=True),
+            model.register_forward_hook(
+                _Hook(self._after_model), with_kwargs=True, always_call=True
+            ),
         ]
         for layer in self.layers:
             self.handles += [
@@ -272,8 +284,8 @@ class HookGradients:
             rows = self.sums.rows_due
             self.sums.take()
             self._spent = 0 if self.sums.rows_due else rows
-            if not self._spent:
-                self.watch(args, kwargs)
+            if not self._spent and not self._is_right(args, kwargs):
+                return
             if not self._uses:  # what a look at gradients between batches may have left
                 self._clear_gradients()
         self._inside = True
@@ -283,12 +295,34 @@ class HookGradients:
             loose.module._parameters[loose.name] = leaf  # type: ignore[assignment]
             self._placed.append(loose)
 
-    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
+    def _is_right(self, args: Any, kwargs: Any) -> bool:
+        """Try the model; return False where another way of gradients takes over."""
+        try:
+            self.watch(args, kwargs)
+        except ValueError as error:
+            if self.fall_back is None or does_mix(error):
+                raise
+            last = self.handles.pop(0)
+            self.remove()
+            self.handles.append(last)
+            self._instead = self.fall_back(error)
+            return False
+        accepted, self.accepted = self.accepted, list
+        self.fall_back = None
+        accepted()
+        return True
+
+    def _after_model(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self._instead is not None:
+            instead, self._instead = self._instead, None
+            self.remove()
+            return None if output is None else instead(*args, **kwargs)
         if self._state in (_State.READY, _State.CAPTURED):
             self._inside = False
             for loose in self._placed:
                 loose.module._parameters[loose.name] = loose.parameter
             self._placed.clear()
+        return None
 
     def _before_layer(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._state is _State.OBSERVED:
@@ -615,11 +649,20 @@ def advice(dim: int) -> str:
     )
 
 
-def of_rows(message: str) -> ValueError:
-    """Return an error about rows that are not examples, which `is_of_rows` recognises."""
+def of_rows(message: str, *, mixed: bool = False) -> ValueError:
+    """Return an error about rows that are not examples, which `is_of_rows` recognises.
+
+    `mixed` is whether examples depend on each other.
+    """
     error = ValueError(message)
     setattr(error, _OF_ROWS, True)
+    setattr(error, _MIXED, mixed)
     return error
+
+
+def does_mix(error: BaseException) -> bool:
+    """Whether an error says that the model mixes examples."""
+    return getattr(error, _MIXED, False)
 
 
 def is_of_rows(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpftrl_fast._validate import choice, flag, optional
 
-GradSampleMode = Literal["hooks", "functorch", "vmap"]
+GradSampleMode = Literal["auto", "hooks", "functorch", "vmap"]
 
 _MIXES = (
     "its output for an example depends on the other examples of the batch, so that no clipping "

@@ -40,5 +40,6 @@ def check_unwrapped(model: nn.Module) -> None:
     wrapped = type(model).__module__.startswith("opacus.grad_sample")
     if wrapped or hasattr(model, "autograd_grad_sample_hooks"):
         raise ValueError("model must not be wrapped by Opacus yet, got one that is")
-    if any(getattr(hook, "of_dpftrl", False) for hook in model._forward_pre_hooks.values()):
+    put = [*model._forward_pre_hooks.values(), vars(model).get("forward")]
+    if any(getattr(hook, "of_dpftrl", False) for hook in put):
         raise ValueError("model must not be wrapped or made private before, got one that has hooks")

@@ -188,7 +188,8 @@ class _Watch:
             if not _same(buffer, second.buffers[name]):
                 raise of_rows(
                     "the model must keep no statistics of the data in buffers, outside of the "
-                    f"noise, got one: {name}"
+                    f"noise, got one: {name}",
+                    mixed=True,
                 )
         self._find_shared(rows, first, alone)
         for layer, inputs in first.inputs.items():
@@ -197,7 +198,8 @@ class _Watch:
             if len(inputs) == len(others) and not all(map(same, inputs, others)):
                 raise of_rows(
                     f"the model must treat each example apart, got an input of {layer.label} for "
-                    f"one that depends on others: {advice(self._dim)}"
+                    f"one that depends on others: {advice(self._dim)}",
+                    mixed=True,
                 )
         pairs = zip(first.outputs, second.outputs, strict=False)
         if len(first.outputs) == len(second.outputs) and not all(
@@ -205,7 +207,8 @@ class _Watch:
         ):
             raise of_rows(
                 "the model must treat each example apart, got an output for one that depends on "
-                f"others: {advice(self._dim)}"
+                f"others: {advice(self._dim)}",
+                mixed=True,
             )
         self._check_gradients(rows, args, kwargs, alone)
 
@@ -260,7 +263,8 @@ class _Watch:
             if not torch.allclose(*pair, rounding, allowed, equal_nan=True):
                 raise of_rows(
                     f"the model must treat each example apart, got a gradient of {name} for one "
-                    "that depends on others, in the backward pass: is there a hook?"
+                    "that depends on others, in the backward pass: is there a hook?",
+                    mixed=True,
                 )
 
     def _gradients(
@@ -501,7 +505,8 @@ def _constant_parameters(model: nn.Module) -> Iterator[None]:
             p.detach().copy_(old)
         raise of_rows(
             "the model must leave its parameters alone in a forward pass, since what changes them "
-            f"has no noise, got others in {', '.join(changed)}"
+            f"has no noise, got others in {', '.join(changed)}",
+            mixed=True,
         )
 
 
