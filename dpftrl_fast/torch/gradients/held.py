@@ -106,9 +106,7 @@ def _tensors(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Tens
     return _reached(value, place, seen, plain=False)
 
 
-def _reached(
-    value: Any, place: str, seen: set[int], *, plain: bool
-) -> Iterator[tuple[str, Any]]:
+def _reached(value: Any, place: str, seen: set[int], *, plain: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _PLAIN):
         if plain:
             yield place, value

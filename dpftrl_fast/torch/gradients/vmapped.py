@@ -24,7 +24,7 @@ from dpftrl_fast.torch.gradients.rows_of_outputs import joined, rows_of_outputs
 
 Loss = Callable[[Any, Any], Tensor]
 
-_CHUNK_BYTES = 1 << 28  # of the per-example gradients that are in memory at a time
+_CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
 _OWN = frozenset(
     ["_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean", "_passes", "_alone"]
     + ["_gradients", "_layout", "_call", "training"]
@@ -56,7 +56,7 @@ class VmapModule(nn.Module):
         Its parameters must be the model's.
     chunk_size : int, optional
         Number of examples whose gradients are in memory at a time. By default so many that they
-        take at most 256 MiB. With 1 vmap is not used.
+        take at most 64 MiB. With 1 vmap is not used.
     loss_reduction : {"mean", "sum"}
         Reduction of the loss over the rows of a forward pass. A scalar output (a loss inside of the
         model) is the mean or the sum of those of the examples, where NaN counts as 0 unless all
@@ -115,7 +115,7 @@ class VmapModule(nn.Module):
         def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Any, y: Any) -> Any:
             one = _map(lambda t: t.unsqueeze(0), x)
             args = one if isinstance(one, tuple) else (one,)
-            output = functional_call(model, {**trained, **fixed}, args)
+            output = _called(model, fixed | trained, args, {})
             assert criterion is not None
             return criterion(output, _map(lambda t: t.unsqueeze(0), y))
 
@@ -174,7 +174,7 @@ class VmapModule(nn.Module):
             nonlocal rest
             args, kwargs = given.rebuilt([x.unsqueeze(0) for x in ones])
             trained = dict(zip(self._names, copies, strict=True))
-            tensors, rest = taken_apart(functional_call(network, fixed | trained, args, kwargs))
+            tensors, rest = taken_apart(_called(network, fixed | trained, args, kwargs))
             return tuple(tensors)
 
         for chunk in self._passes.chunks:
@@ -339,6 +339,21 @@ VmapModule.training = property(_training, _train)  # type: ignore[assignment]
 
 def _itself(module: nn.Module) -> nn.Module:
     return module
+
+
+def _called(
+    network: nn.Module, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a network with other parameters, of which it keeps none."""
+    # Recurrent layers have a list of their parameters beside these.
+    lists = [(x, x._flat_weights) for x in network.modules() if isinstance(x, nn.RNNBase)]
+    for layer, weights in lists:
+        layer._flat_weights = list(weights)
+    try:
+        return functional_call(network, tensors, args, kwargs)
+    finally:
+        for layer, weights in lists:
+            layer._flat_weights = weights
 
 
 Example = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
