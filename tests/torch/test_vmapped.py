@@ -140,7 +140,9 @@ def test_replacing_an_example_changes_the_sums_by_two_clip_norms_at_most(chunk: 
     first, _ = one_pass(model, lambda m: cross_entropy(m(x), y), 0.5, chunk_size=chunk)
     x[2] = 1e4
     second, _ = one_pass(model, lambda m: cross_entropy(m(x), y), 0.5, chunk_size=chunk)
-    moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(first, second, strict=True)))
+    moved = math.sqrt(
+        sum(float((a - b).square().sum()) for a, b in zip(first, second, strict=True))
+    )
     assert 0.0 < moved <= 2 * 0.5
 
 

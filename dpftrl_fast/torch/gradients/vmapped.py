@@ -26,8 +26,19 @@ Loss = Callable[[Any, Any], Tensor]
 
 _CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
 _OWN = frozenset(
-    ["_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean", "_passes", "_alone"]
-    + ["_gradients", "_layout", "_call", "training"]
+    [
+        "_module",
+        "_criterion",
+        "_accumulator",
+        "_names",
+        "_chunk",
+        "_mean",
+        "_passes",
+        "_alone",
+        "_layout",
+        "_gradients",
+        "training",
+    ]
 )
 
 
@@ -182,7 +193,9 @@ class VmapModule(nn.Module):
             if not self._alone:
                 refuse_held(model=network)
         # Of each output: (rows, ...), where ... is the shape for a batch of one.
-        outputs = [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found)]
+        outputs = [
+            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)
+        ]
         key = rest, [x.dim() for x in outputs]
         if self._layout is None or self._layout[0] != key:
             self._layout = key, rows_of_outputs(network, given, [x.shape[1:] for x in outputs])
@@ -196,7 +209,7 @@ class VmapModule(nn.Module):
 
     def _scaled(self, output: Tensor, rows: int) -> Tensor:
         if self._mean and output.requires_grad:
-            output.register_hook(lambda gradient: gradient * rows)
+            output.register_hook(lambda gradient: gradient * rows)  # type: ignore[no-untyped-call]
         return output
 
     def _size(self, rows: int) -> int:
@@ -245,8 +258,7 @@ class VmapModule(nn.Module):
         losses = []
         self._accumulator.check_room(rows)
         for start in range(0, rows, size := self._size(rows)):
-            part = slice(start, start + size)
-            x, y = _map(lambda t: t[part], inputs), _map(lambda t: t[part], targets)
+            x, y = (_part(tree, slice(start, start + size)) for tree in (inputs, targets))
             with _vmap_alone():
                 gradients, values = self._gradients(trained, self._fixed(), x, y)
             refuse_held(model=self._module, criterion=self._criterion)
@@ -408,6 +420,10 @@ def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree)(_map(function, value) for value in tree)
     raise TypeError(f"expected tensors, or tuples, lists or dicts of them, got {type(tree)}")
+
+
+def _part(tree: Any, part: slice) -> Any:
+    return _map(lambda tensor: tensor[part], tree)
 
 
 def _tensors(tree: Any) -> Sequence[Tensor]:
