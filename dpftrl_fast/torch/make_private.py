@@ -156,7 +156,7 @@ def make_private(
         Whether examples are along the first dimension of every layer's input, for the hooks.
     chunk_size : int, optional
         For "vmap": number of examples whose gradients are in memory at a time; by default at most
-        256 MiB of them.
+        64 MiB of them.
     keep_optimizer : bool
         Keep an SGD as it is, with `ResidualNoise`.
     **noise
