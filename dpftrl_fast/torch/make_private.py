@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from dpftrl_fast._validate import flag, positive_integer
+from dpftrl_fast._validate import choice, flag, positive_integer
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MAX_VECTORS, MechanismChoice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
@@ -32,6 +32,7 @@ from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
 from dpftrl_fast.torch.residual import ResidualNoise
+from dpftrl_fast.torch.schedules import SCHEDULES, Schedule
 
 
 class PrivateTraining(NamedTuple):
@@ -88,6 +89,7 @@ def make_private(
     batch_first: bool = True,
     chunk_size: int | None = None,
     keep_optimizer: bool = False,
+    schedule: Schedule = "sgd",
     **noise: Any,
 ) -> PrivateTraining:
     """Make a model, an optimiser and a loader private, in the manner of Opacus.
@@ -134,8 +136,7 @@ def make_private(
         Vectors of the model's size that a mechanism chosen by "auto" keeps between steps: at most
         as many as the option ``memory`` keeps, none with "regenerate".
     learning_rates : sequence of float, optional
-        The rate of each step, if a scheduler changes those of an optimiser that is kept: used to
-        choose the mechanism only.
+        The rate of each step, if a scheduler changes them: used to choose the mechanism only.
     bound
         As for `PrivacyPlan`.
     shuffle, order_seed
@@ -155,6 +156,9 @@ def make_private(
         For "vmap": number of examples whose gradients are in memory at a time.
     keep_optimizer : bool
         Keep an SGD as it is, with `ResidualNoise`.
+    schedule : {"sgd", "ftrl"}
+        What a scheduler's rates mean to the `DPFTRL` that an SGD becomes: with "sgd" the same as to
+        the SGD; with "ftrl" the latest rate scales the whole way from the start.
     **noise
         Options of `DPFTRL` or `ResidualNoise`, such as ``memory`` or ``threads``. The processes of
         ``process_group`` share each batch.
@@ -238,8 +242,10 @@ def make_private(
         participation = _participation(data_loader, batch_size, epochs, shuffle)
         keep = flag("keep_optimizer", keep_optimizer)
         to_ftrl = type(optimizer) is torch.optim.SGD and not keep
+        meaning = choice("schedule", schedule, SCHEDULES)
+        _check_schedule(meaning, to_ftrl, learning_rates)
         options = _sgd_options(optimizer) if to_ftrl else {}
-        schedule: dict[str, Any] = {
+        budget: dict[str, Any] = {
             "epsilon": epsilon,
             "noise_multiplier": noise_multiplier,
             "mechanism": mechanism,
@@ -247,7 +253,6 @@ def make_private(
             "bound": bound,
         }
         if plan is None:
-            _check_rates(learning_rates, to_ftrl)
             kept = _kept_vectors(max_vectors, noise.get("memory", "stored"))
             plan = plan_of(
                 participation,
@@ -255,11 +260,11 @@ def make_private(
                 clip_norm=clip.clip_norm,
                 workload=_workload(optimizer, learning_rates),
                 dtype=noise.get("dtype", "float32"),
-                **{**schedule, "max_vectors": kept},
+                **{**budget, "max_vectors": kept},
             )
         else:
             given = None if learning_rates is None else "given"
-            _check_plan(plan, participation, clip, {**schedule, "learning_rates": given})
+            _check_plan(plan, participation, clip, {**budget, "learning_rates": given})
         loader = FixedOrderLoader.from_loader(
             data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
         )
@@ -277,7 +282,8 @@ def make_private(
                 {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
             ]
             lr = optimizer.param_groups[0]["lr"]
-            source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
+            options |= {"batch_size": batch_size, "schedule": meaning}
+            source = DPFTRL(groups, lr, plan=plan, **options, **noise)
         else:
             source = ResidualNoise(parameters, plan=plan, **noise)
         if mode == "vmap":
@@ -365,11 +371,18 @@ def _ranks(group: Any) -> tuple[Ranks, tuple[int, int]]:
 # ---- Checks ----
 
 
-def _check_rates(learning_rates: Any, to_ftrl: bool) -> None:
-    if learning_rates is not None and to_ftrl:
+def _check_schedule(schedule: Schedule, to_ftrl: bool, learning_rates: Any) -> None:
+    if schedule == "sgd":
+        return
+    if not to_ftrl:
         raise ValueError(
-            "learning_rates must come with an optimiser that is kept, got an SGD that becomes "
-            "DPFTRL, whose rate scales the whole way from the start: give keep_optimizer=True"
+            f"schedule={schedule!r} must come with an SGD that becomes DPFTRL, got an optimiser "
+            "that is kept: leave it out"
+        )
+    if learning_rates is not None:
+        raise ValueError(
+            f"learning_rates must come with schedule='sgd', got {schedule!r}, where the latest "
+            "rate scales the whole way from the start: leave them out"
         )
 
 
@@ -385,12 +398,12 @@ _OF_PLAN = {
 
 
 def _check_plan(
-    plan: PrivacyPlan, participation: Participation, clip: Clipping, schedule: Mapping[str, Any]
+    plan: PrivacyPlan, participation: Participation, clip: Clipping, budget: Mapping[str, Any]
 ) -> None:
     """Refuse a plan that is not for this run, or that comes with arguments which a plan decides."""
     if not isinstance(plan, PrivacyPlan):
         raise TypeError(f"plan must be a PrivacyPlan, got {type(plan).__name__}")
-    asked = [name for name, value in schedule.items() if value != _OF_PLAN[name]]
+    asked = [name for name, value in budget.items() if value != _OF_PLAN[name]]
     if asked:
         raise ValueError(f"expected a plan, or {', '.join(asked)}, got both")
     if plan.steps != participation.steps:
