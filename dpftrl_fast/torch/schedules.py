@@ -50,7 +50,7 @@ def needs_sgd(update: FlatFTRL, rates: Sequence[Rates]) -> bool:
 
 @dataclass(frozen=True)
 class ScheduleState:
-    """What a state knows of schedules; `thresholds` is None where no rate changed so far."""
+    """Schedules in a state; `thresholds` is None where no rate changed so far."""
 
     kind: str
     rates: list[Rates]
