@@ -26,7 +26,7 @@ from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
-from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.grad_sample import VmapModule, check_criterion
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
@@ -290,14 +290,16 @@ def make_private(
             assert criterion is not None
             module = VmapModule(model, criterion, sums, chunk_size=chunk_size)
         else:
-            hooks = HookGradients(
+            from dpftrl_fast.torch.gradients.rows import hook_gradients
+
+            hooks = hook_gradients(
                 model,
                 sums,
                 functorch=mode == "functorch",
                 batch_first=batch_first,
                 loss_reduction=loss_reduction,
             )
-            module, undo = hooks.module, hooks.module.to_standard_module
+            module, undo = model, hooks.remove
         order = loader.order()
     except Exception as error:
         refusal = error

@@ -22,7 +22,8 @@ from torch_cases import (
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
-from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.grad_sample import VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.rows import hook_gradients
 from dpftrl_fast.torch.gradients.layers import (
     check_layers,
     check_mode,
@@ -65,7 +66,7 @@ class Way:
         if way == "vmap":
             self.module = VmapModule(model, cross_entropy, sums, chunk_size=chunk)
         else:
-            self.module = HookGradients(model, sums, functorch=way == "functorch").module
+            self.module = hook_gradients(model, sums, functorch=way == "functorch").model
 
     def backward(self, x: Tensor, y: Tensor) -> None:
         self.sums.expect(len(x))
@@ -170,7 +171,7 @@ def test_positions_that_cancel_are_clipped_by_what_is_added() -> None:
     x = torch.cat([far + torch.randn(1, 1, 8) * 10, far], 1)
     signs = torch.tensor([1.0, -1.0])
     sums = accumulator(model, FlatClipping(1.0), 1)
-    module = HookGradients(model, sums, loss_reduction="sum").module
+    module = hook_gradients(model, sums, loss_reduction="sum").model
     sums.begin([0])
     sums.expect(1)
     (module(x)[..., 0] * signs).sum().backward()
@@ -301,7 +302,7 @@ def linear() -> tuple[nn.Module, Accumulator, Any]:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     sums = accumulator(model, FlatClipping(1.0), ROWS, steps=3)
-    return model, sums, HookGradients(model, sums).module
+    return model, sums, hook_gradients(model, sums).model
 
 
 X, Y = torch.ones(ROWS, 4), torch.zeros(ROWS, dtype=torch.long)
@@ -479,7 +480,7 @@ class Around(nn.Module):
 def test_a_weight_used_outside_of_its_layer_is_refused() -> None:
     model = Around()
     sums = accumulator(model, FlatClipping(1.0), ROWS)
-    module = HookGradients(model, sums).module
+    module = hook_gradients(model, sums).model
     begun(sums)
     backward(module)
     with pytest.raises(ValueError, match="grad_sample is missing"):
@@ -491,7 +492,7 @@ def test_a_weight_used_outside_of_its_layer_is_refused() -> None:
 def test_a_parameter_without_a_part_in_the_batch_counts_as_zero() -> None:
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "unused": nn.Linear(4, 3)})
     sums = accumulator(model, FlatClipping(1.0), ROWS)
-    module = HookGradients(model, sums).module
+    module = hook_gradients(model, sums).model
     begun(sums)
     cross_entropy(module.used(X), Y).backward()
     sums.finish()
@@ -504,12 +505,12 @@ def test_bad_arguments_are_refused() -> None:
     model = nn.Linear(4, 3)
     sums = accumulator(model, FlatClipping(1.0), ROWS)
     with pytest.raises(ValueError, match="must be those of the model, got others at"):
-        HookGradients(nn.Linear(4, 3), sums)
+        hook_gradients(nn.Linear(4, 3), sums)
     with pytest.raises(ValueError, match="loss_reduction"):
-        HookGradients(model, sums, loss_reduction="none")
-    wrapped = HookGradients(model, sums).module
+        hook_gradients(model, sums, loss_reduction="none")
+    wrapped = hook_gradients(model, sums).model
     with pytest.raises(ValueError, match="wrapped"):
-        HookGradients(wrapped, sums)
+        hook_gradients(wrapped, sums)
     with pytest.raises(TypeError, match="criterion"):
         VmapModule(model, None, sums)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="chunk_size"):

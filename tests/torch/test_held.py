@@ -13,7 +13,8 @@ from torch_cases import accumulator, cross_entropy, grads
 
 from dpftrl_fast.torch.gradients import accumulate
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
-from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule
+from dpftrl_fast.torch.gradients.grad_sample import VmapModule
+from dpftrl_fast.torch.gradients.rows import hook_gradients
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 ROWS = 4
@@ -144,7 +145,7 @@ class Backward(nn.Module):
 
 def trained(model: nn.Module, steps: int, functorch: bool) -> None:
     sums = accumulator(model, FlatClipping(1.0), ROWS, steps=steps)
-    module = HookGradients(model, sums, functorch=functorch).module
+    module = hook_gradients(model, sums, functorch=functorch).model
     for step in range(steps):
         sums.begin(range(ROWS * step, ROWS * (step + 1)))
         sums.expect(ROWS)
@@ -184,7 +185,7 @@ def test_rows_whose_addition_ended_half_way_are_not_added_again(
     if way == "vmap":
         module = VmapModule(model, cross_entropy, sums)
     else:
-        module = HookGradients(model, sums).module
+        module = hook_gradients(model, sums).model
 
     def backward() -> None:
         if way == "vmap":

@@ -12,9 +12,9 @@ again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,14 +37,22 @@ from dpftrl_fast.torch.steps import Steps
 Ints = NDArray[np.int64]
 
 
+class PerExample(NamedTuple):
+    """Per-example gradients of some rows, made while they are read."""
+
+    rows: int
+    chunks: Iterable[Sequence[Tensor | None]]
+    """Gradients of the first rows, the next, ...: a tensor for each parameter, None for zeros. One
+    may be written over when the next is read."""
+    scale: float = 1.0
+    """Number that they are to be multiplied by."""
+
+
 class Source(Protocol):
     """Holder of the per-example gradients of a backward pass."""
 
-    def collect(self) -> list[Tensor | None] | None:
-        """Return the complete gradients, a tensor for each parameter; None if there are none.
-
-        An entry is None where a parameter had no part in the pass.
-        """
+    def collect(self) -> PerExample | None:
+        """Return the gradients of the rows that are due; None if there was no backward pass."""
         ...
 
     def settle(self) -> None:
@@ -251,9 +259,17 @@ class Accumulator:
         """Clip and add the gradients that wait in the source, if any do."""
         if self.source is None:
             return
-        samples = self.source.collect()
-        if samples is not None:
-            self.add(samples)
+        found = self.source.collect()
+        if found is None:
+            return
+        with self._turn:
+            self.check_room(found.rows)
+            try:
+                for samples in found.chunks:
+                    self._add(samples, found.scale)
+            except BaseException:  # some of these rows are in the sums, and the others are gone
+                self._clear()
+                raise
 
     def add(self, samples: Sequence[Tensor | None]) -> None:
         """Clip per-example gradients and add them to the sums of the open batch.
@@ -266,7 +282,7 @@ class Accumulator:
         with self._turn:  # of two threads with the rows of one piece, the second is refused
             self._add(samples)
 
-    def _add(self, samples: Sequence[Tensor | None]) -> None:
+    def _add(self, samples: Sequence[Tensor | None], scale: float = 1.0) -> None:
         rows = self._check_samples(samples)
         self.check_room(rows)
         present = [(i, sample) for i, sample in enumerate(samples) if sample is not None]
@@ -274,7 +290,8 @@ class Accumulator:
         norms = torch.zeros(len(samples), rows, dtype=torch.float64, device=device)
         for i, sample in present:
             norms[i] = row_norms(sample).to(device)
-        factors = self.clipping.factors(norms, self._shrink)
+        factors = self.clipping.factors(norms.mul_(scale), self._shrink) * scale
+        factors.clamp_(max=torch.finfo(factors.dtype).max)  # infinity times 0 is NaN
         try:
             for i, sample in present:
                 total = self._sums[i]
