@@ -23,6 +23,13 @@ from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
+from dpftrl_fast.torch.given import (
+    check_optimizer,
+    check_plain,
+    check_trained,
+    refuse_steps,
+    trained_parameters,
+)
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
@@ -32,6 +39,7 @@ from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
 from dpftrl_fast.torch.residual import ResidualNoise
+from dpftrl_fast.torch.same_data import check_same_examples, examples_hash
 from dpftrl_fast.torch.schedules import SCHEDULES, Schedule
 
 
@@ -109,7 +117,8 @@ def make_private(
     optimizer : torch.optim.Optimizer
         An SGD becomes a `DPFTRL` with its rates, momentum and Nesterov; any other stays and gets
         noisy mean gradients (`ResidualNoise`). Learning-rate schedulers belong to the optimiser
-        that is returned.
+        that is returned. Frozen parameters (``requires_grad=False``) stay as they are, in all of
+        the run.
     data_loader : DataLoader
         Must not shuffle. The length n of its data set and the batch size B are public.
     epsilon, noise_multiplier : float
@@ -210,8 +219,12 @@ def make_private(
     True
     """
     ranks, shard = _ranks(noise.get("process_group"))
+    examples = of_rank_0 = None
     if shard[1] > 1:  # on all ranks, before one of them may refuse
         order_seed = ranks.share(secrets.randbits(64) if order_seed is None else order_seed)
+        salt = ranks.share(secrets.token_hex(16))
+        examples = examples_hash(getattr(data_loader, "dataset", None), salt)
+        of_rank_0 = ranks.share(examples)
     module: nn.Module
     undo: Callable[[], Any] = list
     source: DPFTRL | ResidualNoise
@@ -223,7 +236,9 @@ def make_private(
             raise TypeError(f"model must be a Module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        check_plain(model)
         check_loader(data_loader)
+        check_same_examples(examples, of_rank_0)
         check_layers(model, mode, batch_first=batch_first)
         if mode != "vmap":
             check_criterion(criterion, loss_reduction)
@@ -234,9 +249,9 @@ def make_private(
                 f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out "
                 "the batch in pieces instead (loader.in_pieces)"
             )
-        _check_optimizer(optimizer)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        _check_dtypes(parameters, noise.get("dtype", "float32"))
+        check_optimizer(optimizer)
+        parameters = trained_parameters(optimizer)
+        check_trained(parameters, noise.get("dtype", "float32"))
         clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
         batch_size = positive_integer("the loader's batch_size", data_loader.batch_size)
         participation = _participation(data_loader, batch_size, epochs, shuffle)
@@ -311,6 +326,7 @@ def make_private(
     # Nothing is refused from here on: a step hook stays where it was put.
     sums.noise = source
     if isinstance(source, DPFTRL):
+        refuse_steps(optimizer)
         optimizer = source
         sums.attach(optimizer, check=source.prepare_step)
     else:
@@ -432,21 +448,6 @@ def _allows(declared: Participation, wanted: Participation) -> bool:
         often = declared.max_participations >= wanted.epochs
         return often and declared.min_separation <= wanted.steps_per_epoch
     return not isinstance(declared, SinglePass)
-
-
-def _check_dtypes(parameters: Sequence[torch.Tensor], dtype: Any) -> None:
-    if dtype != "float64" and any(p.dtype == torch.float64 for p in parameters):
-        raise ValueError(f"float64 parameters need dtype='float64', got {dtype!r}")
-
-
-def _check_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimiser that cannot run on noisy gradients, one a step."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("optimizer must take one gradient a step, got LBFGS with its closure")
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("optimizer must take dense gradients, got SparseAdam")
-    if isinstance(optimizer, DPFTRL):
-        raise ValueError("optimizer must be an optimiser without noise, got DPFTRL: give an SGD")
 
 
 def _sgd_options(optimizer: Optimizer) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.sgd import FlatSGD
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
 from dpftrl_fast.torch.noise_run import NoiseRun, checked_vector
+from dpftrl_fast.torch.scaler import refuse_scaler, take_scaler
 from dpftrl_fast.torch.schedules import (
     SCHEDULES,
     Schedule,
@@ -166,6 +167,7 @@ class DPFTRL(Optimizer):
         self._update: FlatFTRL | None = None
         self._admitted_rates: list[Rates] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "l1": l1})
+        take_scaler(self)
 
     @property
     def steps(self) -> int:
@@ -224,6 +226,7 @@ class DPFTRL(Optimizer):
             If an earlier step was interrupted half-way, or this process was forked from one that
             has the key.
         """
+        refuse_scaler(self)
         if closure is not None:
             raise ValueError("step() takes no closure: a batch may be used once only, got one")
         steps = self._run.steps

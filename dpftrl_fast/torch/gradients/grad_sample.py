@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_leaves
 
 from dpftrl_fast._validate import optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.held import refuse_held
 from dpftrl_fast.torch.gradients.layers import check_layers
 
@@ -103,6 +105,7 @@ class VmapModule(nn.Module):
         Tensor, shape (rows,)
             The loss of each example: not private, not to be published.
         """
+        check_first_pass(self, self._accumulator, tree_leaves(inputs))
         sizes = {t.shape[0] if t.dim() else 0 for t in [*_tensors(inputs), *_tensors(targets)]}
         if len(sizes) != 1 or not max(sizes):
             raise ValueError(
