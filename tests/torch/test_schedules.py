@@ -419,3 +419,28 @@ def test_a_recovery_keeps_what_was_released(momentum: float, nesterov: bool, at:
         u = momentum * u + r
         theta = theta - rate * (r + momentum * u if nesterov else u)
         torch.testing.assert_close(flat(members), theta, rtol=0, atol=1e-11)
+
+
+def test_the_last_noisy_sum_is_not_rounded_again_at_a_recovery() -> None:
+    """The noise moves into the sum, which may round otherwise: that would show its last digits."""
+    size = 1000
+    noise = PLAN.noise(size, seed=5)
+    noise.step()
+    second = noise.step()
+    # Sums of 2^24 + 1 + 2^-24 with the noise: 2^24 + 1 after the first rounding, a tie.
+    most = np.float32(2.0**24)
+    rest = np.where((second > 1.05) & (second < 1.95), 1.0 + 2.0**-24 - second.astype("d"), 0.0)
+    rest = rest.astype(np.float32)
+    assert np.count_nonzero(rest) > 50
+
+    p = nn.Parameter(torch.zeros(size))
+    dpftrl = DPFTRL([p], 1.0, plan=PLAN, batch_size=1, noise_seed=5)
+    for gradient in (np.full(size, most), rest):
+        p.grad = torch.from_numpy(gradient)
+        dpftrl.step()
+    released = p.detach().clone()
+    dpftrl.recover(RunAccount(PLAN).recovered(3, 3, accept_epsilon=(1e9, 1e-6)))
+    dpftrl.param_groups[0]["lr"] = 0.0
+    p.grad = torch.ones(size)
+    dpftrl.step()
+    assert torch.equal(p, released)
