@@ -444,3 +444,33 @@ def test_the_last_noisy_sum_is_not_rounded_again_at_a_recovery() -> None:
     p.grad = torch.ones(size)
     dpftrl.step()
     assert torch.equal(p, released)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_neighbours_are_told_apart_by_noisy_sums_alone(fused: bool, momentum: float) -> None:
+    """Noise that is the less by what one example adds hides it to the last bit, rates or not."""
+    size, steps, at = 50, 12, 3
+    rng = np.random.default_rng(0)
+    g, n = (rng.integers(-64, 65, (steps, size)) / 8 for _ in range(2))  # sums are exact
+    one = rng.integers(-8, 9, size) / 8
+    found = []
+    for present in (False, True):
+        start = [torch.ones(size)]
+        update = FlatFTRL(
+            FlatViews(start, [1]), start, dtype=torch.float32, batch_size=3, radius=5.0,
+            momentum=momentum > 0.0, groups=1, grid=0.25, fused=fused, threads=1,
+        )  # fmt: skip
+        noise, iterates = np.zeros(size), []
+        for t in range(steps):
+            if t == 5:
+                update = FlatSGD(update, t, torch.tensor(noise, dtype=torch.float32))
+            noise = n[t] - one * (present and t >= at)
+            rates = [Rates(0.3 if t < 5 else 0.1 * (t % 3), momentum, momentum > 0.0, 1e-3)]
+            given = torch.tensor(g[t] + one * (present and t == at), dtype=torch.float32)
+            own = torch.tensor(noise, dtype=torch.float32)
+            update.step(t + 1, [given], own, rates, start, lambda x: float(x.norm()))
+            iterates.append(start[0].clone())
+        found.append(torch.stack(iterates))
+    assert torch.equal(*found)
+    assert len(found[0].unique(dim=0)) > steps // 2
