@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from dpftrl_fast._validate import integer, integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
+from dpftrl_fast.kernels.clipped_rows import load
 from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
@@ -154,6 +155,8 @@ class Accumulator:
         self._sums: list[Tensor | None] = [None] * len(self.parameters)
         for p in self.parameters:
             _let_grad_be_a_sum(p)
+        if any(p.device.type == "cpu" for p in self.parameters):
+            load()  # loading takes as long as a short step
 
     @property
     def noise(self) -> Noise | None:

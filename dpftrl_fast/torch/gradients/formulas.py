@@ -45,7 +45,11 @@ def has_formula(layer: nn.Module) -> bool:
 def _known(layer: nn.Module) -> Formula | None:
     kind = type(layer)  # a subclass may compute something else
     own = _OWN.get(kind)
-    if own is None and kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
+    if (
+        own is None
+        and kind.__name__ == "Conv1D"
+        and kind.__module__ == "transformers.pytorch_utils"
+    ):
         own = _transposed_linear
     if own is not None:
         return own
@@ -94,7 +98,7 @@ def _linear(layer: Any, x: Tensor, g: Tensor, room: Mapping[str, Tensor]) -> dic
 def _transposed_linear(
     layer: Any, x: Tensor, g: Tensor, room: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The gradients of transformers' ``Conv1D``, a linear layer with its weight transposed."""
+    """Do it for transformers' ``Conv1D``, a linear layer with its weight transposed."""
     found, (x, g) = {}, _as_rows(x, g)
     if layer.weight.requires_grad:
         found["weight"] = _product(x, g, room.get("weight"))
@@ -139,7 +143,9 @@ def _layer_norm(layer: Any, x: Tensor, g: Tensor, room: Mapping[str, Tensor]) ->
         return t.sum(dims) if dims else t
 
     if layer.weight is not None and layer.weight.requires_grad:
-        found["weight"] = total(nn.functional.layer_norm(x, layer.normalized_shape, eps=layer.eps) * g)
+        found["weight"] = total(
+            nn.functional.layer_norm(x, layer.normalized_shape, eps=layer.eps) * g
+        )
     if layer.bias is not None and layer.bias.requires_grad:
         found["bias"] = total(g)
     return found
@@ -163,13 +169,13 @@ def _by_examples(first: int) -> Formula:
                 output: Tensor = functional_call(layer, parameters, (x.unsqueeze(first),))
                 return output
 
-            output, back = vjp(run, trained)
+            output, back = vjp(run, trained)[:2]
             gradient: dict[str, Tensor] = back(g.unsqueeze(first).to(output.dtype))[0]
             return gradient
 
         mixed = x.is_floating_point() and x.dtype != next(iter(trained.values())).dtype
         with torch.autocast(x.device.type, x.dtype if mixed else None, enabled=mixed):
-            found: dict[str, Tensor] = vmap(one)(x, g)
+            found: dict[str, Tensor] = vmap(one)(plain(x), plain(g))
         return found
 
     return formula

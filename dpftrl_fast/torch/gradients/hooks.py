@@ -29,14 +29,14 @@ from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
-from dpftrl_fast.torch.gradients.grad_sample import check_owned, check_unwrapped
-from dpftrl_fast.torch.gradients.layers import check_layers, is_constant
+from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
+from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
 
 # Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
 # four examples where that is no more than the larger number, since each chunk passes over the sums.
-_CACHED, _MOST = 2**25, 2**28
+_CACHED, _MOST = 2**25, 2**27
 
-_OF_ROWS = "_of_rows"  # marks errors about rows
+_OF_ROWS, _MIXED = "_of_rows", "_mixed"  # mark errors about rows
 
 _OUTSIDE = (
     "got a gradient outside of its layer: per-example gradients are those of layers, so a model "
@@ -66,18 +66,25 @@ class Layer:
 
     Attributes
     ----------
+    places : dict of str to int
+        Index of each of its parameters among those of the optimiser.
     shared : str or None
         Input of the layer that has no examples: "one" row, or "none". It is expanded to the
         examples.
     """
 
-    def __init__(self, module: nn.Module, label: str, formula: Formula, dim: int) -> None:
+    def __init__(
+        self, module: nn.Module, label: str, formula: Formula, dim: int, places: dict[str, int]
+    ) -> None:
         self.module, self.label, self.formula, self.dim = module, label, formula, dim
+        self.places = places
         self.shared: str | None = None
         self.recurrent = isinstance(module, RNNLinear)
         # Layers with formulas do not need their outputs in the backward pass.
         self.may_change = has_formula(module)
-        self.swapped: list[tuple[str, nn.Parameter]] = []
+        # A layer of torch.func is taken with the layers in it.
+        self.owners = [module] if has_formula(module) else [*module.modules()]
+        self.swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
         self.x: Tensor | None = None
 
 
@@ -133,6 +140,13 @@ class HookGradients:
         Those that are trained.
     loose : list of Loose
         Parameters beside them.
+    watch : callable
+        Called with (args, kwargs) before a pass that is captured; ValueError refuses the model.
+    fall_back : callable, optional
+        Called with the first refusal of `watch`, unless examples mix: it returns the forward pass
+        that takes over.
+    accepted : callable
+        Called when `watch` has let the first pass go on.
 
     Raises
     ------
@@ -171,7 +185,7 @@ class HookGradients:
         check_layers(
             model, "functorch" if flag("functorch", functorch) else "hooks", batch_first=batch_first
         )
-        check_owned(model, accumulator)
+        owned_names(model, accumulator)
         self.model, self.sums, self.means = model, accumulator, loss_reduction == "mean"
         self._parameters = accumulator.parameters
         self._places = {id(p): i for i, p in enumerate(self._parameters)}
@@ -180,13 +194,19 @@ class HookGradients:
             if kind == "layer":
                 formula = formula_of(module, functorch=functorch, first=self.dim)
                 dim = 0 if isinstance(module, RNNLinear) else self.dim
-                self.layers.append(Layer(module, label, formula, dim))
+                places = {
+                    name: self._places[id(p)]
+                    for name, p in module.named_parameters()
+                    if id(p) in self._places
+                }
+                self.layers.append(Layer(module, label, formula, dim, places))
             else:
                 own = module.named_parameters(recurse=False)
                 self.loose += [Loose(module, n, p, label) for n, p in own if p.requires_grad]
         self._state = _State.READY
         self._rows = 0  # of a trial
         self._inside = False
+        self._spent = 0  # examples of a pass whose gradients came already
         self._batch = 0  # gradients of passes before it are no longer taken
         self._uses: list[_Use] = []
         self._leaves: list[tuple[Loose, Tensor]] = []
@@ -196,19 +216,31 @@ class HookGradients:
         self._anchor = torch.zeros((), requires_grad=True)
         accumulator.source = self
         self.watch: Callable[[Any, Any], None] = lambda args, kwargs: None
+        self.fall_back: Callable[[ValueError], Callable[..., Any]] | None = None
+        self.accepted: Callable[[], Any] = list
+        self._instead: Callable[..., Any] | None = None
         self.handles: list[Any] = [
-            model.register_forward_pre_hook(_Hook(self._before_model), with_kwargs=True),
-            model.register_forward_hook(_Hook(self._after_model), always_call=True),
+            model.register_forward_hook(
+                _Hook(self._after_model), with_kwargs=True, always_call=True
+            ),
         ]
         for layer in self.layers:
             self.handles += [
                 layer.module.register_forward_pre_hook(
-                    _Hook(self._before_layer, layer), with_kwargs=True
+                    # before the one of weight_norm, which makes a weight of parameters
+                    _Hook(self._before_layer, layer),
+                    with_kwargs=True,
+                    prepend=True,
                 ),
                 layer.module.register_forward_hook(
                     _Hook(self._after_layer, layer), always_call=True
                 ),
             ]
+        self.handles.append(  # after those of layers, and so before them
+            model.register_forward_pre_hook(
+                _Hook(self._before_model), with_kwargs=True, prepend=True
+            )
+        )
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm):
                 self.add_before(module, partial(_check_constant, name or "the model"))
@@ -233,14 +265,17 @@ class HookGradients:
     @property
     def rows(self) -> int:
         """Examples of the present pass."""
-        return self._rows if self._state is _State.CAPTURED else self.sums.rows_due
+        if self._state is _State.CAPTURED:
+            return self._rows
+        return self._spent or self.sums.rows_due
 
     @property
     def captures(self) -> bool:
         """Whether a forward pass that begins now is one of training."""
         if self._state is not _State.READY:
             return self._state is _State.CAPTURED
-        return self.model.training and torch.is_grad_enabled() and self.sums.rows_due > 0
+        due = self.sums.rows_due > 0 or (self._inside and self._spent > 0)
+        return due and self.model.training and torch.is_grad_enabled()
 
     def _before_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if self._state is _State.READY:
@@ -250,8 +285,11 @@ class HookGradients:
         if self._state is _State.READY:
             # Complete gradients belong to an earlier piece. Without any, this is one of several
             # forward passes that share a backward pass.
+            rows = self.sums.rows_due
             self.sums.take()
-            self.watch(args, kwargs)
+            self._spent = 0 if self.sums.rows_due else rows
+            if not self._spent and not self._is_right(args, kwargs):
+                return
             if not self._uses:  # what a look at gradients between batches may have left
                 self._clear_gradients()
         self._inside = True
@@ -261,12 +299,34 @@ class HookGradients:
             loose.module._parameters[loose.name] = leaf  # type: ignore[assignment]
             self._placed.append(loose)
 
-    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
+    def _is_right(self, args: Any, kwargs: Any) -> bool:
+        """Try the model; return False where another way of gradients takes over."""
+        try:
+            self.watch(args, kwargs)
+        except ValueError as error:
+            if self.fall_back is None or does_mix(error):
+                raise
+            last = self.handles.pop(0)
+            self.remove()
+            self.handles.append(last)
+            self._instead = self.fall_back(error)
+            return False
+        accepted, self.accepted = self.accepted, list
+        self.fall_back = None
+        accepted()
+        return True
+
+    def _after_model(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self._instead is not None:
+            instead, self._instead = self._instead, None
+            self.remove()
+            return None if output is None else instead(*args, **kwargs)
         if self._state in (_State.READY, _State.CAPTURED):
             self._inside = False
             for loose in self._placed:
                 loose.module._parameters[loose.name] = loose.parameter
             self._placed.clear()
+        return None
 
     def _before_layer(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._state is _State.OBSERVED:
@@ -291,17 +351,20 @@ class HookGradients:
         if got != rows and not (layer.recurrent and 0 < got < rows):
             raise wrong_rows(layer, rows, x)
         layer.x = x
-        layer.swapped = [
-            (name, p) for name, p in module._parameters.items() if p is not None and p.requires_grad
-        ]
-        for name, p in layer.swapped:
-            module._parameters[name] = p.detach()  # type: ignore[assignment]
+        for owner in layer.owners:
+            layer.swapped += [
+                (owner, name, p)
+                for name, p in owner._parameters.items()
+                if p is not None and p.requires_grad
+            ]
+        for owner, name, p in layer.swapped:
+            owner._parameters[name] = p.detach()  # type: ignore[assignment]
         return ((x,), {}) if args else ((), dict.fromkeys(kwargs, x))
 
     def _after_layer(self, layer: Layer, module: nn.Module, args: Any, output: Any) -> Any:
-        for name, p in layer.swapped:
-            module._parameters[name] = p
-        layer.swapped = []
+        for owner, name, p in layer.swapped:
+            owner._parameters[name] = p
+        layer.swapped.clear()
         x, layer.x = layer.x, None
         if x is None or output is None:
             return None
@@ -311,16 +374,23 @@ class HookGradients:
                 "grad_sample_mode='vmap' takes any"
             )
         if not output.requires_grad:
-            output = _Root.apply(self._anchor, [output])
+            output = _rooted(self._anchor, [output])
         elif output._is_view() and layer.may_change:
-            output = _Alias.apply(output, [output.new_empty(0).set_(output.detach())])
-        output.register_hook(_Waiting(self, layer, x.detach(), self._batch))
+            alias = torch.empty_like(output.detach()[:0])
+            alias.set_(
+                output.untyped_storage(), output.storage_offset(), output.size(), output.stride()
+            )
+            output = _aliased(output, [alias])
+        waiting = _Waiting(self, layer, x.detach(), self._batch, output.output_nr)
+        output.grad_fn.register_prehook(waiting)  # after hooks of the model on the output itself
         return output
 
     def keep(self, layer: Layer, x: Tensor, version: int, batch: int, g: Tensor) -> None:
         """Keep what an output's gradient makes known, in a backward pass."""
         if self._state in (_State.OFF, _State.OBSERVED):
             return
+        if self._spent:
+            self.sums.check_room(len(x))
         if batch != self._batch:
             raise ValueError(
                 "expected one backward pass for each piece of a batch, got one through a forward "
@@ -364,8 +434,8 @@ class HookGradients:
             for start in range(0, rows, size):
                 yield self._samples(slice(start, min(start + size, rows)), uses, leaves)
         finally:
-            if sum(held.nbytes for held in self._room.values()) > _MOST:
-                self._room.clear()
+            if sum(held.nbytes for held in self._room.values()) > _CACHED:
+                self._room.clear()  # memory that the next forward pass can use
 
     def _samples(
         self, part: slice, uses: Sequence[_Use], leaves: Sequence[tuple[Loose, Tensor]]
@@ -380,11 +450,7 @@ class HookGradients:
                 some = slice(part.start, min(part.stop, len(x)))
                 if some.stop <= some.start:
                     continue
-                places = {
-                    name: self._places[id(p)]
-                    for name, p in layer.module.named_parameters()
-                    if id(p) in self._places
-                }
+                places = layer.places
                 whole = some.stop == part.stop
                 free = {name: i for name, i in places.items() if whole and found[i] is None}
                 room = {name: self._room_of(i, count, g.dtype) for name, i in free.items()}
@@ -409,11 +475,11 @@ class HookGradients:
         finally:
             self._state = state
         for loose, leaf in leaves:
-            i = self._places.get(id(loose.parameter))
-            if i is not None and leaf.grad is not None:
+            place = self._places.get(id(loose.parameter))
+            if place is not None and leaf.grad is not None:
                 sample = leaf.grad[part].reshape(count, *loose.parameter.shape)
-                before = found[i]
-                found[i] = sample if before is None else before + sample
+                before = found[place]
+                found[place] = sample if before is None else before + sample
         return found
 
     def _room_of(self, i: int, rows: int, dtype: torch.dtype) -> Tensor:
@@ -505,15 +571,23 @@ class _Alias(torch.autograd.Function):
         return gradients[0], None
 
 
+_rooted: Callable[[Tensor, list[Tensor]], Tensor] = _Root.apply
+_aliased: Callable[[Tensor, list[Tensor]], Tensor] = _Alias.apply
+
+
 class _Waiting:
     """Waits for the gradient of an output, with the input that belongs to it."""
 
-    def __init__(self, source: HookGradients, layer: Layer, x: Tensor, batch: int) -> None:
+    def __init__(
+        self, source: HookGradients, layer: Layer, x: Tensor, batch: int, place: int
+    ) -> None:
         self._source, self._layer, self._x, self._batch = source, layer, x, batch
-        self._version = x._version
+        self._version, self._place = x._version, place
 
-    def __call__(self, g: Tensor) -> None:
-        self._source.keep(self._layer, self._x, self._version, self._batch, g)
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+        g = gradients[self._place]
+        if g is not None:
+            self._source.keep(self._layer, self._x, self._version, self._batch, g)
 
 
 class _Hook:
@@ -541,8 +615,8 @@ def do_nothing(*given: Any) -> None:
 def _check_constant(name: str, layer: _BatchNorm, args: Any, kwargs: Any) -> None:
     if not is_constant(layer):
         raise ValueError(
-            f"{name} ({type(layer).__name__}) must stay in evaluation mode, in which examples do not "
-            "mix, got it in training mode: call its eval() after each model.train()"
+            f"{name} ({type(layer).__name__}) must stay in evaluation mode, in which examples do "
+            "not mix, got it in training mode: call its eval() after each model.train()"
         )
 
 
@@ -579,11 +653,20 @@ def advice(dim: int) -> str:
     )
 
 
-def of_rows(message: str) -> ValueError:
-    """Return an error about rows that are not examples, which `is_of_rows` recognises."""
+def of_rows(message: str, *, mixed: bool = False) -> ValueError:
+    """Return an error about rows that are not examples, which `is_of_rows` recognises.
+
+    `mixed` is whether examples depend on each other.
+    """
     error = ValueError(message)
     setattr(error, _OF_ROWS, True)
+    setattr(error, _MIXED, mixed)
     return error
+
+
+def does_mix(error: BaseException) -> bool:
+    """Whether an error says that the model mixes examples."""
+    return getattr(error, _MIXED, False)
 
 
 def is_of_rows(error: BaseException) -> bool:
@@ -601,7 +684,10 @@ def _trained(model: nn.Module, functorch: bool) -> Iterator[tuple[str, nn.Module
         seen.add(id(module))
         label = f"{name or 'the model'} ({type(module).__name__})"
         children = [(f"{name}.{n}" if name else n, c) for n, c in module.named_children()]
-        if any(p.requires_grad for p in module.parameters(recurse=False)):
+        if is_remade(module) and any(p.requires_grad for p in module.parameters()):
+            seen.update(map(id, module.modules()))
+            yield "layer", module, label
+        elif any(p.requires_grad for p in module.parameters(recurse=False)):
             has_inner = any(p.requires_grad for _, c in children for p in c.parameters())
             kind = "loose" if has_inner and not has_formula(module) else "layer"
             yield kind, module, label

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpftrl_fast._validate import choice, flag, optional
 
-GradSampleMode = Literal["hooks", "functorch", "vmap"]
+GradSampleMode = Literal["auto", "hooks", "functorch", "vmap"]
 
 _MIXES = (
     "its output for an example depends on the other examples of the batch, so that no clipping "
@@ -44,8 +44,8 @@ _COUNTS = (
     "grad_sample_mode='vmap', which counts within an example"
 )
 _REMADE = (
-    "it makes a weight from parameters before each forward pass, out of Opacus's sight: "
-    "grad_sample_mode='vmap'"
+    "it makes a weight from parameters and buffers before each forward pass: remove the "
+    "parametrization (torch.nn.utils.parametrize.remove_parametrizations)"
 )
 _RANDOM = (
     "it has a parameter of its own, for which Opacus takes all of it, dropout too, by torch.func, "
@@ -150,7 +150,7 @@ def _of_opacus(
         got: bool = layer.batch_first
         if got != batch_first:
             yield _BATCH_DIM.format(expected=batch_first, got=got)
-    if _remakes(layer, own):
+    if is_remade(layer) and next(layer.buffers(), None) is not None:
         yield _REMADE
         return
     if not _trained(own):
@@ -168,9 +168,10 @@ def _of_opacus(
         yield _COUNTS
 
 
-def _remakes(layer: nn.Module, own: list[nn.Parameter]) -> bool:
-    if is_parametrized(layer) and not _trained(own):
-        return True  # with a trained parameter of its own, functorch takes all of the layer
+def is_remade(layer: nn.Module) -> bool:
+    """Whether a weight of a layer is made from parameters in each forward pass (weight_norm)."""
+    if is_parametrized(layer):
+        return True
     made = (name for name, v in vars(layer).items() if isinstance(v, Tensor) and not v.is_leaf)
     return any(key.startswith(f"{name}_") for name in made for key in layer._parameters)
 

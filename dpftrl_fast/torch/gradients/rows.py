@@ -31,6 +31,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipped_sums import add_clipped_, row_norms
 from dpftrl_fast.torch.gradients.hooks import (
     HookGradients,
     Layer,
@@ -187,7 +188,8 @@ class _Watch:
             if not _same(buffer, second.buffers[name]):
                 raise of_rows(
                     "the model must keep no statistics of the data in buffers, outside of the "
-                    f"noise, got one: {name}"
+                    f"noise, got one: {name}",
+                    mixed=True,
                 )
         self._find_shared(rows, first, alone)
         for layer, inputs in first.inputs.items():
@@ -196,7 +198,8 @@ class _Watch:
             if len(inputs) == len(others) and not all(map(same, inputs, others)):
                 raise of_rows(
                     f"the model must treat each example apart, got an input of {layer.label} for "
-                    f"one that depends on others: {advice(self._dim)}"
+                    f"one that depends on others: {advice(self._dim)}",
+                    mixed=True,
                 )
         pairs = zip(first.outputs, second.outputs, strict=False)
         if len(first.outputs) == len(second.outputs) and not all(
@@ -204,7 +207,8 @@ class _Watch:
         ):
             raise of_rows(
                 "the model must treat each example apart, got an output for one that depends on "
-                f"others: {advice(self._dim)}"
+                f"others: {advice(self._dim)}",
+                mixed=True,
             )
         self._check_gradients(rows, args, kwargs, alone)
 
@@ -212,9 +216,9 @@ class _Watch:
         """Find the layers whose input has no examples; refuse inputs with others than the rows."""
         for layer, inputs in more.inputs.items():
             fewer = alone.inputs.get(layer, [])
-            kinds = {
-                _kind(layer, x, y, rows) for x, y in zip(inputs, fewer, strict=False)
-            } or {"rows"}
+            kinds = {_kind(layer, x, y, rows) for x, y in zip(inputs, fewer, strict=False)} or {
+                "rows"
+            }
             if len(kinds) > 1 or len(inputs) != len(fewer) or None in kinds:
                 wrong = next((x for x in inputs if not x.dim() or len(x) != rows + 1), inputs[0])
                 wrong = wrong.movedim(0, self._of(layer, wrong))
@@ -243,8 +247,8 @@ class _Watch:
                 _check_outputs(first, alone)
                 _check_sums(first, alone, self._trained)
                 break
-            except ValueError as error:
-                if not is_of_rows(error) or ones == tries[-1]:
+            except ValueError:
+                if ones == tries[-1]:
                     raise
         replaced = self._places(rows, places, args, kwargs)
         second = self._gradients(rows, replaced, kept, changed)
@@ -259,7 +263,8 @@ class _Watch:
             if not torch.allclose(*pair, rounding, allowed, equal_nan=True):
                 raise of_rows(
                     f"the model must treat each example apart, got a gradient of {name} for one "
-                    "that depends on others, in the backward pass: is there a hook?"
+                    "that depends on others, in the backward pass: is there a hook?",
+                    mixed=True,
                 )
 
     def _gradients(
@@ -281,7 +286,7 @@ class _Watch:
             except Exception as error:
                 beside = [layer.label for layer in hooks.layers if layer.shared]
                 beside += [loose.label for loose in hooks.loose]
-                raise of_rows(
+                raise ValueError(
                     "the model must take what all examples share once for each example (of "
                     f"{', '.join(beside) or 'none'}), got {error!r}: grad_sample_mode='vmap' has "
                     "no such limits"
@@ -316,9 +321,9 @@ class _Watch:
             except ValueError:
                 raise
             except Exception as error:
-                raise of_rows(
-                    "the model must take any number of examples, got "
-                    f"{error!r}: {advice(self._dim)}"
+                raise ValueError(
+                    f"the model must take another number of examples, got {error!r}: "
+                    f"{advice(self._dim)}"
                 ) from error
             found = [x.detach() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
             buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
@@ -366,26 +371,34 @@ class _Trial(NamedTuple):
 class _Gradients(NamedTuple):
     """Per-example gradients of a pass, by parameter: sums, and numbers of the rows that are kept.
 
-    The numbers, of shape (3, rows), are the norm, and sums over two thirds of the coordinates.
+    The numbers, of shape (3, rows), are the norm, the sum, and that of half of the coordinates.
+    `sizes` are no less than the sum of the absolute values in any coordinate.
     """
 
     outputs: list[Tensor]
     totals: dict[str, Tensor]
-    sizes: dict[str, Tensor]
+    sizes: dict[str, float]
     numbers: dict[str, Tensor]
     dtypes: dict[str, torch.dtype]
 
     def add(self, name: str, sample: Tensor, kept: Tensor) -> None:
         """Add the gradients of some rows."""
         sample = sample.detach()
-        for held, part in ((self.totals, sample), (self.sizes, sample.abs())):
-            total = part.sum(0, dtype=torch.float64)
-            held[name] = held[name].add_(total) if name in held else total
-        flat = sample.flatten(1)[kept.to(sample.device)]
-        norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+        total = self.totals.get(name)
+        if total is None:
+            total = sample.new_zeros(sample.shape[1:], dtype=torch.float64)
+            self.totals[name] = total
+        ones = torch.ones(len(sample), dtype=torch.float64, device=sample.device)
+        add_clipped_(total, sample, ones)
+        flat = sample.flatten(1)
+        largest = torch.linalg.vector_norm(flat, math.inf, dim=1) if flat.numel() else ones * 0
+        self.sizes[name] = self.sizes.get(name, 0.0) + float(largest.sum())
+        flat = flat[kept.to(sample.device)] if len(kept) < len(flat) else flat
         scale = max(1, flat.shape[1]) ** -0.5
-        thirds = [flat[:, k::3].sum(1, dtype=torch.float64) * scale for k in (0, 1)]
-        numbers = torch.stack([norms, *thirds])
+        half = flat[:, : flat.shape[1] // 2]
+        numbers = torch.stack(
+            [row_norms(flat), flat.sum(1).double() * scale, half.sum(1).double() * scale]
+        )
         before = self.numbers.get(name)
         self.numbers[name] = numbers if before is None else torch.cat([before, numbers], 1)
         self.dtypes[name] = sample.dtype
@@ -417,7 +430,7 @@ def _check_sums(found: _Gradients, alone: _Trial, trained: set[str]) -> None:
 
     Rounding is allowed for, and values that are not finite have no sum.
     """
-    sizes = {name: float(size.max()) if size.numel() else 0.0 for name, size in found.sizes.items()}
+    sizes = found.sizes
     largest = max(sizes.values(), default=0.0)
     if not math.isfinite(largest):
         return
@@ -492,7 +505,8 @@ def _constant_parameters(model: nn.Module) -> Iterator[None]:
             p.detach().copy_(old)
         raise of_rows(
             "the model must leave its parameters alone in a forward pass, since what changes them "
-            f"has no noise, got others in {', '.join(changed)}"
+            f"has no noise, got others in {', '.join(changed)}",
+            mixed=True,
         )
 
 
