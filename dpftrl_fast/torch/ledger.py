@@ -8,6 +8,7 @@ from dataclasses import replace
 from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting import FixedEpochs, Ledger
 from dpftrl_fast.accounting.statement.statement import Neighbours, PrivacyStatement
+from dpftrl_fast.plan.from_budget import stated_epsilon
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
@@ -55,7 +56,7 @@ class TrainingLedger(Ledger):
         self.target_delta = probability("delta", delta)
         self._after: dict[int, float] = {}
         # A delta at which nothing can be stated is refused here.
-        self._declared = plan.epsilon(self.target_delta)
+        self._declared = stated_epsilon(plan, self.target_delta)
 
     def state_by(self, run: PrivacyStatement) -> None:
         """State the guarantee of a run from now on, which may have recoveries beyond the plan."""

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from dpftrl_fast._validate import equal, flag, integer, positive_integer, shown
 from dpftrl_fast.plan.epoch_order import EpochOrder
@@ -19,6 +25,9 @@ from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 
 Ints = NDArray[np.int64]
+
+# What loops call on the rows of a batch, and arrays lack.
+_OF_TENSORS = ("to", "cuda", "cpu", "float", "long", "unsqueeze", "requires_grad_")
 
 _KIND, _VERSION = "FixedOrderLoader", 1
 _STATE = ("kind", "version", "position", "order_seed", "fingerprint", "deal")
@@ -267,7 +276,7 @@ class FixedOrderLoader:
             batch = next(source)
             if self._accumulator is not None:
                 self._accumulator.expect(part.size)
-            yield part, batch
+            yield part.view(_Ids), batch
 
     def _mine(self, step: int) -> Ints:
         rank, processes = self.shard
@@ -322,6 +331,18 @@ class FixedOrderLoader:
         self._order, self._position = order, position
 
 
+class _Ids(np.ndarray[Any, np.dtype[np.int64]]):
+    """The ids of a batch, which are told apart from its rows where a loop takes them for these."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_TENSORS:
+            raise AttributeError(
+                f"the ids of a batch have no attribute {name!r}: the loader yields (ids, batch), "
+                "so write `for ids, (x, y) in loader`"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
 class _Pieces:
     """The batch sampler of some steps: lists of places, a piece each."""
 
@@ -344,6 +365,11 @@ def check_loader(loader: Any) -> None:
     plain = type(loader.sampler) is SequentialSampler
     if plain and len(loader.sampler) != len(loader.dataset):  # type: ignore[arg-type]
         plain, came = False, f"{came} of {len(loader.sampler)} examples"  # type: ignore[arg-type]
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(
+            "data_loader must have no sampler, got DistributedSampler: make_private gives each "
+            "process its part of every batch itself, so give it the whole data set"
+        )
     if not plain:
         raise ValueError(
             "data_loader must not shuffle or sample on its own (shuffle=False, no sampler), since "
@@ -358,6 +384,6 @@ def _check_dataset(dataset: Any) -> None:
     lacks = not all(hasattr(dataset, name) for name in ("__len__", "__getitem__"))
     if lacks or isinstance(dataset, IterableDataset):
         raise ValueError(
-            "the data set must have a length and places, so that its order can be fixed, got "
-            f"{type(dataset).__name__}"
+            "the data set must have __len__ and __getitem__, so that its order can be fixed, got "
+            f"{type(dataset).__name__}: read it once into a list, or give one that reads a place"
         )

@@ -12,20 +12,29 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from dpftrl_fast._validate import (
-    flag,
+    choice,
     non_negative,
     optional,
     positive,
     positive_integer,
-    real,
     shown,
 )
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
+from dpftrl_fast.torch.flat.sgd import FlatSGD
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
 from dpftrl_fast.torch.noise_run import NoiseRun, checked_vector
+from dpftrl_fast.torch.scaler import refuse_scaler, take_scaler
+from dpftrl_fast.torch.schedules import (
+    SCHEDULES,
+    Schedule,
+    ScheduleState,
+    needs_sgd,
+    plain_rate,
+    rates_of,
+)
 from dpftrl_fast.torch.steps import Steps
 
 _HEADER = {"format": "dpftrl_fast.torch.DPFTRL", "version": 1}
@@ -44,13 +53,13 @@ class DPFTRL(Optimizer):
     With s_t the sum over all steps so far, n_t its noise, B the batch size and gamma the momentum,
 
         v_t = gamma v_(t-1) + (s_t + n_t) / B
-        theta_t = P_R(soft(theta_0 - lr_t v_t, lr_t c_t)),     c_t = gamma c_(t-1) + t l1.
+        theta_t = P_R(soft(theta_0 - lr v_t, lr c_t)),     c_t = gamma c_(t-1) + t l1.
 
-    theta_0 are the parameters when a step is first taken, or a state. With a constant `lr` and
-    without noise this is ``torch.optim.SGD`` with the same `lr`, `momentum` and `nesterov`. With a
-    learning-rate scheduler it is not: **lr_t scales the whole way from theta_0**, so that a rate
-    that goes to 0 leads back to theta_0. `ResidualNoise` with an SGD gives schedules their usual
-    meaning.
+    theta_0 are the parameters when a step is first taken, or a state. Without noise this is
+    ``torch.optim.SGD`` with the same `lr`, `momentum` and `nesterov`, and so it is where a
+    scheduler changes them: with `schedule` "sgd" a new rate applies to the steps that follow. With
+    "ftrl" the formula above holds with lr_t in place of lr: **lr_t scales the whole way from
+    theta_0**, and a rate that goes to 0 leads back to theta_0.
 
     Parameters
     ----------
@@ -59,7 +68,7 @@ class DPFTRL(Optimizer):
         bfloat16 and float16 with a float32 ``p.grad`` (``p.grad_dtype``); float64 with
         ``dtype="float64"``. Those that require no gradient at the first step are not changed.
     lr : float
-        1/lambda, greater than 0.
+        1/lambda, at least 0.
     plan : PrivacyPlan
         Source of the noise, with its mechanism and restarts, and of the stated epsilon.
     batch_size : int
@@ -73,6 +82,10 @@ class DPFTRL(Optimizer):
     radius : float, optional
         R, of the ball about 0 for the parameters of all groups together. Parameters that begin
         outside are moved into it by the first step.
+    schedule : {"sgd", "ftrl"}
+        Meaning of a change of `lr`, `momentum`, `nesterov` or `l1` between steps: as in SGD, which
+        keeps one more vector from the first change on, or as in FTRL. See
+        `dpftrl_fast.torch.flat.sgd`.
     dtype : {"float32", "float64"}
         Of sums and noise. A running sum is two numbers of it, of which the smaller one is rounded.
     memory
@@ -130,6 +143,7 @@ class DPFTRL(Optimizer):
         nesterov: bool = False,
         l1: float = 0.0,
         radius: float | None = None,
+        schedule: Schedule = "sgd",
         dtype: Literal["float32", "float64"] = "float32",
         memory: Memory = "stored",
         threads: int | None = None,
@@ -139,6 +153,7 @@ class DPFTRL(Optimizer):
     ) -> None:
         self._batch_size = positive_integer("batch_size", batch_size)
         self._radius = optional(positive, "radius", radius)
+        self._schedule = choice("schedule", schedule, SCHEDULES)
         self._run = NoiseRun(
             plan,
             dtype=dtype,
@@ -152,6 +167,7 @@ class DPFTRL(Optimizer):
         self._update: FlatFTRL | None = None
         self._admitted_rates: list[Rates] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "l1": l1})
+        take_scaler(self)
 
     @property
     def steps(self) -> int:
@@ -187,7 +203,7 @@ class DPFTRL(Optimizer):
             )
         super().add_param_group(param_group)
         try:
-            _rates(self.param_groups[-1])
+            rates_of(self.param_groups[-1])
         except (TypeError, ValueError):
             del self.param_groups[-1]
             raise
@@ -210,6 +226,7 @@ class DPFTRL(Optimizer):
             If an earlier step was interrupted half-way, or this process was forked from one that
             has the key.
         """
+        refuse_scaler(self)
         if closure is not None:
             raise ValueError("step() takes no closure: a batch may be used once only, got one")
         steps = self._run.steps
@@ -236,11 +253,20 @@ class DPFTRL(Optimizer):
         )
         with torch.no_grad(), run.steps.changing(step=True):
             sums = run.sums(gradients)
+            if self._schedule == "sgd" and needs_sgd(update, rates):
+                update = self._continue_as_sgd(update)
             run.noise.step(run.vector)
             parts = run.layout.local(parameters)
             update.step(run.steps_taken, sums, run.vector, rates, parts, run.ranks.norm)
             for p in parameters:
                 p.grad = None
+
+    def _continue_as_sgd(self, update: FlatFTRL) -> FlatSGD:
+        """Change to the update whose rates may change, between two steps."""
+        run = self._run
+        run.noise.so_far(run.vector)
+        self._update = FlatSGD(update, run.steps_taken, run.vector)
+        return self._update
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -250,7 +276,7 @@ class DPFTRL(Optimizer):
         self._admitted_rates = self._read_rates()
 
     def _read_rates(self) -> list[Rates]:
-        rates = [_rates(group) for group in self.param_groups]
+        rates = [rates_of(group) for group in self.param_groups]
         update = self._update
         if update is not None and update.velocity is None and any(r.momentum > 0.0 for r in rates):
             raise ValueError(
@@ -266,7 +292,10 @@ class DPFTRL(Optimizer):
             if rates is None and refusal is None:
                 rates = self._read_rates()
             if not run.started:
-                shown = {"rates of the groups": [vars(rate) for rate in rates or ()]}
+                shown = {
+                    "schedule": self._schedule,
+                    "rates of the groups": [vars(rate) for rate in rates or ()],
+                }
                 run.start(self.param_groups, {**self._settings(), **shown}, refusal=refusal)
             if rates is None:
                 rates = self._read_rates()
@@ -309,10 +338,15 @@ class DPFTRL(Optimizer):
                 **self._run.state_dict(),
                 **self._settings(),
                 "param_groups": [
-                    {name: _plain(value) for name, value in group.items() if name not in _TENSORS}
+                    {
+                        name: plain_rate(value)
+                        for name, value in group.items()
+                        if name not in _TENSORS
+                    }
                     for group in self.param_groups
                 ],
                 "l1_weights": list(update.l1_weights),
+                "schedule": ScheduleState.of_run(self._schedule, update).to_dict(),
                 "vectors": {name: vector.clone() for name, vector in update.vectors().items()},
             }
 
@@ -325,8 +359,8 @@ class DPFTRL(Optimizer):
         Parameters
         ----------
         state_dict : mapping
-            Of an optimiser of the same plan, parameters, batch size, radius and dtype; on many
-            processes of the same rank of as many. Rates of the groups are taken from it.
+            Of an optimiser of the same plan, parameters, batch size, radius, schedule and dtype; on
+            many processes of the same rank of as many. Rates of the groups are taken from it.
         allow_fork : bool, optional
             True allows an optimiser to return to an earlier step of its own run. The results of the
             steps in between must not have been released: otherwise the guarantee is void.
@@ -345,6 +379,8 @@ class DPFTRL(Optimizer):
     def _load(self, state_dict: Mapping[str, Any], allow_fork: bool) -> None:
         update = self._started()
         self._run.check_state(state_dict, {**_HEADER, **self._settings()}, _REST)
+        past = ScheduleState.of_state(state_dict, self._schedule, len(self.param_groups))
+        update = past.like(update)
         _check_vectors(state_dict["vectors"], update.vectors())
         saved, weights = state_dict["param_groups"], state_dict["l1_weights"]
         for name, entry in {"param_groups": saved, "l1_weights": weights}.items():
@@ -362,6 +398,8 @@ class DPFTRL(Optimizer):
             for name, vector in update.vectors().items():
                 vector.copy_(state_dict["vectors"][name])
             update.l1_weights = weights
+            past.load_into(update)
+            self._update = update
             for group, values in zip(self.param_groups, saved, strict=True):
                 group.update(values)
 
@@ -383,6 +421,9 @@ class DPFTRL(Optimizer):
             run.check_account(account)
             with run.steps.changing():
                 run.noise.so_far(run.vector)
+                if self._schedule == "sgd" and run.steps_taken and type(update) is FlatFTRL:
+                    # The noisy sum of the last step must not be rounded a second time.
+                    update = self._update = FlatSGD(update, run.steps_taken, run.vector.clone())
                 update.add_to_sum(run.vector)
                 run.recover(account)
 
@@ -397,19 +438,6 @@ class DPFTRL(Optimizer):
 _TENSORS = ("params", "param_names")
 
 
-def _rates(group: Mapping[str, Any]) -> Rates:
-    momentum = real("momentum", _plain(group["momentum"]), least=0.0, below=1.0)
-    nesterov = flag("nesterov", group["nesterov"])
-    if nesterov and not momentum > 0.0:
-        raise ValueError("nesterov must come with a momentum greater than 0, got momentum 0")
-    return Rates(
-        lr=positive("lr", _plain(group["lr"])),
-        momentum=momentum,
-        nesterov=nesterov,
-        l1=non_negative("l1", _plain(group["l1"])),
-    )
-
-
 def _check_group(group: Any) -> None:
     """Refuse a saved parameter group without rates, or with parameters of its own."""
     if not isinstance(group, Mapping):
@@ -422,12 +450,7 @@ def _check_group(group: Any) -> None:
         raise ValueError(
             f"a group of state's param_groups must hold rates only, got {shown([*group])}"
         )
-    _rates(group)
-
-
-def _plain(value: Any) -> Any:
-    """Return a tensor of one element, which torch accepts as a rate, as a number."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    rates_of(group)
 
 
 def _check_vectors(saved: Any, own: Mapping[str, Tensor]) -> None:

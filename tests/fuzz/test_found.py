@@ -118,6 +118,7 @@ def test_states_of_guards(name: str, value: Any) -> None:
 @pytest.mark.parametrize("change", [
     {"param_groups": [{}]}, {"param_groups": 7}, {"param_groups": [7]}, {"l1_weights": 1.5},
     {"l1_weights": ["x"]}, {"vectors": 3}, {"start": np.ones(2)}, {"format": np.ones(2)},
+    {"schedule": np.ones(2)}, {"schedule": {"kind": "sgd", "rates": 1, "thresholds": None}},
     {"batch_size": ODD["a structured array"]}, {"plan": ODD["an array"]}, {"noise": 3},
 ], ids=repr)  # fmt: skip
 def test_states_of_optimisers(change: dict[str, Any]) -> None:

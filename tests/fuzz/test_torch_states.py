@@ -26,7 +26,9 @@ TREES = plan_of(12, 1.0, mechanism=Tree(restart_every=5, complete=True))
 def dpftrl(steps: int) -> Any:
     members = parameters()
     found = DPFTRL(members, 0.1, plan=TREES, batch_size=4, momentum=0.9, l1=1e-3, key=KEY)
-    run(found, members, 0, steps)
+    run(found, members, 0, min(steps, 5))
+    found.param_groups[0]["lr"] = 0.05  # the states of the first steps are of a constant rate
+    run(found, members, 5, steps)
     return found
 
 

@@ -54,9 +54,14 @@ def loss_of(net: nn.Module, t: int, rank: int, world: int) -> Tensor:
     return (net(x) - y).square().sum()
 
 
-def train(net: nn.Module, optimizer: Any, rank: int, world: int) -> None:
-    for t in range(STEPS):
+def train(
+    net: nn.Module, optimizer: Any, rank: int, world: int, first: int = 0, stop: int = STEPS
+) -> None:
+    """Take steps, from the fourth on with a smaller rate."""
+    for t in range(first, stop):
         optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 if t < 3 else 0.01
         loss_of(net, t, rank, world).backward()
         optimizer.step()
 
@@ -113,17 +118,13 @@ def without_examples(rank: int, world: int) -> dict[str, Any]:
 def resumed(rank: int, world: int) -> dict[str, Any]:
     net = model()
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
-    for t in range(5):
-        loss_of(net, t, rank, world).backward()
-        optimizer.step()
+    train(net, optimizer, rank, world, 0, 5)
     state = optimizer.state_dict()
     other = model()
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
     again.load_state_dict(state)
-    for t in range(5, STEPS):
-        loss_of(other, t, rank, world).backward()
-        again.step()
+    train(other, again, rank, world, 5)
     return {"parameters": flat(other)}
 
 
@@ -187,15 +188,11 @@ def shard_residual(rank: int, world: int) -> dict[str, Any]:
 def shard_resumed(rank: int, world: int) -> dict[str, Any]:
     net, other = sharded(world), sharded(world)
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
-    for t in range(5):
-        loss_of(net, t, rank, world).backward()
-        optimizer.step()
+    train(net, optimizer, rank, world, 0, 5)
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
     again.load_state_dict(optimizer.state_dict())
-    for t in range(5, STEPS):
-        loss_of(other, t, rank, world).backward()
-        again.step()
+    train(other, again, rank, world, 5)
     return {"parameters": flat(other)}
 
 

@@ -321,6 +321,10 @@ def test_coefficients_are_rounded_to_the_dtype_of_the_noise(dtype: Any) -> None:
             },
             Workload(weight_decay=0.2, learning_rates=[0.1] * 8 + [0.01] * 8),
         ),
+        (
+            {"rates": {"momentum": 0.5}, "learning_rates": [0.1] * 8 + [0.01] * 8},
+            Workload(0.5, learning_rates=[0.1] * 8 + [0.01] * 8),
+        ),
         ({"optimizer": torch.optim.Adam}, Workload()),
     ],
 )
@@ -345,8 +349,18 @@ def test_auto_keeps_no_more_vectors_than_the_memory_allows() -> None:
 
 def test_what_does_not_go_together_is_refused() -> None:
     rates = [0.1] * 16
-    with pytest.raises(ValueError, match="learning_rates must come with an optimiser that is kept"):
-        private(learning_rates=rates)
+    with pytest.raises(
+        ValueError, match=r"learning_rates must come with schedule='sgd'.*leave them"
+    ):
+        private(learning_rates=rates, schedule="ftrl")
+    private(schedule="ftrl")
+    with pytest.raises(
+        ValueError, match=r"must come with an SGD that becomes DPFTRL.*leave it out"
+    ):
+        private(schedule="ftrl", keep_optimizer=True)
+    with pytest.raises(ValueError, match="schedule must be one of"):
+        private(schedule="cosine", keep_optimizer=True)
+    private(keep_optimizer=True)
     plan = PrivacyPlan(1.0, 20.0, FixedEpochs(4, 4), BufferedToeplitz((0.5,), (0.25,)))
     with pytest.raises(ValueError, match="a plan, or learning_rates, got both"):
         private(plan=plan, learning_rates=rates, keep_optimizer=True)

@@ -561,13 +561,13 @@ def test_an_interrupted_step_leaves_no_sums(
 
 def test_rates_are_read_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     run = private(noise_multiplier=SIGMA, rates={"lr": 0.1, "momentum": 0.5})
-    real, read = optimizer_module._rates, []
-    monkeypatch.setattr(optimizer_module, "_rates", lambda group: read.append(1) or real(group))
+    real, read = optimizer_module.rates_of, []
+    monkeypatch.setattr(optimizer_module, "rates_of", lambda group: read.append(1) or real(group))
     train(run, 1)
     assert len(read) == 3 * len(run.optimizer.param_groups)
 
 
-@pytest.mark.parametrize("rate", [{"lr": 0.0}, {"momentum": 1.5}, {"l1": math.nan}])
+@pytest.mark.parametrize("rate", [{"lr": -0.1}, {"momentum": 1.5}, {"l1": math.nan}])
 def test_a_rate_that_is_refused_costs_no_step(rate: dict[str, float]) -> None:
     run = private(noise_multiplier=SIGMA, rates={"lr": 0.1, "momentum": 0.5})
     group = run.optimizer.param_groups[0]

@@ -22,10 +22,10 @@ from dpftrl_fast.torch.flat.update import FlatFTRL
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"lr": 0.0}, ValueError, "lr must be a finite number > 0, got 0"),
+        ({"schedule": "cosine"}, ValueError, "schedule must be one of 'sgd', 'ftrl', got 'cosine'"),
         ({"lr": -1.0}, ValueError, "lr must be"),
         ({"lr": math.nan}, ValueError, "lr must be"),
-        ({"lr": "fast"}, TypeError, "lr must be a finite number > 0, got str"),
+        ({"lr": "fast"}, TypeError, "lr must be a finite number >= 0, got str"),
         ({"momentum": 1.0}, ValueError, "momentum must be"),
         ({"momentum": math.nan}, ValueError, "momentum must be"),
         ({"l1": -0.1}, ValueError, "l1 must be"),
@@ -110,7 +110,7 @@ def _sparse(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
     [
         (_closure, "takes no closure"),
         (_no_gradients, "None for all parameters: call backward first"),
-        (_new_rate, "lr must be a finite number > 0, got nan"),
+        (_new_rate, "lr must be a finite number >= 0, got nan"),
         (_new_momentum, "momentum must be greater than 0 from the first step on"),
         (_new_group, "before the first step"),
         (_new_parameter, r"must have \[4\] parameters.*got \[5\]"),

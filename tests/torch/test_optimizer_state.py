@@ -121,7 +121,9 @@ def test_a_broken_state_is_refused() -> None:
     with pytest.raises(ValueError, match="1 parameter groups, got 2"):
         dpftrl.load_state_dict({**state, "param_groups": state["param_groups"] * 2})
     with pytest.raises(ValueError, match="lr must be"):
-        dpftrl.load_state_dict({**state, "param_groups": [{**state["param_groups"][0], "lr": 0.0}]})
+        dpftrl.load_state_dict(
+            {**state, "param_groups": [{**state["param_groups"][0], "lr": -1.0}]}
+        )
     run(dpftrl, members, 1, 2)
     with pytest.raises(ValueError, match="its noise would be used twice"):
         dpftrl.load_state_dict(state)

@@ -276,8 +276,8 @@ def test_the_first_pass_only_is_tried() -> None:
     x = torch.randn(ROWS, 4)
     with torch.no_grad():
         module(x[:2])
-    module.eval()
-    module(x[:3])
+        module.eval()
+        module(x[:3])
     module.train()
     loss(module(x), x).backward()
     assert calls == [2, 3, *TRIAL, ROWS]

@@ -33,6 +33,7 @@ from dpftrl_fast.torch.gradients.clipped_sums import (
     sum_dtype,
 )
 from dpftrl_fast.torch.gradients.clipping import Clipping
+from dpftrl_fast.torch.scaler import refuse_scaler, take_scaler
 from dpftrl_fast.torch.steps import Steps
 
 Ints = NDArray[np.int64]
@@ -140,6 +141,7 @@ class Accumulator:
         self._hooked = False
         self.noise = None
         self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None
+        self._frozen: dict[int, Tensor] = {}
         dtypes = {sum_dtype(p.dtype) for p in self.parameters}
         limit = min(
             contribution_limit(
@@ -178,6 +180,11 @@ class Accumulator:
         return self._steps.taken
 
     @property
+    def ids(self) -> Ints | None:
+        """Examples of the open batch."""
+        return self._steps.ids
+
+    @property
     def is_open(self) -> bool:
         """Whether a batch was begun whose step has not come."""
         return self._steps.is_open
@@ -200,9 +207,16 @@ class Accumulator:
         `after_sum` is called when the sums are in ``p.grad``.
         """
         self._check_same(optimizer)
+        self._frozen = {
+            id(p): p
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if not p.requires_grad
+        }
         self._hooked = self._steps.hooked = True
 
         def before(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            refuse_scaler(stepping)
             # torch hands over the optimiser itself as the first argument.
             given = [a for a in (*args, *kwargs.values()) if a is not stepping and a is not None]
             if given:
@@ -221,6 +235,7 @@ class Accumulator:
         def after(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.done()
 
+        take_scaler(optimizer)
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
 
@@ -396,7 +411,18 @@ class Accumulator:
             )
 
     def _check_same(self, optimizer: Optimizer) -> None:
-        given = [p for group in optimizer.param_groups for p in group["params"]]
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        own = {id(p) for p in self.parameters}
+        frozen = [p for p in every if id(p) not in own and not p.requires_grad]
+        for p in frozen:
+            p.grad = None  # of before it was frozen: an optimiser would use it
+        given = [p for p in every if id(p) in own or p.requires_grad]
+        if not all(p.requires_grad and id(p) not in self._frozen for p in given):
+            raise ValueError(
+                "the same parameters must be frozen (requires_grad=False) throughout a run, got a "
+                "change: freeze and unfreeze before make_private, and make another run, with an "
+                "epsilon of its own, to train others"
+            )
         if [id(p) for p in given] != [id(p) for p in self.parameters]:
             raise ValueError(
                 f"the optimizer must have the {len(self.parameters)} parameters it had at the "

@@ -23,9 +23,11 @@ import torch
 from opacus.layers.dp_rnn import RNNLinear
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
+from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
 from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
 from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
@@ -276,6 +278,8 @@ class HookGradients:
         return due and self.model.training and torch.is_grad_enabled()
 
     def _before_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._state is _State.READY:
+            check_first_pass(model, self.sums, tree_leaves((args, kwargs)))
         if not self.captures:
             return
         if self._state is _State.READY:
