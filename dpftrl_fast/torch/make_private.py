@@ -31,6 +31,7 @@ from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, che
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.public_state import keep_position
 from dpftrl_fast.torch.residual import ResidualNoise
 
 
@@ -178,7 +179,7 @@ def make_private(
     private with the epsilon of ``ledger.epsilon_spent()``: that of the plan
     (``data_loader.plan.epsilon(delta)``; ``neighbours="replace-one"`` for a replaced example). The
     caller must take the batches from the returned loader, one ``optimizer.step()`` each, keep the
-    noise key and optimiser states secret, and release nothing else that is computed from the data:
+    noise key and states with secrets to themselves, and release nothing else that is computed from the data:
     the loss printed while training is not private. Noisy sums are on a public grid, see
     docs/floating_point.md.
 
@@ -206,8 +207,10 @@ def make_private(
     True
     """
     ranks, shard = _ranks(noise.get("process_group"))
+    seed_is_given = order_seed is not None
     if shard[1] > 1:  # on all ranks, before one of them may refuse
-        order_seed = ranks.share(secrets.randbits(64) if order_seed is None else order_seed)
+        drawn = secrets.randbits(64) if order_seed is None else order_seed
+        order_seed, seed_is_given = ranks.share((drawn, seed_is_given))
     module: nn.Module
     undo: Callable[[], Any] = list
     source: DPFTRL | ResidualNoise
@@ -263,6 +266,7 @@ def make_private(
         loader = FixedOrderLoader.from_loader(
             data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
         )
+        loader.seed_is_given = seed_is_given
         ledger = TrainingLedger(plan, delta)
         sums = Accumulator(
             parameters,
@@ -308,6 +312,7 @@ def make_private(
     else:
         means = partial(_noisy_means, parameters, source, batch_size)
         sums.attach(optimizer, after_sum=means)
+        keep_position(optimizer, source)
     loader.attach(sums)
     return PrivateTraining(module, optimizer, loader, ledger)
 

@@ -69,7 +69,7 @@ def replicas(rank: int, world: int) -> dict[str, Any]:
     net = model()
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
     train(net, optimizer, rank, world)
-    return {"parameters": flat(net), "sum": optimizer.state_dict()["vectors"]["sum"]}
+    return {"parameters": flat(net), "sum": optimizer.state_dict(secrets=True)["vectors"]["sum"]}
 
 
 def averaging_replicas(rank: int, world: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def resumed(rank: int, world: int) -> dict[str, Any]:
     for t in range(5):
         loss_of(net, t, rank, world).backward()
         optimizer.step()
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     other = model()
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
@@ -150,7 +150,7 @@ def shards(rank: int, world: int) -> dict[str, Any]:
     net = sharded(world)
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
     train(net, optimizer, rank, world)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     return {
         "parameters": flat(net),
         "sum": state["vectors"]["sum"],
@@ -192,7 +192,7 @@ def shard_resumed(rank: int, world: int) -> dict[str, Any]:
         optimizer.step()
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
-    again.load_state_dict(optimizer.state_dict())
+    again.load_state_dict(optimizer.state_dict(secrets=True))
     for t in range(5, STEPS):
         loss_of(other, t, rank, world).backward()
         again.step()
