@@ -161,14 +161,16 @@ class TrainingRun(PrivacyStatement):
         self._kept_at = 0
         refusal: Exception | None = None
         same: dict[str, Any] = {}
+        identity: dict[str, Any] = {}
         try:
             self._check_beginning()
             self._every = positive_integer("checkpoint_every", checkpoint_every)
             self._keep_sums = flag("keep_sums", keep_sums)
             abandon, fork = flag("recover", recover), flag("allow_fork", allow_fork)
             account = RunAccount(loader.plan, spare_recoveries)
-            same |= {
-                "run": self._identity(account),
+            identity = self._identity(account)
+            same = {
+                **identity,
                 "checkpoint_every": self._every,
                 "keep_sums": self._keep_sums,
                 "recover": abandon,
@@ -179,7 +181,7 @@ class TrainingRun(PrivacyStatement):
         self._ranks.check_order(loader.order(), refusal=refusal)
         self._ranks.check_same(same)
         self._journal = SharedJournal(
-            self._ranks, self._rank == 0, folder, same["run"], allow_fork=fork
+            self._ranks, self._rank == 0, folder, identity, allow_fork=fork
         )
         try:
             self._account = self._begin(account, abandon, accept_epsilon)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of several ranks, for test_distributed.py and test_make_private_ranks.py.
+"""Runs of several ranks, for the tests of distributed runs.
 
 `start` runs `python torch_ranks.py FOLDER`: first what one process alone comes to, then its forks
 are the ranks, which run all cases. Each writes its results.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import private_ranks
+import run_ranks
 import torch
 import torch.distributed as dist
 from processes import child
@@ -329,6 +330,8 @@ def run_rank(rank: int, folder: Path) -> None:
                 result[case.__name__] = case(rank, world)
     with in_world(rank, private_ranks.WORLD, folder / "private") as result:
         result.update(private_ranks.found(rank))
+    with in_world(rank, run_ranks.WORLD, folder / "runs") as result:
+        result.update(run_ranks.results(rank, folder / "folders"))
 
 
 def main(folder: Path) -> None:
