@@ -426,7 +426,8 @@ def _add_up_(ranks: Ranks, sums: list[Tensor]) -> None:
         alike = [part for part in sums if (part.dtype, part.device) == kind]
         total = torch.cat([part.reshape(-1) for part in alike])
         ranks.reduce_(total)
-        for part, added in zip(alike, total.split([p.numel() for p in alike]), strict=True):
+        parts = torch.split(total, [part.numel() for part in alike])
+        for part, added in zip(alike, parts, strict=True):
             part.copy_(added.view_as(part))
 
 

@@ -137,8 +137,15 @@ def test_a_state_without_its_key_is_refused_elsewhere(kind: str) -> None:
     other.load_state_dict(noise.state_dict(secrets=True))
     for a, b in zip(step(noise, 5), step(other, 5), strict=True):
         assert torch.equal(a, b)
-    for change in ({"plan": plan_of(13, 1.0).to_dict()}, {"batch_size": 5}, {"dtype": "float64"},
-                   {"parameters": "0"}, {"format": "x"}, {"steps_taken": 99}, {"start": 2}):  # fmt: skip
+    for change in (
+        {"plan": plan_of(13, 1.0).to_dict()},
+        {"batch_size": 5},
+        {"dtype": "float64"},
+        {"parameters": "0"},
+        {"format": "x"},
+        {"steps_taken": 99},
+        {"start": 2},
+    ):
         with pytest.raises(ValueError, match="state"):
             kinds()[kind].load_state_dict({**start, **change})
     for name in start:
@@ -273,7 +280,7 @@ def test_checkpoints_of_tools_hold_no_key_and_are_no_way_round_the_account(keep:
 
     saved = loaded()
     other = private(keep)
-    with pytest.raises(ValueError, match="holds no key.*call recover"):
+    with pytest.raises(ValueError, match=r"holds no key.*call recover"):
         other.optimizer.load_state_dict(saved["optimizer"])
     stated = other.ledger.epsilon_spent()
     plan = other.data_loader.plan

@@ -118,6 +118,8 @@ def test_torchrun_starts_a_killed_training_again(tmp_path: Path) -> None:
             "--max-restarts=1", ranks.__file__, out, str(kill),
         ]  # fmt: skip
         limits = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        # Else gloo finds the addresses of the first start.
+        limits["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with child(program, env={**os.environ, **limits}, text=True, **options) as process:
             said = process.communicate(timeout=300)[0]
