@@ -179,8 +179,8 @@ def make_private(
     private with the epsilon of ``ledger.epsilon_spent()``: that of the plan
     (``data_loader.plan.epsilon(delta)``; ``neighbours="replace-one"`` for a replaced example). The
     caller must take the batches from the returned loader, one ``optimizer.step()`` each, keep the
-    noise key and states with secrets to themselves, and release nothing else that is computed from the data:
-    the loss printed while training is not private. Noisy sums are on a public grid, see
+    noise key and states with secrets secret, and release nothing else that is computed from the
+    data: the loss printed while training is not private. Noisy sums are on a public grid, see
     docs/floating_point.md.
 
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few

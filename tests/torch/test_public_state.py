@@ -98,7 +98,7 @@ def test_the_state_of_the_beginning_fixes_nothing() -> None:
     dpftrl.load_state_dict(state)
     assert dpftrl.param_groups[0]["lr"] == 0.7 and not dpftrl._run.started
     dpftrl.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 0.1})
-    with pytest.raises(ValueError, match="the parameters of this object|2 parameter groups"):
+    with pytest.raises(ValueError, match=r"the parameters of this object|2 parameter groups"):
         dpftrl.load_state_dict(state)
 
 
