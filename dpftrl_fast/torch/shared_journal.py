@@ -22,7 +22,7 @@ _KINDS = (ValueError, TypeError, OSError, RuntimeError)
 
 
 class _Position(NamedTuple):
-    """Where the journal of rank 0 is."""
+    """Position of the journal of rank 0."""
 
     step: int = 0
     last: int = 0
