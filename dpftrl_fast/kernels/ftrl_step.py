@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass of the FTRL update over a long vector whose gradients and results lie in many tensors.
+"""One pass of the FTRL or SGD update over a long vector that lies in many tensors.
 
 The update reads and writes ten vectors and computes little, so its cost is its memory traffic;
 array operations would make one more trip each. Gradients are read and results written in place, by
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import carray, from_dtype  # type: ignore[attr-defined]
@@ -62,6 +63,34 @@ def _momentum_piece(
         out[i] = _soft(theta_0[i] - (a * x + b * v[i]), c)
 
 
+@exact_helper
+def _sgd_piece(
+    g: Array, s: Array, low: Array, last: Array, theta: Array, noise: Array, out: Array,
+    grid: float, half: float, a: float, c: float,
+) -> None:  # fmt: skip
+    for i in range(s.size):
+        s[i], low[i] = _summed(s[i], low[i], g[i])
+        x = _noisy(s[i], low[i], noise[i], grid, half)
+        theta[i] = theta[i] - a * (x - last[i])
+        last[i] = x
+        out[i] = _soft(theta[i], c)
+
+
+@exact_helper
+def _sgd_momentum_piece(
+    g: Array, s: Array, low: Array, u: Array, last: Array, theta: Array, noise: Array, out: Array,
+    grid: float, half: float, gamma: float, share: float, a: float, b: float, c: float,
+) -> None:  # fmt: skip
+    for i in range(s.size):
+        s[i], low[i] = _summed(s[i], low[i], g[i])
+        x = _noisy(s[i], low[i], noise[i], grid, half)
+        r = x - last[i]
+        last[i] = x
+        u[i] = gamma * u[i] + share * r
+        theta[i] = theta[i] - (a * r + b * u[i])
+        out[i] = _soft(theta[i], c)
+
+
 def _plain(
     pieces: Array, g_at: Array, out_at: Array, numbers: Array, grid: float,
     s: Array, low: Array, theta_0: Array, noise: Array,
@@ -88,6 +117,38 @@ def _with_momentum(
         out = carray(pointer(out_at[k], s), (stop - start,))
         _momentum_piece(
             g, s[start:stop], low[start:stop], v[start:stop], theta_0[start:stop],
+            noise[start:stop], out, grid, half,
+            numbers[group, 0], numbers[group, 1], numbers[group, 2], numbers[group, 3],
+            numbers[group, 4],
+        )  # fmt: skip
+
+
+def _sgd_plain(
+    pieces: Array, g_at: Array, out_at: Array, numbers: Array, grid: float,
+    s: Array, low: Array, last: Array, theta: Array, noise: Array,
+) -> None:  # fmt: skip
+    half = half_of(grid)
+    for k in range(pieces.shape[0]):
+        start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+        g = carray(pointer(g_at[k], s), (stop - start,))
+        out = carray(pointer(out_at[k], s), (stop - start,))
+        _sgd_piece(
+            g, s[start:stop], low[start:stop], last[start:stop], theta[start:stop],
+            noise[start:stop], out, grid, half, numbers[group, 2], numbers[group, 4],
+        )  # fmt: skip
+
+
+def _sgd_with_momentum(
+    pieces: Array, g_at: Array, out_at: Array, numbers: Array, grid: float,
+    s: Array, low: Array, u: Array, last: Array, theta: Array, noise: Array,
+) -> None:  # fmt: skip
+    half = half_of(grid)
+    for k in range(pieces.shape[0]):
+        start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+        g = carray(pointer(g_at[k], s), (stop - start,))
+        out = carray(pointer(out_at[k], s), (stop - start,))
+        _sgd_momentum_piece(
+            g, s[start:stop], low[start:stop], u[start:stop], last[start:stop], theta[start:stop],
             noise[start:stop], out, grid, half,
             numbers[group, 0], numbers[group, 1], numbers[group, 2], numbers[group, 3],
             numbers[group, 4],
@@ -134,8 +195,55 @@ def ftrl_loop(dtype: str, momentum: bool) -> Callable[..., None]:
     ([2.0, 4.0], [0.0, -0.75])
     """
     given, changed = read_only(dtype, 1), writable(dtype, 1)
-    places = (read_only("int64", 2), read_only("int64", 1), read_only("int64", 1))
-    head = (*places, read_only(dtype, 2), from_dtype(np.dtype(dtype)), changed, changed)
     if momentum:
-        return compiled(_with_momentum, *head, changed, given, given)
-    return compiled(_plain, *head, given, given)
+        return compiled(_with_momentum, *_head(dtype), changed, given, given)
+    return compiled(_plain, *_head(dtype), given, given)
+
+
+@functools.cache
+def sgd_loop(dtype: str, momentum: bool) -> Callable[..., None]:
+    """Return the compiled update of SGD on the differences of noisy running sums.
+
+    With the names of :func:`ftrl_loop`, and x' the x of the step before, for each element
+
+        s + low += g,    r = x - x',    theta -= a r,    out = soft(theta, c)
+        s + low += g,    r = x - x',    u = gamma u + share r,    theta -= a r + b u,
+                                                                  out = soft(theta, c)
+
+    Parameters
+    ----------
+    dtype : {"float32", "float64"}
+        Of all vectors; a call of the loop refuses other dtypes and layouts.
+    momentum : bool
+        True for the second form.
+
+    Returns
+    -------
+    callable
+        ``loop(pieces, g_at, out_at, numbers, grid, s, low, last, theta, noise)``, with u before
+        last in the second form; as that of :func:`ftrl_loop`. `last` is x', and is overwritten by
+        x; theta and u are written too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> s, low, last, theta, out = (np.zeros(2) for _ in range(5))
+    >>> loop, g = sgd_loop("float64", False), np.array([2.0, 4.0])
+    >>> pieces, at = np.array([[0, 2, 0]]), [np.array([x.ctypes.data]) for x in (g, out)]
+    >>> for rate in (1.0, 0.5):
+    ...     numbers = np.array([[0.0, 0.0, rate, 0.0, 0.0]])
+    ...     loop(pieces, *at, numbers, 0.25, s, low, last, theta, np.zeros(2))
+    >>> s.tolist(), out.tolist()
+    ([4.0, 8.0], [-3.0, -6.0])
+    """
+    given, changed = read_only(dtype, 1), writable(dtype, 1)
+    if momentum:
+        return compiled(_sgd_with_momentum, *_head(dtype), changed, changed, changed, given)
+    return compiled(_sgd_plain, *_head(dtype), changed, changed, given)
+
+
+def _head(dtype: str) -> tuple[Any, ...]:
+    """Return the types of the arguments that all loops begin with, up to s and low."""
+    changed = writable(dtype, 1)
+    places = (read_only("int64", 2), read_only("int64", 1), read_only("int64", 1))
+    return (*places, read_only(dtype, 2), from_dtype(np.dtype(dtype)), changed, changed)

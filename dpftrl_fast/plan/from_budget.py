@@ -149,7 +149,29 @@ def plan_of(
     }
     if noise_multiplier is not None:
         plan = PrivacyPlan(noise_multiplier=noise_multiplier, **fields)
-        plan.epsilon(delta)  # a delta at which nothing can be stated is refused here
+        stated_epsilon(plan, delta)
         return plan
     assert epsilon is not None
     return PrivacyPlan.calibrate(epsilon=epsilon, delta=delta, **fields)
+
+
+def stated_epsilon(plan: PrivacyPlan, delta: float) -> float:
+    """Return the epsilon of a plan; ValueError if its noise is too small for one at this delta.
+
+    Examples
+    --------
+    >>> stated_epsilon(PrivacyPlan(1.0, 0.1, SinglePass(3)), 1e-5)
+    Traceback (most recent call last):
+    ...
+    ValueError: noise_multiplier must be large enough for an epsilon at delta 1e-05, got 0.1: give \
+epsilon instead, and the multiplier is computed
+    """
+    try:
+        return plan.epsilon(delta)
+    except ValueError as error:
+        if not 0.0 < delta < 1.0 or plan.delta_floor < delta:
+            raise
+        raise ValueError(
+            f"noise_multiplier must be large enough for an epsilon at delta {delta}, got "
+            f"{plan.noise_multiplier}: give epsilon instead, and the multiplier is computed"
+        ) from error

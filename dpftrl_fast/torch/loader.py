@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from dpftrl_fast._validate import equal, flag, integer, positive_integer, shown
 from dpftrl_fast.plan.epoch_order import EpochOrder
@@ -19,6 +25,9 @@ from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 
 Ints = NDArray[np.int64]
+
+# What loops call on the rows of a batch, and arrays lack.
+_OF_TENSORS = ("to", "cuda", "cpu", "float", "long", "unsqueeze", "requires_grad_")
 
 _KIND, _VERSION = "FixedOrderLoader", 1
 _STATE = ("kind", "version", "position", "order_seed", "fingerprint", "deal")
@@ -63,6 +72,12 @@ class FixedOrderLoader:
         Of `torch.utils.data.DataLoader`: ``collate_fn``, ``pin_memory``, ``num_workers``,
         ``timeout``, ``worker_init_fn``, ``multiprocessing_context``, ``prefetch_factor``.
 
+    Attributes
+    ----------
+    seed_is_given : bool
+        Whether the seed is the caller's: then a state with another is refused. Set it to False
+        where the caller has drawn the seed, to share it with other processes.
+
     Raises
     ------
     TypeError, ValueError
@@ -103,7 +118,7 @@ class FixedOrderLoader:
         size = positive_integer("batch_size", batch_size)
         shuffled, short = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.dataset, self.plan, self._options = dataset, plan, options
-        self._given_seed = order_seed is not None
+        self.seed_is_given = order_seed is not None
         seed = secrets.randbits(64) if order_seed is None else integer("order_seed", order_seed, 0)
         self._order = EpochOrder(len(dataset), size, plan, seed if shuffled else None, short)
         rank, processes = shard
@@ -267,7 +282,7 @@ class FixedOrderLoader:
             batch = next(source)
             if self._accumulator is not None:
                 self._accumulator.expect(part.size)
-            yield part, batch
+            yield part.view(_Ids), batch
 
     def _mine(self, step: int) -> Ints:
         rank, processes = self.shard
@@ -309,7 +324,7 @@ class FixedOrderLoader:
                 "load the guard's state first"
             )
         order = old
-        if old.seed is not None and seed is not None and not self._given_seed:
+        if old.seed is not None and seed is not None and not self.seed_is_given:
             order = EpochOrder(
                 old.units, old.batch_size, self.plan, integer("order_seed", seed, 0), old.drop_last
             )
@@ -320,6 +335,18 @@ class FixedOrderLoader:
                 "size, drop_last, shuffle, order_seed), got another"
             )
         self._order, self._position = order, position
+
+
+class _Ids(np.ndarray[Any, np.dtype[np.int64]]):
+    """The ids of a batch, which are told apart from its rows where a loop takes them for these."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_TENSORS:
+            raise AttributeError(
+                f"the ids of a batch have no attribute {name!r}: the loader yields (ids, batch), "
+                "so write `for ids, (x, y) in loader`"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 class _Pieces:
@@ -344,6 +371,11 @@ def check_loader(loader: Any) -> None:
     plain = type(loader.sampler) is SequentialSampler
     if plain and len(loader.sampler) != len(loader.dataset):  # type: ignore[arg-type]
         plain, came = False, f"{came} of {len(loader.sampler)} examples"  # type: ignore[arg-type]
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(
+            "data_loader must have no sampler, got DistributedSampler: make_private gives each "
+            "process its part of every batch itself, so give it the whole data set"
+        )
     if not plain:
         raise ValueError(
             "data_loader must not shuffle or sample on its own (shuffle=False, no sampler), since "
@@ -358,6 +390,6 @@ def _check_dataset(dataset: Any) -> None:
     lacks = not all(hasattr(dataset, name) for name in ("__len__", "__getitem__"))
     if lacks or isinstance(dataset, IterableDataset):
         raise ValueError(
-            "the data set must have a length and places, so that its order can be fixed, got "
-            f"{type(dataset).__name__}"
+            "the data set must have __len__ and __getitem__, so that its order can be fixed, got "
+            f"{type(dataset).__name__}: read it once into a list, or give one that reads a place"
         )

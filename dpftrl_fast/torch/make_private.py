@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from dpftrl_fast._validate import flag, positive_integer
+from dpftrl_fast._validate import choice, flag, positive_integer
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MAX_VECTORS, MechanismChoice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
@@ -23,16 +23,26 @@ from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
+from dpftrl_fast.torch.given import (
+    check_optimizer,
+    check_plain,
+    check_trained,
+    refuse_steps,
+    trained_parameters,
+)
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
-from dpftrl_fast.torch.gradients.grad_sample import HookGradients, check_criterion
+from dpftrl_fast.torch.gradients.grad_sample import check_criterion
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
 from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.public_state import keep_position
 from dpftrl_fast.torch.residual import ResidualNoise
+from dpftrl_fast.torch.same_data import check_same_examples, examples_hash
+from dpftrl_fast.torch.schedules import SCHEDULES, Schedule
 
 
 class PrivateTraining(NamedTuple):
@@ -41,7 +51,7 @@ class PrivateTraining(NamedTuple):
     Attributes
     ----------
     model : nn.Module
-        The wrapped model: Opacus's ``GradSampleModule``, or a `VmapModule`.
+        The network itself, with hooks on it; with "vmap" a `VmapModule` around it.
     optimizer : torch.optim.Optimizer
         `DPFTRL`, or the given optimiser, on noisy sums.
     data_loader : FixedOrderLoader
@@ -83,12 +93,13 @@ def make_private(
     bound: PlanBound = "released",
     shuffle: bool = True,
     order_seed: int | None = None,
-    grad_sample_mode: GradSampleMode = "hooks",
+    grad_sample_mode: GradSampleMode = "auto",
     criterion: Callable[[Any, Any], torch.Tensor] | None = None,
     loss_reduction: str = "mean",
     batch_first: bool = True,
     chunk_size: int | None = None,
     keep_optimizer: bool = False,
+    schedule: Schedule = "sgd",
     **noise: Any,
 ) -> PrivateTraining:
     """Make a model, an optimiser and a loader private, in the manner of Opacus.
@@ -108,7 +119,8 @@ def make_private(
     optimizer : torch.optim.Optimizer
         An SGD becomes a `DPFTRL` with its rates, momentum and Nesterov; any other stays and gets
         noisy mean gradients (`ResidualNoise`). Learning-rate schedulers belong to the optimiser
-        that is returned.
+        that is returned. Frozen parameters (``requires_grad=False``) stay as they are, in all of
+        the run.
     data_loader : DataLoader
         Must not shuffle. The length n of its data set and the batch size B are public.
     epsilon, noise_multiplier : float
@@ -135,16 +147,17 @@ def make_private(
         Vectors of the model's size that a mechanism chosen by "auto" keeps between steps: at most
         as many as the option ``memory`` keeps, none with "regenerate".
     learning_rates : sequence of float, optional
-        The rate of each step, if a scheduler changes those of an optimiser that is kept: used to
-        choose the mechanism only.
+        The rate of each step, if a scheduler changes them: used to choose the mechanism only.
     bound
         As for `PrivacyPlan`.
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is drawn at random, again at each restart of the
         noise that begins an epoch. Noise without restarts has one order for all epochs.
-    grad_sample_mode : {"hooks", "functorch", "vmap"}
-        Opacus's formulas and hooks; Opacus's hooks with ``torch.func`` for all layers; or each
-        example alone through the whole model, for models that Opacus refuses, see `VmapModule`.
+    grad_sample_mode : {"auto", "hooks", "functorch", "vmap"}
+        Per-example gradients by formulas and hooks on the layers ("hooks"); by hooks, with
+        ``torch.func`` for all layers; or by passing each example alone through the whole model, for
+        models that hooks cannot follow, see `VmapModule`. "auto" takes hooks where they are right,
+        or else "vmap", and prints its choice.
     criterion : callable, optional
         The loss. With hooks it is only checked, see `check_criterion`; with "vmap" the loop may
         call ``model.backward(x, y)`` then, which gives it one example at a time.
@@ -157,6 +170,9 @@ def make_private(
         64 MiB of them.
     keep_optimizer : bool
         Keep an SGD as it is, with `ResidualNoise`.
+    schedule : {"sgd", "ftrl"}
+        What a scheduler's rates mean to the `DPFTRL` that an SGD becomes: with "sgd" the same as to
+        the SGD; with "ftrl" the latest rate scales the whole way from the start.
     **noise
         Options of `DPFTRL` or `ResidualNoise`, such as ``memory`` or ``threads``. The processes of
         ``process_group`` share each batch.
@@ -180,8 +196,8 @@ def make_private(
     private with the epsilon of ``ledger.epsilon_spent()``: that of the plan
     (``data_loader.plan.epsilon(delta)``; ``neighbours="replace-one"`` for a replaced example). The
     caller must take the batches from the returned loader, one ``optimizer.step()`` each, keep the
-    noise key and optimiser states secret, and release nothing else that is computed from the data:
-    the loss printed while training is not private. Noisy sums are on a public grid, see
+    noise key and states with secrets secret, and release nothing else that is computed from the
+    data: the loss printed while training is not private. Noisy sums are on a public grid, see
     docs/floating_point.md.
 
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few
@@ -208,8 +224,14 @@ def make_private(
     True
     """
     ranks, shard = _ranks(noise.get("process_group"))
+    seed_is_given = order_seed is not None
+    examples = of_rank_0 = None
     if shard[1] > 1:  # on all ranks, before one of them may refuse
-        order_seed = ranks.share(secrets.randbits(64) if order_seed is None else order_seed)
+        drawn = secrets.randbits(64) if order_seed is None else order_seed
+        order_seed, seed_is_given = ranks.share((drawn, seed_is_given))
+        salt = ranks.share(secrets.token_hex(16))
+        examples = examples_hash(getattr(data_loader, "dataset", None), salt)
+        of_rank_0 = ranks.share(examples)
     module: nn.Module
     undo: Callable[[], Any] = list
     source: DPFTRL | ResidualNoise
@@ -221,25 +243,29 @@ def make_private(
             raise TypeError(f"model must be a Module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        check_plain(model)
         check_loader(data_loader)
-        check_layers(model, mode, batch_first=batch_first)
+        check_same_examples(examples, of_rank_0)
+        check_layers(model, "vmap" if mode == "auto" else mode, batch_first=batch_first)
         if mode != "vmap":
             check_criterion(criterion, loss_reduction)
-        if mode != "vmap" and chunk_size is not None:
+        if mode in ("hooks", "functorch") and chunk_size is not None:
             raise ValueError(
                 f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out "
                 "the batch in pieces instead (loader.in_pieces)"
             )
-        _check_optimizer(optimizer)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        _check_dtypes(parameters, noise.get("dtype", "float32"))
+        check_optimizer(optimizer)
+        parameters = trained_parameters(optimizer)
+        check_trained(parameters, noise.get("dtype", "float32"))
         clip = clipping_of(clipping, clip_norm, len(parameters), gamma)
         batch_size = positive_integer("the loader's batch_size", data_loader.batch_size)
         participation = _participation(data_loader, batch_size, epochs, shuffle)
         keep = flag("keep_optimizer", keep_optimizer)
         to_ftrl = type(optimizer) is torch.optim.SGD and not keep
+        meaning = choice("schedule", schedule, SCHEDULES)
+        _check_schedule(meaning, to_ftrl, learning_rates)
         options = _sgd_options(optimizer) if to_ftrl else {}
-        schedule: dict[str, Any] = {
+        budget: dict[str, Any] = {
             "epsilon": epsilon,
             "noise_multiplier": noise_multiplier,
             "mechanism": mechanism,
@@ -247,7 +273,6 @@ def make_private(
             "bound": bound,
         }
         if plan is None:
-            _check_rates(learning_rates, to_ftrl)
             kept = _kept_vectors(max_vectors, noise.get("memory", "stored"))
             plan = plan_of(
                 participation,
@@ -255,14 +280,15 @@ def make_private(
                 clip_norm=clip.clip_norm,
                 workload=_workload(optimizer, learning_rates),
                 dtype=noise.get("dtype", "float32"),
-                **{**schedule, "max_vectors": kept},
+                **{**budget, "max_vectors": kept},
             )
         else:
             given = None if learning_rates is None else "given"
-            _check_plan(plan, participation, clip, {**schedule, "learning_rates": given})
+            _check_plan(plan, participation, clip, {**budget, "learning_rates": given})
         loader = FixedOrderLoader.from_loader(
             data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
         )
+        loader.seed_is_given = seed_is_given
         ledger = TrainingLedger(plan, delta)
         sums = Accumulator(
             parameters,
@@ -277,22 +303,37 @@ def make_private(
                 {"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups
             ]
             lr = optimizer.param_groups[0]["lr"]
-            source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
+            options |= {"batch_size": batch_size, "schedule": meaning}
+            source = DPFTRL(groups, lr, plan=plan, **options, **noise)
         else:
             source = ResidualNoise(parameters, plan=plan, **noise)
-        if mode == "vmap":
+        module = model
+        if mode == "auto":
+            from dpftrl_fast.torch.gradients.auto import auto_gradients
+
+            undo = auto_gradients(
+                model,
+                sums,
+                criterion=criterion,
+                batch_first=batch_first,
+                loss_reduction=loss_reduction,
+                chunk_size=chunk_size,
+            )
+        elif mode == "vmap":
             module = VmapModule(
                 model, criterion, sums, chunk_size=chunk_size, loss_reduction=loss_reduction
             )
         else:
-            hooks = HookGradients(
+            from dpftrl_fast.torch.gradients.rows import hook_gradients
+
+            hooks = hook_gradients(
                 model,
                 sums,
                 functorch=mode == "functorch",
                 batch_first=batch_first,
                 loss_reduction=loss_reduction,
             )
-            module, undo = hooks.module, hooks.module.to_standard_module
+            undo = hooks.remove
         order = loader.order()
     except Exception as error:
         refusal = error
@@ -304,11 +345,13 @@ def make_private(
     # Nothing is refused from here on: a step hook stays where it was put.
     sums.noise = source
     if isinstance(source, DPFTRL):
+        refuse_steps(optimizer)
         optimizer = source
         sums.attach(optimizer, check=source.prepare_step)
     else:
         means = partial(_noisy_means, parameters, source, batch_size)
         sums.attach(optimizer, after_sum=means)
+        keep_position(optimizer, source)
     loader.attach(sums)
     return PrivateTraining(module, optimizer, loader, ledger)
 
@@ -366,11 +409,18 @@ def _ranks(group: Any) -> tuple[Ranks, tuple[int, int]]:
 # ---- Checks ----
 
 
-def _check_rates(learning_rates: Any, to_ftrl: bool) -> None:
-    if learning_rates is not None and to_ftrl:
+def _check_schedule(schedule: Schedule, to_ftrl: bool, learning_rates: Any) -> None:
+    if schedule == "sgd":
+        return
+    if not to_ftrl:
         raise ValueError(
-            "learning_rates must come with an optimiser that is kept, got an SGD that becomes "
-            "DPFTRL, whose rate scales the whole way from the start: give keep_optimizer=True"
+            f"schedule={schedule!r} must come with an SGD that becomes DPFTRL, got an optimiser "
+            "that is kept: leave it out"
+        )
+    if learning_rates is not None:
+        raise ValueError(
+            f"learning_rates must come with schedule='sgd', got {schedule!r}, where the latest "
+            "rate scales the whole way from the start: leave them out"
         )
 
 
@@ -386,12 +436,12 @@ _OF_PLAN = {
 
 
 def _check_plan(
-    plan: PrivacyPlan, participation: Participation, clip: Clipping, schedule: Mapping[str, Any]
+    plan: PrivacyPlan, participation: Participation, clip: Clipping, budget: Mapping[str, Any]
 ) -> None:
     """Refuse a plan that is not for this run, or that comes with arguments which a plan decides."""
     if not isinstance(plan, PrivacyPlan):
         raise TypeError(f"plan must be a PrivacyPlan, got {type(plan).__name__}")
-    asked = [name for name, value in schedule.items() if value != _OF_PLAN[name]]
+    asked = [name for name, value in budget.items() if value != _OF_PLAN[name]]
     if asked:
         raise ValueError(f"expected a plan, or {', '.join(asked)}, got both")
     if plan.steps != participation.steps:
@@ -418,21 +468,6 @@ def _allows(declared: Participation, wanted: Participation) -> bool:
         often = declared.max_participations >= wanted.epochs
         return often and declared.min_separation <= wanted.steps_per_epoch
     return not isinstance(declared, SinglePass)
-
-
-def _check_dtypes(parameters: Sequence[torch.Tensor], dtype: Any) -> None:
-    if dtype != "float64" and any(p.dtype == torch.float64 for p in parameters):
-        raise ValueError(f"float64 parameters need dtype='float64', got {dtype!r}")
-
-
-def _check_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimiser that cannot run on noisy gradients, one a step."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("optimizer must take one gradient a step, got LBFGS with its closure")
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("optimizer must take dense gradients, got SparseAdam")
-    if isinstance(optimizer, DPFTRL):
-        raise ValueError("optimizer must be an optimiser without noise, got DPFTRL: give an SGD")
 
 
 def _sgd_options(optimizer: Optimizer) -> dict[str, Any]:

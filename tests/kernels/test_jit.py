@@ -82,6 +82,10 @@ def test_an_exact_loop_keeps_its_order(exact):
             for dtype, momentum in (("float32", True), ("float64", False))
         ),
         *(
+            functools.partial(ftrl_step.sgd_loop.__wrapped__, dtype, momentum)
+            for dtype, momentum in (("float32", True), ("float64", False))
+        ),
+        *(
             functools.partial(residual_step.residual_loop.__wrapped__, dtype, sums)
             for dtype, sums in (("float32", "float32"), ("float64", "float32"))
         ),

@@ -71,15 +71,33 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "batch_size": ({"rows": 16, "batch": 8}, {"rows": 16, "batch": 6}),
     "one refuses": ({"clip_norm": -1.0}, {}),
     "one refuses its loader": ({"rows": 8, "batch": 7}, {"rows": 14}),
+    "parts of the data": ({"of": "part"}, {}),
+    "random examples": ({"of": "random"}, {"of": "random"}),
 }
 
 
-def made(rows: int = ROWS, batch: int = BATCH, drop_last: bool = False, **options: Any) -> None:
+class Examples(torch.utils.data.Dataset[Any]):
+    """Rows of zeros; a part of others; or rows that are augmented at random."""
+
+    def __init__(self, rows: int, of: str) -> None:
+        self.rows, self.of = rows, of
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, place: int) -> Any:
+        row = torch.full((2,), float(self.of == "part"))
+        return [row + torch.rand(2) if self.of == "random" else row]
+
+
+def made(
+    rows: int = ROWS, batch: int = BATCH, drop_last: bool = False, of: str = "", **options: Any
+) -> None:
     model = nn.Linear(2, 1)
     run = make_private(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        DataLoader(TensorDataset(torch.zeros(rows, 2)), batch_size=batch, drop_last=drop_last),
+        DataLoader(Examples(rows, of), batch_size=batch, drop_last=drop_last),
         **{"noise_multiplier": 1.0, "delta": 1e-5, "epochs": 1, "clip_norm": 1.0, **options},
     )
     assert run.ledger.steps_taken == run.noise.steps_taken == 0
@@ -116,6 +134,7 @@ def by_hand(
 def refusals(rank: int) -> dict[str, Any]:
     """What each rank is told where the last one has another order of the data."""
     last = rank == WORLD - 1
+    torch.manual_seed(rank)
     results: dict[str, Any] = {
         name: told(lambda of=(own if last else others): made(**of))
         for name, (own, others) in DIFFERENT.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of several ranks, for test_distributed.py and test_make_private_ranks.py.
+"""Runs of several ranks, for the tests of distributed runs.
 
 `start` runs `python torch_ranks.py FOLDER`: first what one process alone comes to, then its forks
 are the ranks, which run all cases. Each writes its results.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import private_ranks
+import run_ranks
 import torch
 import torch.distributed as dist
 from processes import child
@@ -54,9 +55,14 @@ def loss_of(net: nn.Module, t: int, rank: int, world: int) -> Tensor:
     return (net(x) - y).square().sum()
 
 
-def train(net: nn.Module, optimizer: Any, rank: int, world: int) -> None:
-    for t in range(STEPS):
+def train(
+    net: nn.Module, optimizer: Any, rank: int, world: int, first: int = 0, stop: int = STEPS
+) -> None:
+    """Take steps, from the fourth on with a smaller rate."""
+    for t in range(first, stop):
         optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 if t < 3 else 0.01
         loss_of(net, t, rank, world).backward()
         optimizer.step()
 
@@ -69,7 +75,7 @@ def replicas(rank: int, world: int) -> dict[str, Any]:
     net = model()
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
     train(net, optimizer, rank, world)
-    return {"parameters": flat(net), "sum": optimizer.state_dict()["vectors"]["sum"]}
+    return {"parameters": flat(net), "sum": optimizer.state_dict(secrets=True)["vectors"]["sum"]}
 
 
 def averaging_replicas(rank: int, world: int) -> dict[str, Any]:
@@ -113,17 +119,13 @@ def without_examples(rank: int, world: int) -> dict[str, Any]:
 def resumed(rank: int, world: int) -> dict[str, Any]:
     net = model()
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
-    for t in range(5):
-        loss_of(net, t, rank, world).backward()
-        optimizer.step()
-    state = optimizer.state_dict()
+    train(net, optimizer, rank, world, 0, 5)
+    state = optimizer.state_dict(secrets=True)
     other = model()
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
     again.load_state_dict(state)
-    for t in range(5, STEPS):
-        loss_of(other, t, rank, world).backward()
-        again.step()
+    train(other, again, rank, world, 5)
     return {"parameters": flat(other)}
 
 
@@ -150,7 +152,7 @@ def shards(rank: int, world: int) -> dict[str, Any]:
     net = sharded(world)
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
     train(net, optimizer, rank, world)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     return {
         "parameters": flat(net),
         "sum": state["vectors"]["sum"],
@@ -187,15 +189,11 @@ def shard_residual(rank: int, world: int) -> dict[str, Any]:
 def shard_resumed(rank: int, world: int) -> dict[str, Any]:
     net, other = sharded(world), sharded(world)
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
-    for t in range(5):
-        loss_of(net, t, rank, world).backward()
-        optimizer.step()
+    train(net, optimizer, rank, world, 0, 5)
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
-    again.load_state_dict(optimizer.state_dict())
-    for t in range(5, STEPS):
-        loss_of(other, t, rank, world).backward()
-        again.step()
+    again.load_state_dict(optimizer.state_dict(secrets=True))
+    train(other, again, rank, world, 5)
     return {"parameters": flat(other)}
 
 
@@ -329,6 +327,8 @@ def run_rank(rank: int, folder: Path) -> None:
                 result[case.__name__] = case(rank, world)
     with in_world(rank, private_ranks.WORLD, folder / "private") as result:
         result.update(private_ranks.found(rank))
+    with in_world(rank, run_ranks.WORLD, folder / "runs") as result:
+        result.update(run_ranks.results(rank, folder / "folders"))
 
 
 def main(folder: Path) -> None:

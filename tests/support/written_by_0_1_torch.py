@@ -81,7 +81,12 @@ def bits_of(tensors: Iterable[Any]) -> str:
 # ---- Trainings in a folder ----
 
 KINDS: dict[str, Json] = {
-    "restarted": {"key": bytes(range(32)), "memory": "regenerate", "checkpoint_every": 5},
+    "restarted": {
+        "key": bytes(range(32)),
+        "memory": "regenerate",
+        "schedule": "ftrl",  # the only meaning that 0.1 had
+        "checkpoint_every": 5,
+    },
     "sgd": {"noise_seed": 11, "keep_optimizer": True, "keep_sums": True, "checkpoint_every": 6},
 }
 
@@ -174,6 +179,7 @@ def drawn() -> list[str]:
 
 
 #: What of a checkpoint is ours: the state of torch's own optimisers and schedulers is torch's.
+LATER = ("param_groups", "schedule")
 OURS = ("noise", "parameters", "buffers", "loader", "random")
 
 
@@ -188,5 +194,5 @@ def kept(folder: Path) -> Json:
     state = in_stream(state, 1)
     ours = {name: state[name] for name in OURS}
     if identity["optimizer"] == "DPFTRL":
-        ours["optimizer"] = {k: v for k, v in state["optimizer"].items() if k != "param_groups"}
+        ours["optimizer"] = {k: v for k, v in state["optimizer"].items() if k not in LATER}
     return digests_of(ours)

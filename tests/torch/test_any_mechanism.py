@@ -137,7 +137,7 @@ def test_a_resumed_optimiser_is_the_same_to_the_bit(name: str, memory: Any) -> N
             whole.step()
         others = [nn.Parameter(p.detach().clone()) for p in members]
         resumed = DPFTRL(others, 7.0, **options)
-        resumed.load_state_dict(whole.state_dict())
+        resumed.load_state_dict(whole.state_dict(secrets=True))
         for t in range(at, T):
             for optimizer, own in ((whole, members), (resumed, others)):
                 sums(own, t)
@@ -157,12 +157,12 @@ def test_a_state_of_another_mechanism_is_refused_with_advice(kind: str) -> None:
     for own in (*TOEPLITZ.values(), Tree()):
         other = made(own)
         with pytest.raises(ValueError, match=r"give mechanism=Tree\(.*restart_every=5.* saved"):
-            other.load_state_dict(made(tree).state_dict())
+            other.load_state_dict(made(tree).state_dict(secrets=True))
         assert other.steps_taken == 0
-    made(tree).load_state_dict(made(tree).state_dict())
+    made(tree).load_state_dict(made(tree).state_dict(secrets=True))
     long = BandedInverse((1.0, *[-0.1 / 3] * 9)).rounded("float32")
     with pytest.raises(ValueError, match="give the mechanism of the saved plan"):
-        made(tree).load_state_dict(made(long).state_dict())
+        made(tree).load_state_dict(made(long).state_dict(secrets=True))
 
 
 # ---- A run in a folder ----
@@ -321,6 +321,10 @@ def test_coefficients_are_rounded_to_the_dtype_of_the_noise(dtype: Any) -> None:
             },
             Workload(weight_decay=0.2, learning_rates=[0.1] * 8 + [0.01] * 8),
         ),
+        (
+            {"rates": {"momentum": 0.5}, "learning_rates": [0.1] * 8 + [0.01] * 8},
+            Workload(0.5, learning_rates=[0.1] * 8 + [0.01] * 8),
+        ),
         ({"optimizer": torch.optim.Adam}, Workload()),
     ],
 )
@@ -345,8 +349,18 @@ def test_auto_keeps_no_more_vectors_than_the_memory_allows() -> None:
 
 def test_what_does_not_go_together_is_refused() -> None:
     rates = [0.1] * 16
-    with pytest.raises(ValueError, match="learning_rates must come with an optimiser that is kept"):
-        private(learning_rates=rates)
+    with pytest.raises(
+        ValueError, match=r"learning_rates must come with schedule='sgd'.*leave them"
+    ):
+        private(learning_rates=rates, schedule="ftrl")
+    private(schedule="ftrl")
+    with pytest.raises(
+        ValueError, match=r"must come with an SGD that becomes DPFTRL.*leave it out"
+    ):
+        private(schedule="ftrl", keep_optimizer=True)
+    with pytest.raises(ValueError, match="schedule must be one of"):
+        private(schedule="cosine", keep_optimizer=True)
+    private(keep_optimizer=True)
     plan = PrivacyPlan(1.0, 20.0, FixedEpochs(4, 4), BufferedToeplitz((0.5,), (0.25,)))
     with pytest.raises(ValueError, match="a plan, or learning_rates, got both"):
         private(plan=plan, learning_rates=rates, keep_optimizer=True)

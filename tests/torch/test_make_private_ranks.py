@@ -49,6 +49,7 @@ def test_processes_outside_of_the_group_have_no_part(found: list[dict[str, Any]]
 #: What every rank is told where the last one has another order, or refuses.
 DIFFERENT = {
     "the same": "nothing",
+    "random examples": "nothing",
     "shuffle": r"same order_seed \(None without shuffle\): rank 0 has \d+, rank 2 None",
     "length": "same number of examples: rank 0 has 17, rank 2 18",
     "drop_last": "same drop_last: rank 0 has False, rank 2 True",
@@ -70,6 +71,7 @@ def test_ranks_with_other_orders_are_refused_everywhere(
         ("one refuses", "clip_norm must be"),
         ("one refuses its loader", "shard must be"),
         ("one refuses its rate", "lr must be"),
+        ("parts of the data", "data set must be the whole one on every process, the same on all"),
         ("one refuses its dtype", "float64 parameters need"),
     ],
 )

@@ -63,9 +63,9 @@ def test_it_is_the_numpy_engine(momentum: float, l1: float, radius: float | None
     assert l1 == 0 or (found == 0).any()
 
 
-def test_a_new_rate_scales_the_whole_way() -> None:
+def test_a_new_rate_of_ftrl_scales_the_whole_way() -> None:
     p = nn.Parameter(torch.ones(3))
-    dpftrl = DPFTRL([p], 1.0, plan=plan_of(4), batch_size=1)
+    dpftrl = DPFTRL([p], 1.0, plan=plan_of(4), batch_size=1, schedule="ftrl")
     scheduler = torch.optim.lr_scheduler.ExponentialLR(dpftrl, 0.5)
     for t, rate in enumerate([1.0, 0.5, 0.25]):
         p.grad = torch.ones(3)

@@ -22,10 +22,10 @@ from dpftrl_fast.torch.flat.update import FlatFTRL
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"lr": 0.0}, ValueError, "lr must be a finite number > 0, got 0"),
+        ({"schedule": "cosine"}, ValueError, "schedule must be one of 'sgd', 'ftrl', got 'cosine'"),
         ({"lr": -1.0}, ValueError, "lr must be"),
         ({"lr": math.nan}, ValueError, "lr must be"),
-        ({"lr": "fast"}, TypeError, "lr must be a finite number > 0, got str"),
+        ({"lr": "fast"}, TypeError, "lr must be a finite number >= 0, got str"),
         ({"momentum": 1.0}, ValueError, "momentum must be"),
         ({"momentum": math.nan}, ValueError, "momentum must be"),
         ({"l1": -0.1}, ValueError, "l1 must be"),
@@ -110,7 +110,7 @@ def _sparse(dpftrl: DPFTRL, members: list[nn.Parameter]) -> None:
     [
         (_closure, "takes no closure"),
         (_no_gradients, "None for all parameters: call backward first"),
-        (_new_rate, "lr must be a finite number > 0, got nan"),
+        (_new_rate, "lr must be a finite number >= 0, got nan"),
         (_new_momentum, "momentum must be greater than 0 from the first step on"),
         (_new_group, "before the first step"),
         (_new_parameter, r"must have \[4\] parameters.*got \[5\]"),
@@ -166,7 +166,7 @@ def test_values_are_no_reason_to_refuse_a_step() -> None:
 
 def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
     dpftrl, members = ready()
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     gradients(members, 0)
     with monkeypatch.context() as patch:
 
@@ -188,7 +188,7 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch
 
 def test_no_thread_steps_or_saves_or_loads_during_a_step() -> None:
     dpftrl, members = ready(noise_seed=1)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     gradients(members, 0)
     account = RunAccount(dpftrl.plan).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
     calls = [

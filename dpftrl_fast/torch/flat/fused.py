@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FTRL update on the CPU: one compiled pass that reads ``p.grad`` and writes the parameters."""
+"""The update on the CPU: one compiled pass that reads ``p.grad`` and writes the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpftrl_fast.kernels.ftrl_step import ftrl_loop
 from dpftrl_fast.torch.flat.compiled import CompiledPieces, note_writes
 from dpftrl_fast.torch.flat.views import FlatViews
 
@@ -20,17 +19,23 @@ _DTYPE = attrgetter("dtype")
 class FusedUpdate:
     """Compiled update over the pieces of a vector, on at most `threads` threads.
 
-    `vectors` are sum, low, perhaps velocity, and theta_0: CPU vectors of one dtype.
+    `loop` makes the loop for a dtype; `vectors` are those that it takes before the noise: CPU
+    vectors of one dtype.
     """
 
     def __init__(
-        self, flat: FlatViews, vectors: Sequence[Tensor], grid: float, threads: int
+        self,
+        loop: Callable[[str], Callable[..., None]],
+        flat: FlatViews,
+        vectors: Sequence[Tensor],
+        grid: float,
+        threads: int,
     ) -> None:
         self._flat, self._dtype = flat, vectors[0].dtype
         self._arrays = [vector.numpy() for vector in vectors]
         kind = self._arrays[0].dtype
         self._grid = kind.type(grid)
-        self._loop = ftrl_loop(str(kind), len(vectors) == 4)
+        self._loop = loop(str(kind))
         self._pieces = CompiledPieces(flat, threads)
         self._sizes = self._pieces.sizes
         self._zeros: Tensor | None = None
@@ -57,12 +62,11 @@ class FusedUpdate:
         g_at = self._pieces.addresses(held)
         out_at = self._pieces.addresses(parameters if out is None else out)
         table = np.array(numbers, self._arrays[0].dtype)
-        *vectors, theta_0 = self._arrays
-        noisy = noise.numpy()
+        vectors = *self._arrays, noise.numpy()
 
         def run(part: slice) -> None:
             places = self._pieces.table[part], g_at[part], out_at[part]
-            self._loop(*places, table, self._grid, *vectors, theta_0, noisy)
+            self._loop(*places, table, self._grid, *vectors)
 
         self._pieces.run(run)
         if out is None:

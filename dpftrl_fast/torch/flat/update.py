@@ -19,11 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from dpftrl_fast.kernels.ftrl_step import ftrl_loop
 from dpftrl_fast.torch.flat.fused import FusedUpdate
 from dpftrl_fast.torch.flat.noise import to_grid_
 from dpftrl_fast.torch.flat.views import Block, FlatViews, contiguous
@@ -42,8 +43,11 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """One group's step in the vectors' terms: theta = soft(theta_0 - (of_sum x + of_v v), c)."""
+class Numbers:
+    """One group's step in the vectors' terms: theta = soft(theta_0 - (of_sum x + of_v v), c).
+
+    v = gamma v + share x.
+    """
 
     gamma: float
     share: float
@@ -54,6 +58,8 @@ class _Numbers:
 
 class FlatFTRL:
     """Secret sums of a run, and its steps.
+
+    After the first step `rates` are those of the last one.
 
     Parameters
     ----------
@@ -98,10 +104,17 @@ class FlatFTRL:
         self.low = torch.zeros_like(self.theta_0)
         self.velocity = torch.zeros_like(self.theta_0) if momentum else None
         self.l1_weights = [0.0] * groups
+        self.rates: list[Rates] = []
         self._may_be_straight = radius is None and all(p.dtype == dtype for p in parameters)
         self._spare: Tensor | None = None
-        vectors = [v for v in (self.sum, self.low, self.velocity) if v is not None]
-        self._fused = FusedUpdate(flat, [*vectors, self.theta_0], grid, threads) if fused else None
+        self._threads = threads
+        self._fused = self._compiled() if fused else None
+
+    def _compiled(self) -> FusedUpdate:
+        momentum = self.velocity is not None
+        vectors = [v for v in (self.sum, self.low, self.velocity, self.theta_0) if v is not None]
+        loop = partial(ftrl_loop, momentum=momentum)
+        return FusedUpdate(loop, self._flat, vectors, self._grid, self._threads)
 
     def step(
         self,
@@ -119,6 +132,7 @@ class FlatFTRL:
         a part; it is called if there is a radius.
         """
         numbers = [self._numbers(t, group, rate) for group, rate in enumerate(rates)]
+        self.rates = [*rates]
         if self._fused is None:
             if not isinstance(gradients, Tensor):
                 gradients = contiguous(gradients)
@@ -135,25 +149,32 @@ class FlatFTRL:
         if out is not None:
             self._write(out, parameters, norm)
 
-    def _numbers(self, t: int, group: int, rate: Rates) -> _Numbers:
+    def _numbers(self, t: int, group: int, rate: Rates) -> Numbers:
         weight = rate.momentum * self.l1_weights[group] + t * rate.l1
         self.l1_weights[group] = weight
+        return self._at(rate, self._threshold(t, weight, rate))
+
+    def _threshold(self, t: int, weight: float, rate: Rates) -> float:
+        """Return the threshold of step t, whose c_t is `weight`."""
         if rate.nesterov:
             weight = t * rate.l1 + rate.momentum * weight
+        return rate.lr * weight
+
+    def _at(self, rate: Rates, c: float) -> Numbers:
         share = 1.0 / self._batch_size
         sums_only = self.velocity is None or rate.nesterov
-        return _Numbers(
+        return Numbers(
             gamma=rate.momentum,
             share=share,
             of_sum=rate.lr * share if sums_only else 0.0,
             of_v=rate.lr * (rate.momentum if rate.nesterov else 1.0),
-            c=rate.lr * weight,
+            c=c,
         )
 
-    def _step(self, block: Block, gradients: Gradients, noise: Tensor, numbers: _Numbers) -> None:
+    def _step(self, block: Block, gradients: Gradients, noise: Tensor, numbers: Numbers) -> None:
         """Do a block by torch's operations, writing over the noise."""
         part = block.part
-        n, theta_0 = noise[part], self.theta_0[part]
+        n = noise[part]
         if isinstance(gradients, Tensor):
             total = self._add(part, gradients[part])
         else:
@@ -162,16 +183,21 @@ class FlatFTRL:
             total = self._add(part, room)
         # The one rounding of the size of the sum is of the noisy sum.
         noisy = to_grid_(total.add_(n.add_(self.low[part])), self._grid)
-        if self.velocity is None:
-            torch.add(theta_0, noisy, alpha=-numbers.of_sum, out=n)
-        else:
-            v = self.velocity[part]
-            v.mul_(numbers.gamma).add_(noisy, alpha=numbers.share)
-            torch.add(theta_0, v, alpha=-numbers.of_v, out=n)
-            if numbers.of_sum > 0.0:
-                n.add_(noisy, alpha=-numbers.of_sum)
+        self._move(part, noisy, n, numbers)
         if numbers.c > 0.0:
             n.sub_(torch.clamp(n, -numbers.c, numbers.c))
+
+    def _move(self, part: slice, noisy: Tensor, n: Tensor, numbers: Numbers) -> None:
+        """Write the parameters before their threshold over the noise."""
+        theta_0 = self.theta_0[part]
+        if self.velocity is None:
+            torch.add(theta_0, noisy, alpha=-numbers.of_sum, out=n)
+            return
+        v = self.velocity[part]
+        v.mul_(numbers.gamma).add_(noisy, alpha=numbers.share)
+        torch.add(theta_0, v, alpha=-numbers.of_v, out=n)
+        if numbers.of_sum > 0.0:
+            n.add_(noisy, alpha=-numbers.of_sum)
 
     def _add(self, part: slice, g: Tensor) -> Tensor:
         """Add to the running sum, as the compiled pass does; return a copy of its larger part."""

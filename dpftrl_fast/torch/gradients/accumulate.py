@@ -12,9 +12,9 @@ again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from dpftrl_fast._validate import integer, integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
+from dpftrl_fast.kernels.clipped_rows import load
 from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
@@ -32,19 +33,28 @@ from dpftrl_fast.torch.gradients.clipped_sums import (
     sum_dtype,
 )
 from dpftrl_fast.torch.gradients.clipping import Clipping
+from dpftrl_fast.torch.scaler import refuse_scaler, take_scaler
 from dpftrl_fast.torch.steps import Steps
 
 Ints = NDArray[np.int64]
 
 
+class PerExample(NamedTuple):
+    """Per-example gradients of some rows, made while they are read."""
+
+    rows: int
+    chunks: Iterable[Sequence[Tensor | None]]
+    """Gradients of the first rows, the next, ...: a tensor for each parameter, None for zeros. One
+    may be written over when the next is read."""
+    scale: float = 1.0
+    """Number that they are to be multiplied by."""
+
+
 class Source(Protocol):
     """Holder of the per-example gradients of a backward pass."""
 
-    def collect(self) -> list[Tensor | None] | None:
-        """Return the complete gradients, a tensor for each parameter; None if there are none.
-
-        An entry is None where a parameter had no part in the pass.
-        """
+    def collect(self) -> PerExample | None:
+        """Return the gradients of the rows that are due; None if there was no backward pass."""
         ...
 
     def settle(self) -> None:
@@ -131,6 +141,7 @@ class Accumulator:
         self._hooked = False
         self.noise = None
         self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None
+        self._frozen: dict[int, Tensor] = {}
         dtypes = {sum_dtype(p.dtype) for p in self.parameters}
         limit = min(
             contribution_limit(
@@ -144,6 +155,8 @@ class Accumulator:
         self._sums: list[Tensor | None] = [None] * len(self.parameters)
         for p in self.parameters:
             _let_grad_be_a_sum(p)
+        if any(p.device.type == "cpu" for p in self.parameters):
+            load()  # loading takes as long as a short step
 
     @property
     def noise(self) -> Noise | None:
@@ -165,6 +178,11 @@ class Accumulator:
     def steps_taken(self) -> int:
         """Steps that were admitted."""
         return self._steps.taken
+
+    @property
+    def ids(self) -> Ints | None:
+        """Examples of the open batch."""
+        return self._steps.ids
 
     @property
     def is_open(self) -> bool:
@@ -189,9 +207,16 @@ class Accumulator:
         `after_sum` is called when the sums are in ``p.grad``.
         """
         self._check_same(optimizer)
+        self._frozen = {
+            id(p): p
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if not p.requires_grad
+        }
         self._hooked = self._steps.hooked = True
 
         def before(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            refuse_scaler(stepping)
             # torch hands over the optimiser itself as the first argument.
             given = [a for a in (*args, *kwargs.values()) if a is not stepping and a is not None]
             if given:
@@ -210,6 +235,7 @@ class Accumulator:
         def after(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.done()
 
+        take_scaler(optimizer)
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
 
@@ -251,9 +277,17 @@ class Accumulator:
         """Clip and add the gradients that wait in the source, if any do."""
         if self.source is None:
             return
-        samples = self.source.collect()
-        if samples is not None:
-            self.add(samples)
+        found = self.source.collect()
+        if found is None:
+            return
+        with self._turn:
+            self.check_room(found.rows)
+            try:
+                for samples in found.chunks:
+                    self._add(samples, found.scale)
+            except BaseException:  # some of these rows are in the sums, and the others are gone
+                self._clear()
+                raise
 
     def add(self, samples: Sequence[Tensor | None]) -> None:
         """Clip per-example gradients and add them to the sums of the open batch.
@@ -266,7 +300,7 @@ class Accumulator:
         with self._turn:  # of two threads with the rows of one piece, the second is refused
             self._add(samples)
 
-    def _add(self, samples: Sequence[Tensor | None]) -> None:
+    def _add(self, samples: Sequence[Tensor | None], scale: float = 1.0) -> None:
         rows = self._check_samples(samples)
         self.check_room(rows)
         present = [(i, sample) for i, sample in enumerate(samples) if sample is not None]
@@ -274,7 +308,8 @@ class Accumulator:
         norms = torch.zeros(len(samples), rows, dtype=torch.float64, device=device)
         for i, sample in present:
             norms[i] = row_norms(sample).to(device)
-        factors = self.clipping.factors(norms, self._shrink)
+        factors = self.clipping.factors(norms.mul_(scale), self._shrink) * scale
+        factors.clamp_(max=torch.finfo(factors.dtype).max)  # infinity times 0 is NaN
         try:
             for i, sample in present:
                 total = self._sums[i]
@@ -376,7 +411,18 @@ class Accumulator:
             )
 
     def _check_same(self, optimizer: Optimizer) -> None:
-        given = [p for group in optimizer.param_groups for p in group["params"]]
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        own = {id(p) for p in self.parameters}
+        frozen = [p for p in every if id(p) not in own and not p.requires_grad]
+        for p in frozen:
+            p.grad = None  # of before it was frozen: an optimiser would use it
+        given = [p for p in every if id(p) in own or p.requires_grad]
+        if not all(p.requires_grad and id(p) not in self._frozen for p in given):
+            raise ValueError(
+                "the same parameters must be frozen (requires_grad=False) throughout a run, got a "
+                "change: freeze and unfreeze before make_private, and make another run, with an "
+                "epsilon of its own, to train others"
+            )
         if [id(p) for p in given] != [id(p) for p in self.parameters]:
             raise ValueError(
                 f"the optimizer must have the {len(self.parameters)} parameters it had at the "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`owned_names`: the optimiser's parameters in a model."""
+"""`owned_names`, `check_unwrapped`: what a model must have, and what not, to be made private."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ def owned_names(model: nn.Module, accumulator: Accumulator) -> list[str]:
             f"the optimizer's parameters must be those of the model, got others at {missing}"
         )
     return [names[id(p)] for p in accumulator.parameters]
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Refuse a model that has hooks for per-example gradients already.
+
+    Examples
+    --------
+    >>> check_unwrapped(nn.Linear(2, 1))
+    """
+    wrapped = type(model).__module__.startswith("opacus.grad_sample")
+    if wrapped or hasattr(model, "autograd_grad_sample_hooks"):
+        raise ValueError("model must not be wrapped by Opacus yet, got one that is")
+    put = [*model._forward_pre_hooks.values(), vars(model).get("forward")]
+    if any(getattr(hook, "of_dpftrl", False) for hook in put):
+        raise ValueError("model must not be wrapped or made private before, got one that has hooks")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the model and the optimiser that `make_private` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dpftrl_fast.torch.flat.tensors import is_sharded
+from dpftrl_fast.torch.optimizer import DPFTRL
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse a model that is wrapped for several processes, or sharded over them."""
+    name = type(model).__name__
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise ValueError(
+            f"model must be the network itself, got it in a {name}: give model.module, whose "
+            "gradients the private optimiser adds up over all processes"
+        )
+    fully = "FullyShardedDataParallel"
+    wrapped = any(type(layer).__name__ == fully for layer in model.modules())
+    if wrapped or any(is_sharded(p) for p in model.parameters()):
+        raise ValueError(
+            "model must be whole on each process, got parameters that are sharded (FSDP): call "
+            "make_private without sharding, or clip the gradients yourself for DPFTRL, which takes "
+            "sharded sums"
+        )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimiser that cannot run on noisy gradients, one a step."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("optimizer must take one gradient a step, got LBFGS with its closure")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("optimizer must take dense gradients, got SparseAdam")
+    if isinstance(optimizer, DPFTRL):
+        raise ValueError("optimizer must be an optimiser without noise, got DPFTRL: give an SGD")
+
+
+def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that are not frozen; ValueError if all are."""
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    trained = [p for p in every if p.requires_grad]
+    if not trained:
+        raise ValueError(
+            f"optimizer must have parameters to train, got {len(every)} that are frozen: set "
+            "requires_grad to True for some of them"
+        )
+    return trained
+
+
+def check_trained(parameters: Sequence[Tensor], dtype: Any) -> None:
+    """Refuse parameters of another dtype than the noise, or on devices without noise."""
+    if dtype != "float64" and any(p.dtype == torch.float64 for p in parameters):
+        raise ValueError(f"float64 parameters need dtype='float64', got {dtype!r}")
+    devices = sorted({str(p.device) for p in parameters})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters that are trained must lie on one device, got {', '.join(devices)}: "
+            "move the model to one of them before the optimiser is made"
+        )
+    if parameters[0].device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"the parameters that are trained must lie on the CPU or on a CUDA device, where noise "
+            f"is made, got {devices[0]}: move the model there before the optimiser is made"
+        )
+
+
+def refuse_steps(optimizer: Optimizer) -> None:
+    """Refuse steps of an optimiser in whose place another was made: they would have no noise."""
+
+    def before(*given: Any) -> None:
+        raise ValueError(
+            "optimizer.step() must be that of the optimiser that make_private returned, got the "
+            "one that it was given, which adds no noise: write "
+            "`model, optimizer, data_loader, ledger = make_private(...)`"
+        )
+
+    optimizer.register_step_pre_hook(before)
