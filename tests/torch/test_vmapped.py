@@ -489,7 +489,7 @@ def test_rows_are_used_once(ready: Any) -> None:
 
 
 def test_a_step_needs_the_backward_pass_in_training_mode(ready: Any) -> None:
-    _, sums, module, x, y = ready
+    _, sums, module, x, _ = ready
     begun(sums)
     module(x)
     with pytest.raises(ValueError, match="missing grad_sample"):
