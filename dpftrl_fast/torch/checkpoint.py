@@ -346,7 +346,7 @@ class TrainingRun(PrivacyStatement):
 
     def _identity(self, account: RunAccount) -> dict[str, Any]:
         clipping = self._sums.clipping
-        facts = [[n, list(p.shape), str(p.dtype)] for n, p in self._model.named_parameters()]
+        facts = [[n, list(p.shape), str(p.dtype)] for n, p in self._named("parameters")]
         return {
             "plan": account.plan.to_dict(),
             "spare_restarts": account.spare_recoveries,
@@ -358,6 +358,15 @@ class TrainingRun(PrivacyStatement):
             "extra": sorted(self._extra),
         }
 
+    def _named(self, what: str) -> list[tuple[str, torch.Tensor]]:
+        """Return parameters or buffers under the names that folders have for them.
+
+        These are those inside of a wrapper, which models with per-example gradients had.
+        """
+        prefix = "" if self._sums.source is None else "_module."
+        found = getattr(self._model, f"named_{what}")()
+        return [(prefix + name.removeprefix(prefix), x) for name, x in found]
+
     def _state(self) -> dict[str, Any]:
         """Return the state of the run, on rank 0; all ranks call it together."""
         random = self._random()
@@ -366,8 +375,8 @@ class TrainingRun(PrivacyStatement):
         state = {
             "optimizer": _everything(self._optimizer),
             "noise": None if self._noise is self._optimizer else _everything(self._noise),
-            "parameters": dict(self._model.named_parameters()),
-            "buffers": dict(self._model.named_buffers()),
+            "parameters": dict(self._named("parameters")),
+            "buffers": dict(self._named("buffers")),
             "ledger": self._guard.state_dict(),
             "loader": self._loader.state_dict(),
             **random,
@@ -385,9 +394,9 @@ class TrainingRun(PrivacyStatement):
             self._noise.load_state_dict(state["noise"])
         self._optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
-            for name, p in self._model.named_parameters():
+            for name, p in self._named("parameters"):
                 p.copy_(state["parameters"][name])
-            for name, buffer in self._model.named_buffers():
+            for name, buffer in self._named("buffers"):
                 buffer.copy_(state["buffers"][name])
         for name, held in self._extra.items():
             held.load_state_dict(state["extra"][name])

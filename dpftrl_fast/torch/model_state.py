@@ -63,10 +63,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     Examples
     --------
+    >>> from collections import OrderedDict
     >>> import torch
     >>> from dpftrl_fast.torch import unwrap
     >>> network = torch.nn.Linear(2, 1)
-    >>> unwrap(torch.compile(network)) is network
+    >>> unwrap(torch.nn.Sequential(OrderedDict(_module=network))) is network
     True
     """
     if not isinstance(model, nn.Module):

@@ -18,6 +18,7 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
 
     Examples
     --------
+    >>> import torch
     >>> check_criterion(nn.CrossEntropyLoss(), "mean")
     >>> check_criterion(nn.CrossEntropyLoss(weight=torch.ones(2)))
     Traceback (most recent call last):

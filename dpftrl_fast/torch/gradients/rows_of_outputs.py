@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows of a model's outputs are, if its examples pass one at a time."""
+"""Dimensions of the rows in a model's outputs, if its examples pass one at a time."""
 
 from __future__ import annotations
 

@@ -27,21 +27,9 @@ from dpftrl_fast.torch.gradients.rows_of_outputs import joined, rows_of_outputs
 Loss = Callable[[Any, Any], Tensor]
 
 _CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
-_OWN = frozenset(
-    [
-        "_module",
-        "_criterion",
-        "_accumulator",
-        "_names",
-        "_chunk",
-        "_mean",
-        "_passes",
-        "_alone",
-        "_layout",
-        "_gradients",
-        "training",
-    ]
-)
+_OWN = {"_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean"} | {
+    *("_passes", "_alone", "_layout", "_gradients", "training")
+}
 
 
 class VmapModule(nn.Module):
