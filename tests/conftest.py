@@ -52,6 +52,7 @@ PROCESS_FILES = {
     "torch/test_device_tree.py",
     "torch/test_distributed.py",
     "torch/test_make_private_ranks.py",
+    "torch/test_training_run_ranks.py",
 }
 
 

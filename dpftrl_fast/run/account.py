@@ -2,8 +2,9 @@
 """Privacy cost of recovering a run with fresh noise at a step that the plan did not schedule.
 
 A run that cannot repeat its last steps exactly (see `run.journal`) continues with fresh noise, from
-a step before the last one that may have been released. Let it take the steps 1..t_1, continue from
-step j_1 <= t_1 up to t_2, then from j_2, and so on. Each stretch j_(i-1)..t_i is a run by itself:
+a step before the last one that may have been released, or from the one after it if the noise was
+lost. Let it take the steps 1..t_1, continue from step j_1 <= t_1 + 1 up to t_2, then from j_2, and
+so on. Each stretch j_(i-1)..t_i is a run by itself:
 its participation is that of the plan's steps j_(i-1)..t_i, its trees are the plan's, cut off at
 both ends (the first one starts at leaf 1, the last one is not completed), and its noise is fresh.
 The next stretch starts from the noisy sum of the one before, which is released anyway. So the run
@@ -111,7 +112,7 @@ account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one 
         for first, last in self.abandoned:
             integer("the first step of an abandoned stretch", first, low, high)
             integer("the last step of an abandoned stretch", last, first, self.plan.steps)
-            low, high = first, last
+            low, high = first, min(last + 1, self.plan.steps)
         integer("start", self.start, low, high)
 
     # ---- The statement ----
@@ -218,7 +219,7 @@ account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one 
         last : int
             The last step that may have been released with the present noise.
         step : int
-            The first step with fresh noise, at most `last`.
+            The first step with fresh noise, at most ``last + 1``.
         accept_epsilon : (epsilon, delta), optional
             The larger figure that the run is then to state, for zero-out neighbours. Needed if the
             spare recoveries do not cover this one.
@@ -231,10 +232,10 @@ account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one 
         after = self._after(last, step)
         if _covers(self.guarantee, after.guarantee):
             return after
-        words = (
-            f"it puts steps {step} to {last} into a second tree, and {self.spare_recoveries} spare "
-            "recoveries were declared"
-        )
+        again = f"it puts steps {step} to {last} into a second tree"
+        if step > last:
+            again = f"it begins another tree at step {step}"
+        words = f"{again}, and {self.spare_recoveries} spare recoveries were declared"
         if accept_epsilon is None:
             raise ValueError(
                 f"this recovery is not covered: {words}. The epsilon of the run at delta D becomes "
@@ -279,7 +280,7 @@ account.epsilon_after(240, 231, D); accept_epsilon=(epsilon, delta) accepts one 
 
     def _after(self, last: int, step: int) -> RunAccount:
         integer("last", last, self.start, self.plan.steps)
-        integer("step", step, self.start, last)
+        integer("step", step, self.start, min(last + 1, self.plan.steps))
         return replace(self, abandoned=(*self.abandoned, (self.start, last)), start=step)
 
     # ---- The noise of the present stretch ----

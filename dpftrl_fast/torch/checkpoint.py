@@ -18,15 +18,19 @@ from torch.optim import Optimizer
 from dpftrl_fast._validate import flag, positive_integer
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.run.journal import RunJournal
+from dpftrl_fast.torch.flat.distributed import Ranks
+from dpftrl_fast.torch.flat.tensors import is_sharded
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
+from dpftrl_fast.torch.optimizer import DPFTRL
 from dpftrl_fast.torch.plain_states import (
     from_plain,
     random_state,
     restore_random_state,
     to_plain,
 )
+from dpftrl_fast.torch.residual import ResidualNoise
+from dpftrl_fast.torch.shared_journal import SharedJournal
 
 
 class Stateful(Protocol):
@@ -48,6 +52,11 @@ class TrainingRun(PrivacyStatement):
     step's sums and ids is written ahead; after a crash the steps since the last checkpoint are
     repeated, only with the same sums (see docs/resume.md). The parameters are then those of a run
     without a crash, bit for bit, and so is epsilon.
+
+    Where processes share each batch (DDP, torchrun), all of them make the run together, with the
+    same arguments, and rank 0 has the folder: it must be the same one after a restart, on a disk
+    that rank 0 of every start can read. The sums that are written ahead are those of all ranks
+    together, and no rank adds noise before.
 
     **The folder is a secret**: it holds the noise key and un-noised sums.
 
@@ -103,7 +112,11 @@ class TrainingRun(PrivacyStatement):
     grid, see docs/floating_point.md.
 
     The states of torch's, NumPy's and Python's global random numbers are saved with each
-    checkpoint.
+    checkpoint, those of each rank. Another number of processes may resume: it has the same run and
+    the same epsilon. But it adds up sums in another order, so that a step that was written ahead
+    can be repeated with ``keep_sums=True`` only; otherwise it raises `Diverged`, and the number of
+    processes before, or ``recover=True``, is the way on. Ranks that the last checkpoint does not
+    know keep their random numbers as they are.
 
     Examples
     --------
@@ -137,36 +150,75 @@ class TrainingRun(PrivacyStatement):
         accumulator = loader.accumulator
         if accumulator is None:
             raise ValueError("loader must have an accumulator attached, got none")
-        if loader.shard[1] != 1:
-            raise ValueError(f"expected a run of one process, got one of {loader.shard[1]}")
-        if loader.position != 0 or accumulator.before_step is not None:
-            raise ValueError(
-                "expected a run at its beginning and in no other folder, got one at step "
-                f"{loader.position}"
-            )
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._guard, self._sums = accumulator.guard, accumulator
         self._noise = _source_of_noise(noise, accumulator.noise, optimizer)
         self._extra = dict(extra or {})
-        self._every = positive_integer("checkpoint_every", checkpoint_every)
-        self._keep_sums, self._kept_at = flag("keep_sums", keep_sums), 0
-        abandon, fork = flag("recover", recover), flag("allow_fork", allow_fork)
-        account = RunAccount(loader.plan, spare_recoveries)
-        self._journal = RunJournal(folder, self._identity(account), allow_fork=fork)
+        self._ranks: Ranks = Ranks()
+        if isinstance(self._noise, (DPFTRL, ResidualNoise)):
+            self._ranks = self._noise.run_steps.ranks
+        self._rank, self._processes = loader.shard
+        self._kept_at = 0
+        refusal: Exception | None = None
+        same: dict[str, Any] = {}
+        identity: dict[str, Any] = {}
+        try:
+            self._check_beginning()
+            self._every = positive_integer("checkpoint_every", checkpoint_every)
+            self._keep_sums = flag("keep_sums", keep_sums)
+            abandon, fork = flag("recover", recover), flag("allow_fork", allow_fork)
+            account = RunAccount(loader.plan, spare_recoveries)
+            identity = self._identity(account)
+            same = {
+                **identity,
+                "checkpoint_every": self._every,
+                "keep_sums": self._keep_sums,
+                "recover": abandon,
+                "accept_epsilon": accept_epsilon,
+            }
+        except (TypeError, ValueError) as error:
+            refusal = error
+        self._ranks.check_order(loader.order(), refusal=refusal)
+        self._ranks.check_same(same)
+        self._journal = SharedJournal(
+            self._ranks, self._rank == 0, folder, identity, allow_fork=fork
+        )
         try:
             self._account = self._begin(account, abandon, accept_epsilon)
         except BaseException:
             self._journal.close()
             raise
         accumulator.before_step = self._write_ahead
+        if isinstance(self._noise, (DPFTRL, ResidualNoise)):
+            self._noise.run_steps.resumed = True
         if isinstance(self._guard, TrainingLedger):
             self._guard.state_by(self)
+
+    def _check_beginning(self) -> None:
+        """Refuse a run that has begun, or that is not of replicas."""
+        if self._loader.position != 0 or self._sums.before_step is not None:
+            raise ValueError(
+                "expected a run at its beginning and in no other folder, got one at step "
+                f"{self._loader.position}"
+            )
+        if self._processes > 1 and not self._ranks.reduces:
+            raise ValueError(
+                f"expected the {self._processes} processes of the loader in torch.distributed, got "
+                "one: call init_process_group first, and make_private after it"
+            )
+        if any(is_sharded(p) for p in self._model.parameters()):
+            raise ValueError(
+                "expected a model that every process holds as a whole (DDP), got DTensors (FSDP2): "
+                "TrainingRun does not gather shards; save state_dict(secrets=True) of each rank"
+            )
 
     def _begin(
         self, account: RunAccount, recover: bool, accept_epsilon: tuple[float, float] | None
     ) -> RunAccount:
         journal = self._journal
         state = journal.resume()
+        if self._ranks.reduces:
+            _everything(self._noise)  # the noise begins on all ranks together
         if state is None:
             journal.checkpoint(self._state())
             return account
@@ -225,18 +277,37 @@ class TrainingRun(PrivacyStatement):
         self._kept_at = self._journal.step
 
     def _write_ahead(self, step: int, ids: NDArray[np.int64], sums: list[Tensor]) -> None:
-        journal = self._journal
+        journal, ranks = self._journal, self._ranks
+        if ranks.reduces:
+            names = hashlib.sha256(ids.tobytes()).hexdigest()
+            ranks.open_step(step, True, sums[0].device, examples=names)
         kept = journal.kept() if self._keep_sums else None
         if kept is not None:
             past = from_plain(kept)
             for present, of_then in zip(sums, past["sums"], strict=True):
                 present.copy_(of_then)
-            restore_random_state(past["random"])
-        arrays = [part.detach().cpu().numpy() for part in sums]
-        keep = None
-        if self._keep_sums and not journal.replaying:
-            keep = to_plain({"sums": sums, "random": random_state()})
-        journal.write_ahead(step, journal.digest(ids, *arrays), keep)
+            self._restore_random(past)
+        elif ranks.reduces:
+            _add_up_(ranks, sums)
+        random = self._random() if self._keep_sums and not journal.replaying else None
+        journal.write_ahead(
+            step,
+            lambda: [ids, *(part.detach().cpu().numpy() for part in sums)],
+            lambda: None if random is None else to_plain({"sums": sums, **random}),
+        )
+        if ranks.reduces:
+            self._noise.run_steps.is_total()
+
+    def _random(self) -> dict[str, Any]:
+        """Return the random states of all ranks, which call it together."""
+        first, *others = self._ranks.gather(random_state())
+        return {"random": first, **({"random_of_others": others} if others else {})}
+
+    def _restore_random(self, state: Mapping[str, Any]) -> None:
+        """Restore those of this rank, if the state has them."""
+        everywhere = [state["random"], *state.get("random_of_others", ())]
+        if self._rank < len(everywhere):
+            restore_random_state(everywhere[self._rank])
 
     @property
     def step(self) -> int:
@@ -288,14 +359,18 @@ class TrainingRun(PrivacyStatement):
         }
 
     def _state(self) -> dict[str, Any]:
+        """Return the state of the run, on rank 0; all ranks call it together."""
+        random = self._random()
+        if self._rank != 0:
+            return {}
         state = {
-            "optimizer": self._optimizer.state_dict(),
-            "noise": None if self._noise is self._optimizer else self._noise.state_dict(),
+            "optimizer": _everything(self._optimizer),
+            "noise": None if self._noise is self._optimizer else _everything(self._noise),
             "parameters": dict(self._model.named_parameters()),
             "buffers": dict(self._model.named_buffers()),
             "ledger": self._guard.state_dict(),
             "loader": self._loader.state_dict(),
-            "random": random_state(),
+            **random,
             "extra": {name: held.state_dict() for name, held in self._extra.items()},
         }
         plain: dict[str, Any] = to_plain(state)
@@ -306,9 +381,9 @@ class TrainingRun(PrivacyStatement):
         state = from_plain(kept)
         self._guard.load_state_dict(state["ledger"])
         self._loader.load_state_dict(state["loader"])
-        self._optimizer.load_state_dict(state["optimizer"])
         if self._noise is not self._optimizer:
             self._noise.load_state_dict(state["noise"])
+        self._optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
             for name, p in self._model.named_parameters():
                 p.copy_(state["parameters"][name])
@@ -316,7 +391,7 @@ class TrainingRun(PrivacyStatement):
                 buffer.copy_(state["buffers"][name])
         for name, held in self._extra.items():
             held.load_state_dict(state["extra"][name])
-        restore_random_state(state["random"])
+        self._restore_random(state)
         self._kept_at = self._journal.step
 
     def close(self) -> None:
@@ -335,6 +410,25 @@ class TrainingRun(PrivacyStatement):
 
     def __repr__(self) -> str:
         return f"TrainingRun({self._journal!r}, plan={self._account.plan!r})"
+
+
+def _everything(held: Any) -> dict[str, Any]:
+    """Return the whole state of a part of the run."""
+    if isinstance(held, (DPFTRL, ResidualNoise)):
+        return held.state_dict(secrets=True)
+    found: dict[str, Any] = held.state_dict()
+    return found
+
+
+def _add_up_(ranks: Ranks, sums: list[Tensor]) -> None:
+    """Add up the sums of all ranks, in place: one call for those of a dtype and a device."""
+    for kind in dict.fromkeys((part.dtype, part.device) for part in sums):  # in one order
+        alike = [part for part in sums if (part.dtype, part.device) == kind]
+        total = torch.cat([part.reshape(-1) for part in alike])
+        ranks.reduce_(total)
+        parts = torch.split(total, [part.numel() for part in alike])
+        for part, added in zip(alike, parts, strict=True):
+            part.copy_(added.view_as(part))
 
 
 def _source_of_noise(given: Any, known: Any, optimizer: Optimizer) -> Any:

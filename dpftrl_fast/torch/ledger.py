@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
 
 from dpftrl_fast._validate import probability
 from dpftrl_fast.accounting import FixedEpochs, Ledger
@@ -57,6 +62,27 @@ class TrainingLedger(Ledger):
         self._after: dict[int, float] = {}
         # A delta at which nothing can be stated is refused here.
         self._declared = stated_epsilon(plan, self.target_delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as `Ledger.state_dict`, with tensors for arrays.
+
+        ``torch.load(weights_only=True)`` reads it. It holds ids, which are secret.
+        """
+        state = super().state_dict()
+        return {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in state.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state of :meth:`state_dict`, or from one with arrays of `Ledger`."""
+        given: Any = state
+        if isinstance(given, Mapping):
+            given = {
+                name: value.cpu().numpy() if type(value) is torch.Tensor else value
+                for name, value in given.items()
+            }
+        super().load_state_dict(given)
 
     def state_by(self, run: PrivacyStatement) -> None:
         """State the guarantee of a run from now on, which may have recoveries beyond the plan."""

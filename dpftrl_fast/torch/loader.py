@@ -72,6 +72,12 @@ class FixedOrderLoader:
         Of `torch.utils.data.DataLoader`: ``collate_fn``, ``pin_memory``, ``num_workers``,
         ``timeout``, ``worker_init_fn``, ``multiprocessing_context``, ``prefetch_factor``.
 
+    Attributes
+    ----------
+    seed_is_given : bool
+        Whether the seed is the caller's: then a state with another is refused. Set it to False
+        where the caller has drawn the seed, to share it with other processes.
+
     Raises
     ------
     TypeError, ValueError
@@ -112,7 +118,7 @@ class FixedOrderLoader:
         size = positive_integer("batch_size", batch_size)
         shuffled, short = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.dataset, self.plan, self._options = dataset, plan, options
-        self._given_seed = order_seed is not None
+        self.seed_is_given = order_seed is not None
         seed = secrets.randbits(64) if order_seed is None else integer("order_seed", order_seed, 0)
         self._order = EpochOrder(len(dataset), size, plan, seed if shuffled else None, short)
         rank, processes = shard
@@ -318,7 +324,7 @@ class FixedOrderLoader:
                 "load the guard's state first"
             )
         order = old
-        if old.seed is not None and seed is not None and not self._given_seed:
+        if old.seed is not None and seed is not None and not self.seed_is_given:
             order = EpochOrder(
                 old.units, old.batch_size, self.plan, integer("order_seed", seed, 0), old.drop_last
             )

@@ -39,6 +39,7 @@ from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.public_state import keep_position
 from dpftrl_fast.torch.residual import ResidualNoise
 from dpftrl_fast.torch.same_data import check_same_examples, examples_hash
 from dpftrl_fast.torch.schedules import SCHEDULES, Schedule
@@ -166,7 +167,7 @@ def make_private(
         Whether examples are along the first dimension of every layer's input, for the hooks.
     chunk_size : int, optional
         For "vmap": number of examples whose gradients are in memory at a time; by default at most
-        256 MiB of them.
+        64 MiB of them.
     keep_optimizer : bool
         Keep an SGD as it is, with `ResidualNoise`.
     schedule : {"sgd", "ftrl"}
@@ -195,8 +196,8 @@ def make_private(
     private with the epsilon of ``ledger.epsilon_spent()``: that of the plan
     (``data_loader.plan.epsilon(delta)``; ``neighbours="replace-one"`` for a replaced example). The
     caller must take the batches from the returned loader, one ``optimizer.step()`` each, keep the
-    noise key and optimiser states secret, and release nothing else that is computed from the data:
-    the loss printed while training is not private. Noisy sums are on a public grid, see
+    noise key and states with secrets secret, and release nothing else that is computed from the
+    data: the loss printed while training is not private. Noisy sums are on a public grid, see
     docs/floating_point.md.
 
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few
@@ -223,9 +224,11 @@ def make_private(
     True
     """
     ranks, shard = _ranks(noise.get("process_group"))
+    seed_is_given = order_seed is not None
     examples = of_rank_0 = None
     if shard[1] > 1:  # on all ranks, before one of them may refuse
-        order_seed = ranks.share(secrets.randbits(64) if order_seed is None else order_seed)
+        drawn = secrets.randbits(64) if order_seed is None else order_seed
+        order_seed, seed_is_given = ranks.share((drawn, seed_is_given))
         salt = ranks.share(secrets.token_hex(16))
         examples = examples_hash(getattr(data_loader, "dataset", None), salt)
         of_rank_0 = ranks.share(examples)
@@ -285,6 +288,7 @@ def make_private(
         loader = FixedOrderLoader.from_loader(
             data_loader, plan, shuffle=shuffle, order_seed=order_seed, shard=shard
         )
+        loader.seed_is_given = seed_is_given
         ledger = TrainingLedger(plan, delta)
         sums = Accumulator(
             parameters,
@@ -347,6 +351,7 @@ def make_private(
     else:
         means = partial(_noisy_means, parameters, source, batch_size)
         sums.attach(optimizer, after_sum=means)
+        keep_position(optimizer, source)
     loader.attach(sums)
     return PrivateTraining(module, optimizer, loader, ledger)
 

@@ -21,6 +21,8 @@ from dpftrl_fast.torch.flat.distributed import Ranks, ranks_of, ranks_of_group
 from dpftrl_fast.torch.flat.layout import ParameterLayout
 from dpftrl_fast.torch.flat.noise import FlatNoise, check_noise_state
 from dpftrl_fast.torch.flat.views import FlatViews, contiguous
+from dpftrl_fast.torch.ledger import TrainingLedger
+from dpftrl_fast.torch.public_state import check_position
 from dpftrl_fast.torch.steps import Steps
 
 # Elsewhere a block costs a few launches.
@@ -28,6 +30,7 @@ _LONG_BLOCK = 2**26
 
 Groups = Sequence[Mapping[str, Any]]
 _T = TypeVar("_T")
+_IDENTITY = ("plan", "parameters", "dtype")
 
 
 class NoiseRun:
@@ -82,6 +85,7 @@ class NoiseRun:
         self._reduced: Tensor | None = None
         self._seeded = noise_seed is not None
         self._before = 0  # steps of the stretches before a recovery
+        self._abandoned: tuple[tuple[int, int], ...] = ()
         self.steps = Steps(
             plan.steps, lambda: self.steps_taken, lambda: ranks_of_group(process_group)
         )
@@ -168,11 +172,26 @@ class NoiseRun:
     def recover(self, account: RunAccount) -> None:
         """Make fresh noise, of a new key, for the present stretch of an account.
 
-        All ranks call it together. The noise so far is the caller's to add to the running sums.
+        All ranks call it together. The noise so far is the caller's to add to the running sums. A
+        ledger of the run states the account from now on.
         """
         self._seeded = self.reproducible
         self.noise = self._source(account, key=self.ranks.share(key_of_seed(None)))
-        self._before = account.start - 1
+        self._before, self._abandoned = account.start - 1, account.abandoned
+        self.steps.resumed = True
+        if isinstance(self.steps.guard, TrainingLedger):
+            self.steps.guard.state_by(account)
+
+    def check_values(self, groups: Groups, refusal: Exception | None) -> None:
+        """Refuse, on all ranks, replicas with other values; all call it together."""
+        same: dict[str, Any] = {}
+        try:
+            local = self.layout.local(self.layout.parameters(groups))
+            if self.ranks.reduces:
+                same["initial values (a hash)"] = _digest(local)
+        except ValueError as error:
+            refusal = refusal or error
+        self.ranks.check_same(same, refusal=refusal)
 
     def _source(self, plan: PrivacyPlan | RunAccount, **secret: Any) -> FlatNoise:
         return FlatNoise(
@@ -238,8 +257,36 @@ class NoiseRun:
         dense = contiguous(gradients)
         for block in self.flat.blocks:
             self.flat.copy_to(self._reduced[block.part], block, dense)
-        self.ranks.reduce_(self._reduced)
+        if not self.steps.taken_as_total():
+            self.ranks.reduce_(self._reduced)
         return self._reduced
+
+    def public_state(self, groups: Groups) -> dict[str, Any]:
+        """Return identity and position of the run; no collective call, and nothing begins."""
+        self.steps.check_whole()
+        layout = self.layout if self.started else ParameterLayout.of(groups)
+        return {
+            "secrets": False,
+            "plan": self.plan.to_dict(),
+            "parameters": layout.fingerprint(),
+            "dtype": self._dtype_name,
+            "start": self._before + 1,
+            "abandoned": [list(pair) for pair in self._abandoned],
+            "steps_taken": self.steps_taken,
+            "reproducible": self.reproducible,
+        }
+
+    def check_public(
+        self, state: Mapping[str, Any], own: Mapping[str, Any], groups: Groups
+    ) -> None:
+        """Refuse a state without secrets that is not of this object's position.
+
+        `own` as for :meth:`check_state`. Also accepted is one of the stretch that the account of a
+        recovery abandons: the steps after it have fresh noise then.
+        """
+        here = self.public_state(groups)
+        self._check_facts(state, {**own, "secrets": False}, here, ("abandoned", "steps_taken"))
+        check_position(state, here, self.plan.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return identity and position of the run, and the state of the noise, **a secret**."""
@@ -258,28 +305,34 @@ class NoiseRun:
 
         `own` are further entries that must be the same, shown in errors; `more` must be present.
         """
+        self._check_facts(state, own, self._identity(), ("noise", *more))
+        if not equal(state["start"], self._before + 1):
+            raise ValueError(
+                f"state must be of noise that began with step {self._before + 1}, got "
+                f"{shown(state['start'])}: after a recovery, call recover with its account first"
+            )
+
+    @staticmethod
+    def _check_facts(
+        state: Any, own: Mapping[str, Any], identity: Mapping[str, Any], more: Sequence[str]
+    ) -> None:
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping, got {type(state).__name__}")
-        needed = (*own, *self._identity(), "start", "reproducible", "noise", *more)
+        needed = (*own, *_IDENTITY, "start", "reproducible", *more)
         if missing := [name for name in needed if name not in state]:
             raise ValueError(f"state lacks {', '.join(missing)}")
         for name, value in own.items():
             if not equal(state[name], value):
                 raise ValueError(f"state must have {name} {value!r}, got {shown(state[name])}")
-        for name, value in self._identity().items():
-            if not equal(state[name], value):
-                advice = other_mechanism(state[name], value) if name == "plan" else ""
+        for name in _IDENTITY:
+            if not equal(state[name], identity[name]):
+                advice = other_mechanism(state[name], identity[name]) if name == "plan" else ""
                 raise ValueError(
                     f"state must have the {name} of this object (plan: the same plan; parameters: "
                     "a hash of the same names, shapes, dtypes and groups), got another"
                     f"{advice and ': '}{advice}"
                 )
         flag("state's reproducible", state["reproducible"])
-        if not equal(state["start"], self._before + 1):
-            raise ValueError(
-                f"state must be of noise that began with step {self._before + 1}, got "
-                f"{shown(state['start'])}: after a recovery, call recover with its account first"
-            )
 
     def load_noise(self, state: Mapping[str, Any], *, allow_fork: bool) -> None:
         """Load the noise of a checked state; all ranks call it together."""

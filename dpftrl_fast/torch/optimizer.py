@@ -13,6 +13,8 @@ from torch.optim.optimizer import ParamsT
 
 from dpftrl_fast._validate import (
     choice,
+    flag,
+    integer,
     non_negative,
     optional,
     positive,
@@ -26,6 +28,7 @@ from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.sgd import FlatSGD
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
 from dpftrl_fast.torch.noise_run import NoiseRun, checked_vector
+from dpftrl_fast.torch.public_state import is_public
 from dpftrl_fast.torch.scaler import refuse_scaler, take_scaler
 from dpftrl_fast.torch.schedules import (
     SCHEDULES,
@@ -55,7 +58,7 @@ class DPFTRL(Optimizer):
         v_t = gamma v_(t-1) + (s_t + n_t) / B
         theta_t = P_R(soft(theta_0 - lr v_t, lr c_t)),     c_t = gamma c_(t-1) + t l1.
 
-    theta_0 are the parameters when a step is first taken, or a state. Without noise this is
+    theta_0 are the parameters when a step is first taken. Without noise this is
     ``torch.optim.SGD`` with the same `lr`, `momentum` and `nesterov`, and so it is where a
     scheduler changes them: with `schedule` "sgd" a new rate applies to the steps that follow. With
     "ftrl" the formula above holds with lr_t in place of lr: **lr_t scales the whole way from
@@ -111,13 +114,13 @@ class DPFTRL(Optimizer):
     private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
     example). The caller must ensure that sums are clipped as above (to the limit that leaves room
     for rounding, see docs/torch.md, "Clipping"), that examples take part only as
-    ``plan.participation`` declares, and that key, un-noised sums and :meth:`state_dict` stay
-    secret. Noisy sums are on a public grid, see docs/floating_point.md.
+    ``plan.participation`` declares, and that key, un-noised sums and ``state_dict(secrets=True)``
+    stay secret. Noisy sums are on a public grid, see docs/floating_point.md.
 
     The optimiser holds the un-noised sums and the key: it is not pickled or copied.
     `dpftrl_fast.torch.model_state_dict` returns the part that may be released. On many processes
-    :meth:`step`, :meth:`load_state_dict`, :meth:`recover` and the first :meth:`state_dict` are
-    collective calls.
+    :meth:`step`, :meth:`recover`, the load of a state with secrets and the first
+    ``state_dict(secrets=True)`` are collective calls.
 
     Examples
     --------
@@ -165,6 +168,8 @@ class DPFTRL(Optimizer):
         )
         self.plan = plan
         self._update: FlatFTRL | None = None
+        self._untouched = False  # sums were begun, and no step and no state came since
+        self._origin = 0  # step of theta_0
         self._admitted_rates: list[Rates] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "l1": l1})
         take_scaler(self)
@@ -242,12 +247,15 @@ class DPFTRL(Optimizer):
         held = self._admitted_rates if run.steps.admitted else None
         self._admitted_rates = None
         refusal: Exception | None = None
-        if held is None and self._update is None:
+        if held is None and (self._update is None or self._untouched):
             try:
                 held = self._read_rates()
             except (TypeError, ValueError) as error:
                 refusal = error
+        if self._untouched:
+            run.check_values(self.param_groups, refusal)
         update = self._started(held, refusal)
+        self._untouched = False
         parameters, gradients, rates = run.open_step(
             self.param_groups, lambda _: self._read_rates() if held is None else held, compare=True
         )
@@ -257,7 +265,9 @@ class DPFTRL(Optimizer):
                 update = self._continue_as_sgd(update)
             run.noise.step(run.vector)
             parts = run.layout.local(parameters)
-            update.step(run.steps_taken, sums, run.vector, rates, parts, run.ranks.norm)
+            update.step(
+                run.steps_taken - self._origin, sums, run.vector, rates, parts, run.ranks.norm
+            )
             for p in parameters:
                 p.grad = None
 
@@ -265,7 +275,7 @@ class DPFTRL(Optimizer):
         """Change to the update whose rates may change, between two steps."""
         run = self._run
         run.noise.so_far(run.vector)
-        self._update = FlatSGD(update, run.steps_taken, run.vector)
+        self._update = FlatSGD(update, run.steps_taken - self._origin, run.vector)
         return self._update
 
     def _parameters(self) -> list[Tensor]:
@@ -277,7 +287,7 @@ class DPFTRL(Optimizer):
 
     def _read_rates(self) -> list[Rates]:
         rates = [rates_of(group) for group in self.param_groups]
-        update = self._update
+        update = None if self._untouched else self._update
         if update is not None and update.velocity is None and any(r.momentum > 0.0 for r in rates):
             raise ValueError(
                 "momentum must be greater than 0 from the first step on, or stay 0, got a change"
@@ -287,8 +297,8 @@ class DPFTRL(Optimizer):
     def _started(
         self, rates: list[Rates] | None = None, refusal: Exception | None = None
     ) -> FlatFTRL:
-        if self._update is None:
-            run = self._run
+        if self._update is None or self._untouched:  # parameters loaded meanwhile are theta_0
+            self._update, run = None, self._run
             if rates is None and refusal is None:
                 rates = self._read_rates()
             if not run.started:
@@ -300,6 +310,7 @@ class DPFTRL(Optimizer):
             if rates is None:
                 rates = self._read_rates()
             parameters = run.layout.parameters(self.param_groups)
+            self._origin = run.steps_taken
             self._update = FlatFTRL(
                 run.flat,
                 run.layout.local(parameters),
@@ -312,18 +323,28 @@ class DPFTRL(Optimizer):
                 fused=run.layout.device.type == "cpu",
                 threads=run.threads,
             )
+            self._untouched = True
         return self._update
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run, **a secret**: key and un-noised sums.
+    def state_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+        """Return the state of the run: position and rates, or everything.
 
-        A file with it must be stored like the private data, with mode 0600. It does not include the
-        parameters: save the model's own state too. On many ranks it has this rank's part.
+        Parameters
+        ----------
+        secrets : bool, optional
+            False: position, rates and public facts. It may be stored with the model, as tools do
+            that call this method. Nothing but an optimiser at this position loads it, unless the
+            steps after it get fresh noise, see :meth:`load_state_dict`.
+
+            True: also key, un-noised sums and noise, from which the run resumes to the bit. It is
+            **a secret**: a file with it must be stored like the private data, with mode 0600.
+            `TrainingRun` keeps it in its folder. On many ranks it has this rank's part.
 
         Returns
         -------
         dict
-            Numbers, strings, lists and tensors, which ``torch.load(weights_only=True)`` reads.
+            Numbers, strings, lists and tensors, which ``torch.load(weights_only=True)`` reads. The
+            parameters are not in it: save the model's own state too.
 
         Raises
         ------
@@ -332,29 +353,37 @@ class DPFTRL(Optimizer):
             if another thread is taking a step.
         """
         with self._run.steps.alone():
+            groups = [
+                {name: plain_rate(value) for name, value in group.items() if name not in _TENSORS}
+                for group in self.param_groups
+            ]
+            if not flag("secrets", secrets):
+                public = self._run.public_state(self.param_groups)
+                return {**_HEADER, **public, **self._settings(), "param_groups": groups}
             update = self._started()
             return {
                 **_HEADER,
                 **self._run.state_dict(),
                 **self._settings(),
-                "param_groups": [
-                    {
-                        name: plain_rate(value)
-                        for name, value in group.items()
-                        if name not in _TENSORS
-                    }
-                    for group in self.param_groups
-                ],
+                "param_groups": groups,
                 "l1_weights": list(update.l1_weights),
                 "schedule": ScheduleState.of_run(self._schedule, update).to_dict(),
                 "vectors": {name: vector.clone() for name, vector in update.vectors().items()},
+                **({"origin": self._origin} if self._origin else {}),
             }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow_fork: bool = False) -> None:
-        """Resume from a state of :meth:`state_dict`, with the same steps to the bit.
+        """Resume from a state of :meth:`state_dict`.
 
-        Load the model's own state as well. Two runs that resume from one state make the same noise:
-        if it is added to two different sums that are both released, it protects neither.
+        Load the model's own state as well. From a state with secrets the run resumes to the bit.
+        Two runs that resume from one such state make the same noise: if it is added to two
+        different sums that are both released, it protects neither.
+
+        A state without secrets loads into an optimiser at its position, which keeps its own key and
+        sums: only rates are taken from it. Elsewhere it is refused, unless :meth:`recover` was
+        called first, with an account that abandons the noise of the state: then the optimiser
+        begins anew at the released parameters, with fresh noise, at the larger epsilon of the
+        account.
 
         Parameters
         ----------
@@ -377,22 +406,24 @@ class DPFTRL(Optimizer):
             self._load(state_dict, allow_fork)
 
     def _load(self, state_dict: Mapping[str, Any], allow_fork: bool) -> None:
+        own = {**_HEADER, **self._settings()}
+        if is_public(state_dict):
+            flag("allow_fork", allow_fork)
+            if "param_groups" not in state_dict:
+                raise ValueError("state lacks param_groups")
+            saved = self._listed("param_groups", state_dict["param_groups"])
+            self._run.check_public(state_dict, own, self.param_groups)
+            self._take_rates(saved)
+            return
         update = self._started()
-        self._run.check_state(state_dict, {**_HEADER, **self._settings()}, _REST)
+        self._run.check_state(state_dict, own, _REST)
         past = ScheduleState.of_state(state_dict, self._schedule, len(self.param_groups))
         update = past.like(update)
         _check_vectors(state_dict["vectors"], update.vectors())
-        saved, weights = state_dict["param_groups"], state_dict["l1_weights"]
-        for name, entry in {"param_groups": saved, "l1_weights": weights}.items():
-            if not isinstance(entry, (list, tuple)):
-                raise TypeError(f"state's {name} must be a list, got {type(entry).__name__}")
-        if len(saved) != len(self.param_groups) or len(weights) != len(saved):
-            raise ValueError(
-                f"state must have {len(self.param_groups)} parameter groups, got {len(saved)}"
-            )
-        for group in saved:
-            _check_group(group)
+        saved = self._listed("param_groups", state_dict["param_groups"])
+        weights = self._listed("l1_weights", state_dict["l1_weights"])
         weights = [non_negative("each of state's l1_weights", weight) for weight in weights]
+        origin = integer("state's origin", state_dict.get("origin", 0), 0, self.steps)
         self._run.load_noise(state_dict, allow_fork=allow_fork)
         with self._run.steps.changing():
             for name, vector in update.vectors().items():
@@ -400,15 +431,35 @@ class DPFTRL(Optimizer):
             update.l1_weights = weights
             past.load_into(update)
             self._update = update
-            for group, values in zip(self.param_groups, saved, strict=True):
-                group.update(values)
+            self._origin, self._untouched = origin, False
+            self._take_rates(saved)
+
+    def _listed(self, name: str, entry: Any) -> Any:
+        """Return an entry of a state that must have an item for each group."""
+        if not isinstance(entry, (list, tuple)):
+            raise TypeError(f"state's {name} must be a list, got {type(entry).__name__}")
+        if len(entry) != len(self.param_groups):
+            raise ValueError(
+                f"state must have {len(self.param_groups)} parameter groups, got {len(entry)}"
+            )
+        if name == "param_groups":
+            for group in entry:
+                _check_group(group)
+        return entry
+
+    def _take_rates(self, saved: Any) -> None:
+        for group, values in zip(self.param_groups, saved, strict=True):
+            group.update(values)
 
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise where steps that may have been released cannot be repeated.
 
-        The noise so far stays in the running sums for good. On a new optimiser this only sets up
-        the noise of the account's present stretch, whose state can then be loaded. `TrainingRun`
-        calls it; see docs/resume.md.
+        The noise so far stays in the running sums for good. On a new optimiser this sets up the
+        noise of the account's present stretch. Then a state of that stretch can be loaded, or one
+        without secrets of the stretch before: the run continues from the released parameters, which
+        the model must have before the next step, as theta_0, with sums that begin at 0. A
+        `TrainingLedger` of the run states the account from now on. `TrainingRun` calls this; see
+        docs/resume.md.
 
         Parameters
         ----------
@@ -421,9 +472,10 @@ class DPFTRL(Optimizer):
             run.check_account(account)
             with run.steps.changing():
                 run.noise.so_far(run.vector)
-                if self._schedule == "sgd" and run.steps_taken and type(update) is FlatFTRL:
+                taken = run.steps_taken - self._origin
+                if self._schedule == "sgd" and taken > 0 and type(update) is FlatFTRL:
                     # The noisy sum of the last step must not be rounded a second time.
-                    update = self._update = FlatSGD(update, run.steps_taken, run.vector.clone())
+                    update = self._update = FlatSGD(update, taken, run.vector.clone())
                 update.add_to_sum(run.vector)
                 run.recover(account)
 

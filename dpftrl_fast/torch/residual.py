@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast._validate import optional, positive_integer
+from dpftrl_fast._validate import flag, optional, positive_integer
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -19,6 +19,7 @@ from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.residual import FlatResidual
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.noise_run import NoiseRun, checked_vector
+from dpftrl_fast.torch.public_state import is_public
 from dpftrl_fast.torch.steps import Steps
 
 _HEADER = {"format": "dpftrl_fast.torch.ResidualNoise", "version": 1}
@@ -57,8 +58,8 @@ class ResidualNoise:
     private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
     example). The caller must ensure that sums are clipped to ``plan.clip_norm``, that examples take
     part only as ``plan.participation`` declares, that only noisy sums are used, and that key and
-    :meth:`state_dict` stay secret. The noisy sums of all steps together are on a
-    public grid, see docs/floating_point.md.
+    ``state_dict(secrets=True)`` stay secret. The noisy sums of all steps together are on a public
+    grid, see docs/floating_point.md.
 
     On many processes each has the sums of its own examples, as for `DPFTRL`; afterwards all have
     the same noisy sum of all examples.
@@ -177,9 +178,12 @@ class ResidualNoise:
             )
         return self._run
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return position and key of the noise, **a secret**, as :meth:`DPFTRL.state_dict`."""
+    def state_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+        """Return the position, or with `secrets` also the key, as :meth:`DPFTRL.state_dict`."""
         with self._run.steps.alone():
+            if not flag("secrets", secrets):
+                public = self._run.public_state(self._groups)
+                return {**_HEADER, **public, "batch_size": self._batch_size}
             return {
                 **_HEADER,
                 **self._started().state_dict(),
@@ -190,8 +194,12 @@ class ResidualNoise:
     def load_state_dict(self, state: Mapping[str, Any], *, allow_fork: bool = False) -> None:
         """Resume from a state of :meth:`state_dict`, as :meth:`DPFTRL.load_state_dict`."""
         with self._run.steps.alone():
-            run = self._started()
             own = {**_HEADER, "batch_size": self._batch_size}
+            if is_public(state):
+                flag("allow_fork", allow_fork)
+                self._run.check_public(state, own, self._groups)
+                return
+            run = self._started()
             run.check_state(state, own)
             own_remainder = self._flat.remainder
             # Noisy sums that were not rounded have no remainder.
@@ -203,7 +211,8 @@ class ResidualNoise:
     def recover(self, account: RunAccount) -> None:
         """Continue with fresh noise, as :meth:`DPFTRL.recover`.
 
-        The noise so far stays in the noisy sums that were released: the first residual of the fresh
+        On a new object a state without secrets of the stretch before can be loaded then. The noise
+        so far stays in the noisy sums that were released: the first residual of the fresh
         noise is its first noise.
         """
         run = self._run

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,9 @@ class Steps:
     hooked : bool
         Whether the admission comes from the hooks of an optimiser, which is not called again after
         a step that failed.
+    resumed : bool
+        Whether the noise is that of a folder or a state, or accounted for: then a program that was
+        started again may take its first step.
     """
 
     def __init__(
@@ -63,11 +67,18 @@ class Steps:
         self.ids: Ints | None = None
         self.order: Callable[[], Order] = lambda: Order({}, None)
         self.hooked = False
+        self.resumed = False
+        self._is_total = False
         self._noise_at = noise_at
         self._ranks, self._compared = ranks, False
         self._phase = _Phase.IDLE
         self._torn = False
         self._turn = threading.Lock()
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the run."""
+        return self._ranks()
 
     @property
     def taken(self) -> int:
@@ -89,10 +100,14 @@ class Steps:
     def check_order(self) -> None:
         """Refuse, on all ranks, a run whose ranks have other orders; all call it together.
 
-        Once, with the first step. From then on each step compares its ids.
+        Once, with the first step. From then on each step compares its ids. Refused too is the first
+        step of a program that torchrun started again, with nothing of the run before.
         """
         if not self._compared:
-            self._ranks().check_order(self.order())
+            refusal = None
+            if self._noise_at is not None and self._noise_at() == 0 and not self.resumed:
+                refusal = _restarted()
+            self._ranks().check_order(self.order(), refusal=refusal)
             self._compared = True
 
     def ids_hash(self) -> str:
@@ -120,9 +135,18 @@ class Steps:
         assert self._phase is _Phase.COUNTED
         self._phase = _Phase.ADMITTED
 
+    def is_total(self) -> None:
+        """Take the sums of the admitted batch, on all ranks, for those of all ranks together."""
+        self._is_total = True
+
+    def taken_as_total(self) -> bool:
+        """Return whether the sums are those of all ranks already; asked once a step."""
+        was, self._is_total = self._is_total, False
+        return was
+
     def close(self) -> None:
         """Close the batch: its step is taken, or it is given up before its admission."""
-        self.ids, self._phase = None, _Phase.IDLE
+        self.ids, self._phase, self._is_total = None, _Phase.IDLE, False
 
     def check_next_noise(self) -> None:
         """Refuse the noise of a step that is not due."""
@@ -187,3 +211,18 @@ class Steps:
     def restored(self) -> None:
         """Noise and sums were loaded from a state: no interrupted step is left in them."""
         self._torn = False
+        self.resumed = True
+
+
+def _restarted() -> ValueError | None:
+    """Return the refusal of a run that begins anew in a program that was started again."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if not (count.isdecimal() and int(count) > 0):
+        return None
+    return ValueError(
+        f"torchrun has started this program again (TORCHELASTIC_RESTART_COUNT={count}), and the "
+        "run begins anew with a fresh key, though steps of the start before may have been released:"
+        " keep the run in a folder (TrainingRun), which a restart resumes; or load a "
+        "state_dict(secrets=True); or call recover with the account of both (RunAccount). If "
+        "nothing of the start before was released, start a new job"
+    )

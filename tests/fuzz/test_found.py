@@ -126,8 +126,11 @@ def test_states_of_optimisers(change: dict[str, Any]) -> None:
     from dpftrl_runs import ready
 
     optimizer, _ = ready(noise_seed=1)
-    state = {**optimizer.state_dict(), **change}
-    refused(lambda: optimizer.load_state_dict(state), snapshot=optimizer.state_dict)
+    state = {**optimizer.state_dict(secrets=True), **change}
+    refused(
+        lambda: optimizer.load_state_dict(state),
+        snapshot=lambda: optimizer.state_dict(secrets=True),
+    )
 
 
 @pytest.mark.parametrize("change", [
@@ -139,9 +142,12 @@ def test_the_noise_in_states_of_optimisers(change: dict[str, Any]) -> None:
     from dpftrl_runs import ready
 
     optimizer, _ = ready(noise_seed=1)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     state["noise"] = {**state["noise"], **change}
-    refused(lambda: optimizer.load_state_dict(state), snapshot=optimizer.state_dict)
+    refused(
+        lambda: optimizer.load_state_dict(state),
+        snapshot=lambda: optimizer.state_dict(secrets=True),
+    )
 
 
 @pytest.mark.parametrize("name", ["params", "param_names"])
@@ -150,9 +156,12 @@ def test_a_saved_group_brings_no_parameters(name: str) -> None:
     from dpftrl_runs import ready
 
     optimizer, members = ready(noise_seed=1)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     state["param_groups"][0][name] = [torch.zeros(3)]
-    refused(lambda: optimizer.load_state_dict(state), snapshot=optimizer.state_dict)
+    refused(
+        lambda: optimizer.load_state_dict(state),
+        snapshot=lambda: optimizer.state_dict(secrets=True),
+    )
     assert optimizer.param_groups[0]["params"] == members
 
 

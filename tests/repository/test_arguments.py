@@ -143,15 +143,17 @@ FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "DPFTRL": ("nesterov", lambda v: optimizer(momentum=0.5, nesterov=v)),
     "DPFTRL.load_state_dict": (
         "allow_fork",
-        lambda v: (o := optimizer()).load_state_dict(o.state_dict(), allow_fork=v),
+        lambda v: (o := optimizer()).load_state_dict(o.state_dict(secrets=True), allow_fork=v),
     ),
     "DPFTRL state": (
         "state's reproducible",
-        lambda v: (o := optimizer()).load_state_dict({**o.state_dict(), "reproducible": v}),
+        lambda v: (o := optimizer()).load_state_dict(
+            {**o.state_dict(secrets=True), "reproducible": v}
+        ),
     ),
     "ResidualNoise.load_state_dict": (
         "allow_fork",
-        lambda v: (r := residual()).load_state_dict(r.state_dict(), allow_fork=v),
+        lambda v: (r := residual()).load_state_dict(r.state_dict(secrets=True), allow_fork=v),
     ),
     "FixedOrderLoader shuffle": ("shuffle", lambda v: loader(shuffle=v)),
     "FixedOrderLoader drop_last": ("drop_last", lambda v: loader(drop_last=v)),

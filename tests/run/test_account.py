@@ -83,7 +83,7 @@ def test_what_happened_is_at_least_what_each_id_did(epochs: bool, complete: bool
         account = RunAccount(plan)
         for _ in range(chance.randint(1, 3)):
             last = chance.randint(account.start, steps)
-            step = chance.randint(account.start, last)
+            step = chance.randint(account.start, min(last + 1, steps))
             account = account.recovered(last, step, accept_epsilon=(1e9, 1e-6))
         stretches = [*account.abandoned, (account.start, steps)]
         trees = plan.layout
@@ -229,6 +229,8 @@ def test_a_restart_that_is_not_covered_is_refused_below_its_epsilon() -> None:
     assert after.epsilon(1e-6) == becomes
     with pytest.raises(ValueError, match="not covered"):
         after.recovered(23, 23)  # what was accepted was that restart, not another
+    with pytest.raises(ValueError, match="it begins another tree at step 26, and 0 spare"):
+        account.recovered(25, 26)
 
 
 def test_the_noise_of_a_stretch_restarts_where_the_plan_does() -> None:
@@ -352,7 +354,8 @@ def test_wrong_arguments() -> None:
     for abandoned, start in (
         (((1, 11),), 1),
         (((0, 3),), 2),
-        (((1, 4),), 5),
+        (((1, 4),), 6),  # step 5 would be in no stretch
+        (((1, 10),), 11),  # no step is left
         ((), 2),
         (((3, 5),), 4),  # steps 1 and 2 would be in no stretch
         (((1, 5), (7, 8)), 7),
@@ -360,6 +363,6 @@ def test_wrong_arguments() -> None:
     ):
         with pytest.raises(ValueError, match="must be"):
             RunAccount(plan, 0, abandoned, start)
-    for last, step in ((11, 1), (4, 5), (4, 0)):
+    for last, step in ((11, 1), (4, 6), (4, 0), (10, 11)):
         with pytest.raises(ValueError, match="must be"):
             RunAccount(plan).recovered(last, step)

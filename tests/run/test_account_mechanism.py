@@ -180,7 +180,7 @@ def restarted(plan: PrivacyPlan, chance: random.Random, times: int) -> RunAccoun
     account = RunAccount(plan)
     for _ in range(times):
         last = chance.randint(account.start, plan.steps)
-        step = chance.randint(account.start, last)
+        step = chance.randint(account.start, min(last + 1, plan.steps))
         account = account.recovered(last, step, accept_epsilon=(1e9, 1e-4))
     return account
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of several ranks, for test_distributed.py and test_make_private_ranks.py.
+"""Runs of several ranks, for the tests of distributed runs.
 
 `start` runs `python torch_ranks.py FOLDER`: first what one process alone comes to, then its forks
 are the ranks, which run all cases. Each writes its results.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import private_ranks
+import run_ranks
 import torch
 import torch.distributed as dist
 from processes import child
@@ -74,7 +75,7 @@ def replicas(rank: int, world: int) -> dict[str, Any]:
     net = model()
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
     train(net, optimizer, rank, world)
-    return {"parameters": flat(net), "sum": optimizer.state_dict()["vectors"]["sum"]}
+    return {"parameters": flat(net), "sum": optimizer.state_dict(secrets=True)["vectors"]["sum"]}
 
 
 def averaging_replicas(rank: int, world: int) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def resumed(rank: int, world: int) -> dict[str, Any]:
     net = model()
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
     train(net, optimizer, rank, world, 0, 5)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     other = model()
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
@@ -151,7 +152,7 @@ def shards(rank: int, world: int) -> dict[str, Any]:
     net = sharded(world)
     optimizer = DPFTRL(net.parameters(), 0.02, radius=2.0, **OPTIONS)
     train(net, optimizer, rank, world)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     return {
         "parameters": flat(net),
         "sum": state["vectors"]["sum"],
@@ -191,7 +192,7 @@ def shard_resumed(rank: int, world: int) -> dict[str, Any]:
     train(net, optimizer, rank, world, 0, 5)
     other.load_state_dict(net.state_dict())
     again = DPFTRL(other.parameters(), 0.5, radius=2.0, **{**OPTIONS, "noise_seed": None})
-    again.load_state_dict(optimizer.state_dict())
+    again.load_state_dict(optimizer.state_dict(secrets=True))
     train(other, again, rank, world, 5)
     return {"parameters": flat(other)}
 
@@ -326,6 +327,8 @@ def run_rank(rank: int, folder: Path) -> None:
                 result[case.__name__] = case(rank, world)
     with in_world(rank, private_ranks.WORLD, folder / "private") as result:
         result.update(private_ranks.found(rank))
+    with in_world(rank, run_ranks.WORLD, folder / "runs") as result:
+        result.update(run_ranks.results(rank, folder / "folders"))
 
 
 def main(folder: Path) -> None:

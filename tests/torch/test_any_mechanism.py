@@ -137,7 +137,7 @@ def test_a_resumed_optimiser_is_the_same_to_the_bit(name: str, memory: Any) -> N
             whole.step()
         others = [nn.Parameter(p.detach().clone()) for p in members]
         resumed = DPFTRL(others, 7.0, **options)
-        resumed.load_state_dict(whole.state_dict())
+        resumed.load_state_dict(whole.state_dict(secrets=True))
         for t in range(at, T):
             for optimizer, own in ((whole, members), (resumed, others)):
                 sums(own, t)
@@ -157,12 +157,12 @@ def test_a_state_of_another_mechanism_is_refused_with_advice(kind: str) -> None:
     for own in (*TOEPLITZ.values(), Tree()):
         other = made(own)
         with pytest.raises(ValueError, match=r"give mechanism=Tree\(.*restart_every=5.* saved"):
-            other.load_state_dict(made(tree).state_dict())
+            other.load_state_dict(made(tree).state_dict(secrets=True))
         assert other.steps_taken == 0
-    made(tree).load_state_dict(made(tree).state_dict())
+    made(tree).load_state_dict(made(tree).state_dict(secrets=True))
     long = BandedInverse((1.0, *[-0.1 / 3] * 9)).rounded("float32")
     with pytest.raises(ValueError, match="give the mechanism of the saved plan"):
-        made(tree).load_state_dict(made(long).state_dict())
+        made(tree).load_state_dict(made(long).state_dict(secrets=True))
 
 
 # ---- A run in a folder ----

@@ -248,7 +248,7 @@ def test_a_restart_of_dpftrl_leaves_the_old_noise_on_the_sum() -> None:
         last = old.step()
     account = RunAccount(plan).recovered(8, 7, accept_epsilon=(9.0, DELTA))
     optimizer.recover(account)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict(secrets=True)
     fresh = account.noise(3)
     fresh.load_state_dict({**fresh.state_dict(), **state["noise"]["common"]})
     for t in (7, 8, 9):

@@ -213,7 +213,7 @@ def test_an_interruption_between_slices_is_remembered(
 ) -> None:
     p = nn.Parameter(torch.zeros(8))
     dpftrl = DPFTRL([p], 1.0, plan=ranks.PLAN, batch_size=1)
-    dpftrl.state_dict()
+    dpftrl.state_dict(secrets=True)
     # As on a rank that holds two ranges of coordinates.
     dpftrl._run.noise = FlatNoise(
         ranks.PLAN, [(0, 4), (8, 4)], dtype="float32", device=torch.device("cpu")

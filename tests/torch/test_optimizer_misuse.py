@@ -166,7 +166,7 @@ def test_values_are_no_reason_to_refuse_a_step() -> None:
 
 def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
     dpftrl, members = ready()
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     gradients(members, 0)
     with monkeypatch.context() as patch:
 
@@ -188,7 +188,7 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch
 
 def test_no_thread_steps_or_saves_or_loads_during_a_step() -> None:
     dpftrl, members = ready(noise_seed=1)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     gradients(members, 0)
     account = RunAccount(dpftrl.plan).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
     calls = [

@@ -31,7 +31,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(memory: Any, at: int) -> None:
     dpftrl = DPFTRL(members, 0.1, **options)
     run(dpftrl, members, 0, at)
     file = io.BytesIO()
-    torch.save((dpftrl.state_dict(), [p.detach() for p in members]), file)
+    torch.save((dpftrl.state_dict(secrets=True), [p.detach() for p in members]), file)
     run(dpftrl, members, at, 12)
 
     file.seek(0)
@@ -51,8 +51,8 @@ def test_regenerated_noise_is_small_in_a_state() -> None:
     dpftrl = DPFTRL([p], 1.0, plan=plan_of(9, 1.0), batch_size=1, memory="regenerate")
     run(dpftrl, [p], 0, 7)
     file = io.BytesIO()
-    torch.save(dpftrl.state_dict()["noise"], file)
-    text = repr(dpftrl.state_dict()["noise"])
+    torch.save(dpftrl.state_dict(secrets=True)["noise"], file)
+    text = repr(dpftrl.state_dict(secrets=True)["noise"])
     assert len(text) < 1024
     assert "'vectors': []" in text
 
@@ -73,7 +73,7 @@ def test_a_state_of_another_run_is_refused(change: dict[str, Any], words: str) -
         "params": parameters(), "lr": 1.0, "plan": plan_of(12, 1.0), "batch_size": 4,
         "momentum": 0.9,
     }  # fmt: skip
-    state = DPFTRL(**options).state_dict()
+    state = DPFTRL(**options).state_dict(secrets=True)
     other = DPFTRL(**{**options, "params": parameters(1), **change})
     with pytest.raises(ValueError, match=words):
         other.load_state_dict(state)
@@ -83,11 +83,11 @@ def test_a_state_of_another_run_is_refused(change: dict[str, Any], words: str) -
 def test_every_fact_of_a_run_has_another_that_is_refused() -> None:
     """Those of the test above, and `test_bad_states_are_refused` of the residual noise."""
     dpftrl = DPFTRL(parameters(), 1.0, plan=plan_of(12, 1.0), batch_size=4)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     assert dpftrl._run._identity().keys() == {"plan", "parameters", "dtype"}
     assert dpftrl._settings().keys() == {"batch_size", "radius"}
     residual = ResidualNoise(parameters(), plan=plan_of(12, 1.0), batch_size=4)
-    saved = residual.state_dict()
+    saved = residual.state_dict(secrets=True)
     assert residual._run._identity().keys() == dpftrl._run._identity().keys()
     for change in (
         {"plan": plan_of(13, 1.0)},
@@ -109,7 +109,7 @@ def test_a_broken_state_is_refused() -> None:
     members = parameters()
     dpftrl = DPFTRL(members, 1.0, plan=plan_of(12, 1.0), batch_size=4)
     run(dpftrl, members, 0, 1)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     with pytest.raises(ValueError, match="state lacks noise"):
         dpftrl.load_state_dict({name: state[name] for name in state if name != "noise"})
     with pytest.raises(TypeError, match="must be a mapping"):
@@ -135,7 +135,7 @@ def test_the_state_is_a_copy() -> None:
     members = parameters()
     dpftrl = DPFTRL(members, 1.0, plan=plan_of(12, 1.0), batch_size=4, momentum=0.5)
     run(dpftrl, members, 0, 3)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     before = copy.deepcopy(state)
     run(dpftrl, members, 3, 6)
     for name, vector in before["vectors"].items():
@@ -204,10 +204,10 @@ def test_a_state_of_after_a_restart_is_not_one_of_before() -> None:
     members = parameters()
     dpftrl = DPFTRL(members, 1.0, **options)
     run(dpftrl, members, 0, 5)
-    before = dpftrl.state_dict()
+    before = dpftrl.state_dict(secrets=True)
     account = recovered(dpftrl, 7, 6)
     run(dpftrl, members, 5, 7)
-    after = dpftrl.state_dict()
+    after = dpftrl.state_dict(secrets=True)
     with pytest.raises(
         ValueError, match="began with step 6, got 1: after a recovery, call recover"
     ):
@@ -224,7 +224,7 @@ def test_a_state_of_after_a_restart_is_not_one_of_before() -> None:
 def test_a_restart_is_of_this_run_and_of_its_next_step() -> None:
     dpftrl, members = ready(plan=plan_of(12, 1.0))
     run(dpftrl, members, 0, 5)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     with pytest.raises(ValueError, match="must start with step 6, the next one, got 5"):
         recovered(dpftrl, 7, 5)
     with pytest.raises(TypeError, match="must be a RunAccount, got PrivacyPlan"):
@@ -232,7 +232,7 @@ def test_a_restart_is_of_this_run_and_of_its_next_step() -> None:
     account = RunAccount(plan_of(13, 1.0)).recovered(7, 6, accept_epsilon=(1e9, 1e-6))
     with pytest.raises(ValueError, match="of the plan of this object"):
         dpftrl.recover(account)
-    assert str(dpftrl.state_dict()) == str(state)
+    assert str(dpftrl.state_dict(secrets=True)) == str(state)
     recovered(dpftrl, 7, 6)
     run(dpftrl, members, 5, 7)
     with pytest.raises(ValueError, match="present stretch, which began with step 6, got one from"):
@@ -248,14 +248,14 @@ def test_a_seed_marks_the_run_for_good() -> None:
     other, _ = ready(plan=plan_of(12, 1.0))
     other.recover(account)
     assert not other.reproducible
-    other.load_state_dict(dpftrl.state_dict())
+    other.load_state_dict(dpftrl.state_dict(secrets=True))
     assert other.reproducible
 
 
 def test_a_state_loaded_half_way_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
     dpftrl, members = ready()
     run(dpftrl, members, 0, 1)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     other, others = ready()
     with monkeypatch.context() as patch:
 

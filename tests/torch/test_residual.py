@@ -137,7 +137,7 @@ def test_a_resumed_noise_is_the_same_to_the_bit() -> None:
         gradients(members, t)
         noise.add_()
     file = io.BytesIO()
-    torch.save(noise.state_dict(), file)
+    torch.save(noise.state_dict(secrets=True), file)
     file.seek(0)
     resumed = ResidualNoise(others, plan=PLAN)
     resumed.load_state_dict(torch.load(file, weights_only=True))
@@ -212,14 +212,14 @@ def test_sums_without_noise_are_cleared_where_a_step_is_interrupted(
 
 def test_bad_states_are_refused() -> None:
     noise = ResidualNoise(parameters(), plan=PLAN)
-    state = noise.state_dict()
+    state = noise.state_dict(secrets=True)
     with pytest.raises(ValueError, match="state lacks plan"):
         noise.load_state_dict({name: state[name] for name in state if name != "plan"})
     with pytest.raises(ValueError, match="batch_size 3, got None"):
         ResidualNoise(parameters(), plan=PLAN, batch_size=3).load_state_dict(state)
     with pytest.raises(ValueError, match="format"):
         DPFTRL(parameters(), 1.0, plan=PLAN, batch_size=1).load_state_dict(
-            {**DPFTRL(parameters(), 1.0, plan=PLAN, batch_size=1).state_dict(), **state}
+            {**DPFTRL(parameters(), 1.0, plan=PLAN, batch_size=1).state_dict(secrets=True), **state}
         )
     with pytest.raises(TypeError, match="must be a mapping"):
         noise.load_state_dict(3)  # type: ignore[arg-type]
@@ -228,12 +228,12 @@ def test_bad_states_are_refused() -> None:
 def test_no_thread_adds_or_saves_or_loads_during_a_step() -> None:
     members = parameters()
     noise = ResidualNoise(members, plan=PLAN, noise_seed=1)
-    state = noise.state_dict()
+    state = noise.state_dict(secrets=True)
     account = RunAccount(PLAN).recovered(1, 1, accept_epsilon=(1e9, 1e-6))
     gradients(members, 0)
     calls = [
         noise.add_,
-        noise.state_dict,
+        lambda: noise.state_dict(secrets=True),
         lambda: noise.load_state_dict(state, allow_fork=True),
         lambda: noise.recover(account),
     ]
@@ -241,7 +241,7 @@ def test_no_thread_adds_or_saves_or_loads_during_a_step() -> None:
         for call in calls:
             with pytest.raises(RuntimeError, match="one step at a time, and no state"):
                 call()
-    assert noise.state_dict()["noise"]["steps_taken"] == noise.steps_taken == 1
+    assert noise.state_dict(secrets=True)["noise"]["steps_taken"] == noise.steps_taken == 1
 
 
 def test_it_is_not_pickled_and_marks_seeds() -> None:

@@ -44,6 +44,10 @@ class Ranks:
         """Return the value of rank 0."""
         return value
 
+    def gather(self, value: _T) -> list[_T]:
+        """Return the values of all ranks, in their order."""
+        return [value]
+
     def check_same(self, facts: Mapping[str, Any], *, refusal: Exception | None = None) -> None:
         """Refuse, on all ranks, facts that are not the same on all.
 
@@ -97,6 +101,9 @@ class _Group(Ranks):
         shared = [value]
         dist.broadcast_object_list(shared, src=self._source, group=self._group)
         return shared[0]
+
+    def gather(self, value: _T) -> list[_T]:
+        return self._gathered(value, None)
 
     def check_same(self, facts: Mapping[str, Any], *, refusal: Exception | None = None) -> None:
         _refuse_different(self._gathered(dict(facts), refusal))

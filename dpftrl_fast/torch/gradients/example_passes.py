@@ -80,19 +80,31 @@ class Chunk:
     ----------
     part : slice
         The examples.
-    copies : tuple of Tensor, shape (examples, ...)
-        A copy for each example of each parameter of the accumulator.
     is_taken : bool
         Whether their gradients were added to the sums.
     """
 
     def __init__(self, passes: ExamplePasses, part: slice) -> None:
         self._passes, self.part, self.is_taken = passes, part, False
-        # Not the parameters: they get no gradient from here.
-        start = torch.zeros((), requires_grad=True)
-        self.copies: tuple[Tensor, ...] = _Copies.apply(start, self)  # type: ignore[no-untyped-call]
+        self._copies: tuple[Tensor, ...] | None = None
+
+    @property
+    def copies(self) -> tuple[Tensor, ...]:
+        """A copy for each example of each parameter of the accumulator, shape (examples, ...).
+
+        Made when they are first asked for, after the pass of the chunk before.
+
+        Autograd runs later nodes first. So the gradients of a chunk are taken before those of the
+        chunk before it are computed, and those of one chunk are in memory at a time.
+        """
+        if self._copies is None:
+            # Not the parameters: they get no gradient from here.
+            start = torch.zeros((), requires_grad=True)
+            self._copies = _Copies.apply(start, self)  # type: ignore[no-untyped-call]
+        return self._copies
 
     def expanded(self) -> tuple[Tensor, ...]:
+        """Return the copies as constants."""
         rows = self.part.stop - self.part.start
         parameters = self._passes.sums.parameters
         return tuple(p.detach().expand(rows, *p.shape) for p in parameters)
@@ -108,7 +120,7 @@ class Chunk:
         if all(g is None for g in found):
             found[0] = torch.zeros_like(self.expanded()[0])
         self._passes.sums.add(found)
-        self.is_taken, self.copies = True, ()
+        self.is_taken, self._copies = True, ()
 
 
 class _Copies(torch.autograd.Function):

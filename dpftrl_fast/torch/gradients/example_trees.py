@@ -160,12 +160,13 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
 def _like(x: Any, items: Any) -> Any:
     """Return a container of the type of `x`."""
     kind: Any = type(x)
+    is_dataclass = dataclasses.is_dataclass(kind)
     if kind in (dict, list, tuple):
         return kind(items)
     if isinstance(x, tuple):
         return kind(*items) if hasattr(x, "_fields") else kind(items)
     if isinstance(x, Mapping):
-        if dataclasses.is_dataclass(x):  # ModelOutput of transformers: fields are keys
+        if is_dataclass:  # ModelOutput of transformers: fields are keys
             return kind(**items)
         try:
             return kind(items)

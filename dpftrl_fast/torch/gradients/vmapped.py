@@ -26,10 +26,21 @@ from dpftrl_fast.torch.gradients.rows_of_outputs import joined, rows_of_outputs
 
 Loss = Callable[[Any, Any], Tensor]
 
-_CHUNK_BYTES = 1 << 28  # of the per-example gradients that are in memory at a time
+_CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
 _OWN = frozenset(
-    ["_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean", "_passes", "_alone"]
-    + ["_gradients", "_layout", "_call", "training"]
+    [
+        "_module",
+        "_criterion",
+        "_accumulator",
+        "_names",
+        "_chunk",
+        "_mean",
+        "_passes",
+        "_alone",
+        "_layout",
+        "_gradients",
+        "training",
+    ]
 )
 
 
@@ -58,7 +69,7 @@ class VmapModule(nn.Module):
         Its parameters must be the model's.
     chunk_size : int, optional
         Number of examples whose gradients are in memory at a time. By default so many that they
-        take at most 256 MiB. With 1 vmap is not used.
+        take at most 64 MiB. With 1 vmap is not used.
     loss_reduction : {"mean", "sum"}
         Reduction of the loss over the rows of a forward pass. A scalar output (a loss inside of the
         model) is the mean or the sum of those of the examples, where NaN counts as 0 unless all
@@ -117,7 +128,7 @@ class VmapModule(nn.Module):
         def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Any, y: Any) -> Any:
             one = _map(lambda t: t.unsqueeze(0), x)
             args = one if isinstance(one, tuple) else (one,)
-            output = functional_call(model, {**trained, **fixed}, args)
+            output = _called(model, fixed | trained, args, {})
             assert criterion is not None
             return criterion(output, _map(lambda t: t.unsqueeze(0), y))
 
@@ -177,7 +188,7 @@ class VmapModule(nn.Module):
             nonlocal rest
             args, kwargs = given.rebuilt([x.unsqueeze(0) for x in ones])
             trained = dict(zip(self._names, copies, strict=True))
-            tensors, rest = taken_apart(functional_call(network, fixed | trained, args, kwargs))
+            tensors, rest = taken_apart(_called(network, fixed | trained, args, kwargs))
             return tuple(tensors)
 
         for chunk in self._passes.chunks:
@@ -185,7 +196,9 @@ class VmapModule(nn.Module):
             if not self._alone:
                 refuse_held(model=network)
         # Of each output: (rows, ...), where ... is the shape for a batch of one.
-        outputs = [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found)]
+        outputs = [
+            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)
+        ]
         key = rest, [x.dim() for x in outputs]
         if self._layout is None or self._layout[0] != key:
             self._layout = key, rows_of_outputs(network, given, [x.shape[1:] for x in outputs])
@@ -199,7 +212,7 @@ class VmapModule(nn.Module):
 
     def _scaled(self, output: Tensor, rows: int) -> Tensor:
         if self._mean and output.requires_grad:
-            output.register_hook(lambda gradient: gradient * rows)
+            output.register_hook(lambda gradient: gradient * rows)  # type: ignore[no-untyped-call]
         return output
 
     def _size(self, rows: int) -> int:
@@ -249,8 +262,7 @@ class VmapModule(nn.Module):
         losses = []
         self._accumulator.check_room(rows)
         for start in range(0, rows, size := self._size(rows)):
-            part = slice(start, start + size)
-            x, y = _map(lambda t: t[part], inputs), _map(lambda t: t[part], targets)
+            x, y = (_part(tree, slice(start, start + size)) for tree in (inputs, targets))
             with _vmap_alone():
                 gradients, values = self._gradients(trained, self._fixed(), x, y)
             refuse_held(model=self._module, criterion=self._criterion)
@@ -345,6 +357,21 @@ def _itself(module: nn.Module) -> nn.Module:
     return module
 
 
+def _called(
+    network: nn.Module, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a network with other parameters, of which it keeps none."""
+    # Recurrent layers have a list of their parameters beside these.
+    lists = [(x, x._flat_weights) for x in network.modules() if isinstance(x, nn.RNNBase)]
+    for layer, weights in lists:
+        layer._flat_weights = list(weights)
+    try:
+        return functional_call(network, tensors, args, kwargs)
+    finally:
+        for layer, weights in lists:
+            layer._flat_weights = weights
+
+
 Example = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
@@ -397,6 +424,10 @@ def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree)(_map(function, value) for value in tree)
     raise TypeError(f"expected tensors, or tuples, lists or dicts of them, got {type(tree)}")
+
+
+def _part(tree: Any, part: slice) -> Any:
+    return _map(lambda tensor: tensor[part], tree)
 
 
 def _tensors(tree: Any) -> Sequence[Tensor]:
