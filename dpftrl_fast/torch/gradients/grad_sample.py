@@ -70,6 +70,7 @@ class HookGradients:
     ) -> None:
         from opacus.grad_sample import AbstractGradSampleModule
 
+        from dpftrl_fast.torch.gradients.loss_trial import LossTrial
         from dpftrl_fast.torch.gradients.rows import PlainStrides, watch_rows
 
         choice("loss_reduction", loss_reduction, ("mean", "sum"))
@@ -98,8 +99,12 @@ class HookGradients:
             if module.training and torch.is_grad_enabled():
                 accumulator.take()
 
+        trial = LossTrial(accumulator, loss_reduction, batch_first)
+        accumulator.handed_out = trial.batch
+        self.module.register_forward_pre_hook(trial.before, with_kwargs=True)
         self.module.register_forward_pre_hook(before_forward)
         watch_rows(self.module, accumulator, self.settle, batch_first=batch_first)
+        self.module.register_forward_hook(trial.after, with_kwargs=True)
 
     def collect(self) -> list[Tensor | None] | None:
         """Return ``p.grad_sample``, as `Source.collect` says.
