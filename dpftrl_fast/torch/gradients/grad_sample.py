@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,8 +100,10 @@ class HookGradients:
             if module.training and torch.is_grad_enabled():
                 accumulator.take()
 
-        trial = LossTrial(accumulator, loss_reduction, batch_first)
+        self.trial = trial = LossTrial(accumulator, loss_reduction, batch_first)
         accumulator.handed_out = trial.batch
+        trial.run = partial(_run_plain, self.module)
+        trial.layers = [x for x in self._layers if any(True for _ in x.parameters(recurse=False))]
         self.module.register_forward_pre_hook(trial.before, with_kwargs=True)
         self.module.register_forward_pre_hook(before_forward)
         watch_rows(self.module, accumulator, self.settle, batch_first=batch_first)
@@ -262,7 +265,7 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     With class weights the mean is divided by the sum of the weights of the examples in the batch,
     with ``ignore_index`` by the number of targets that are not ignored: every example then changes
     the gradients of all others, and clipping does not bound the effect of one. A criterion that is
-    not an ``nn.Module`` with a ``reduction`` is not checked.
+    not an ``nn.Module`` with a ``reduction`` is not checked here; `LossTrial` tries it.
 
     Examples
     --------
@@ -271,7 +274,8 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     Traceback (most recent call last):
     ...
     ValueError: criterion CrossEntropyLoss must have reduction='sum' with weight or ignore_index \
-(its mean divides by what is in the batch), got 'mean'
+(its mean divides by what is in the batch), got 'mean': give loss_reduction='sum' too, or take \
+dpftrl_fast.torch.PerExampleLoss(criterion)
     """
     reduction = getattr(criterion, "reduction", None)
     if not isinstance(criterion, nn.Module) or reduction is None:
@@ -283,11 +287,20 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     if weighs and reduction == "mean":
         raise ValueError(
             f"criterion {name} must have reduction='sum' with weight or ignore_index (its mean "
-            "divides by what is in the batch), got 'mean'"
+            "divides by what is in the batch), got 'mean': give loss_reduction='sum' too, or take "
+            "dpftrl_fast.torch.PerExampleLoss(criterion)"
         )
     if reduction not in ((loss_reduction,) if loss_reduction else ("mean", "sum")):
         expected = repr(loss_reduction) if loss_reduction else "'mean' or 'sum'"
         raise ValueError(f"criterion {name} must have reduction={expected}, got {reduction!r}")
+
+
+def _run_plain(module: Any, args: Any, kwargs: Any) -> Any:
+    """Run a wrapped model without Opacus's hooks, and leave its buffers alone."""
+    from dpftrl_fast.torch.gradients.rows import _unchanged, _without_hooks
+
+    with _unchanged(module._module), _without_hooks(module):
+        return module._module(*args, **kwargs)
 
 
 def _check_owned(model: nn.Module, accumulator: Accumulator) -> list[str]:

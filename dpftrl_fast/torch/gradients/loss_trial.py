@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +35,11 @@ from torch.utils.hooks import RemovableHandle
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.recheck import made_up
-from dpftrl_fast.torch.gradients.loss_variants import Values, Variants, chosen, same_rows
+from dpftrl_fast.torch.gradients.loss_inside import losses_of, mixes_inside
+from dpftrl_fast.torch.gradients.loss_variants import Values, Variants, chosen, rounding, same_rows
 from dpftrl_fast.torch.gradients.trace import Call, Record, tensors
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
-_ROUNDING_OF_HALVES = 0.05
 
 _REMEDY = (
     "sum a loss of each example (reduction='sum' in the loss and loss_reduction='sum' in "
@@ -97,8 +98,11 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
         self._record: Record | None = None
         self._outputs: list[Tensor] = []
         self._handle: RemovableHandle | None = None
-        self.inside: str | None = None  # what is wrong with the loss that the model returns
-        self.inside_tried = False
+        # The model without the hooks, as `mixes_inside` needs it, for losses that it returns.
+        self.run: Callable[[Any, Any], Any] | None = None
+        self.layers: list[nn.Module] = []
+        self._inside: str | None = None  # what is wrong with such a loss
+        self._tried_inside = False
 
     @property
     def wanted(self) -> bool:
@@ -137,7 +141,25 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
         if self._record is not None:
             self._record.recording = self._record.is_open
         if self.wanted and module.training and torch.is_grad_enabled():
-            self.outputs(outputs, self._sums.rows_due)
+            rows = self._sums.rows_due
+            if losses_of(outputs) and self.run is not None and rows > 1:
+                self._try_inside(self.run, rows, args, kwargs)
+            self.outputs(outputs, rows)
+
+    def _try_inside(
+        self, run: Callable[[Any, Any], Any], rows: int, args: Any, kwargs: Any
+    ) -> None:
+        """Try the losses that the model returns: refused if one is used."""
+        if self._sums.steps_taken > 0:
+            generator = torch.Generator().manual_seed(self._sums.steps_taken)
+            args, kwargs = tree_map(partial(made_up, generator=generator), (args, kwargs))
+        on = mixes_inside(run, self.layers, rows, args, kwargs, batch_first=self._first == 0)
+        self._tried_inside = True
+        self._inside = on and (
+            "the loss that the model returns must treat each example apart, got a gradient for one "
+            f"that depends on {on}: take its logits, and {_REMEDY}; grad_sample_mode='vmap' keeps "
+            "each example's loss apart"
+        )
 
     def outputs(self, tree: Any, rows: int) -> Any:
         """Return what the model returned for the rows due, traced until the loss is tried."""
@@ -162,6 +184,11 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
 
             self._handle = register_multi_grad_hook(self._outputs, arrived)
         return tree
+
+    def close(self) -> None:
+        """Try nothing from now on."""
+        self._reset()
+        self._over = True
 
     def _reset(self) -> None:
         if self._handle is not None:
@@ -214,6 +241,8 @@ class _Trial:
 
     def run(self) -> str | None:
         """Refuse the loss, or return why it cannot be tried."""
+        if self._loss._inside is not None and self._inside():
+            raise _Refusal(self._loss._inside)
         values = {leaf.place: leaf.value for leaf in self._record.leaves}
         found = self._root(values)
         if found is None:
@@ -230,9 +259,6 @@ class _Trial:
             assert again is not None
             base = again
         variants = Variants(self._record, root[0], values, self._rows, self._loss._first)
-        inside = [place for place in self._came if place not in variants.where]
-        if inside and self._loss.inside is not None:
-            raise _Refusal(self._loss.inside)
         for name, other in variants:
             if not self._agree(base, variants, other, root):
                 fixed = variants.fixed(other)
@@ -246,17 +272,21 @@ class _Trial:
                     "the loss must treat each example apart, got a gradient for one that depends "
                     f"on {name}{hint}: {_REMEDY}"
                 )
-        ancestors = self._record.ancestors(root[0])
         for call in self._lost:
-            if call.source not in ancestors:
+            if self._record.may_use(call, root[0]):
                 return (
                     f"a number was read out of the batch before it ({call.name.strip('_')}), and "
                     "where it went is not known: keep tensors, or read it after backward()"
                 )
         self._check_scale(base, variants, root)
-        if inside and not self._loss.inside_tried:
+        if self._inside() and not self._loss._tried_inside:
             return "it is made inside of the model"
         return None
+
+    def _inside(self) -> bool:
+        """Whether a loss of the model is in it."""
+        given = {leaf.place: leaf.value for leaf in self._record.leaves}
+        return any(given[p].numel() == 1 and given[p].dim() < 2 for p in self._came)
 
     def _root(self, values: Values) -> tuple[Root, Gradients] | None:
         """Return the loss that gave the gradients that came."""
@@ -268,7 +298,7 @@ class _Trial:
             except Exception:
                 found = None
             if found is not None and all(
-                place in found and same_rows(g, found[place], None, [], _rounding(g))
+                place in found and same_rows(g, found[place], None, [], rounding(g))
                 for place, g in self._came.items()
             ):
                 return root, found
@@ -301,7 +331,7 @@ class _Trial:
             except Exception:  # the loss does not take such values
                 continue
             if found is not None and not all(
-                same_rows(g, found[place], variants.where.get(place), variants.kept, _rounding(g))
+                same_rows(g, found[place], variants.where.get(place), variants.kept, rounding(g))
                 for place, g in base.items()
             ):
                 return False
@@ -365,14 +395,10 @@ def _ratio(base: Gradients, found: Gradients, variants: Variants, part: int) -> 
     if not (size > 0 and math.isfinite(products) and math.isfinite(size)):
         return None
     ratio = products / size
-    rounding = max(_rounding(g) for g in base.values())
-    alike = all(a.shape == b.shape and same_rows(a * ratio, b, None, [], rounding) for a, b in pairs)
+    allowed = max(rounding(g) for g in base.values())
+    alike = all(a.shape == b.shape and same_rows(a * ratio, b, None, [], allowed) for a, b in pairs)
     return ratio if alike else None
 
 
 def _near(ratio: float, expected: float) -> bool:
     return abs(ratio - expected) < 0.02 * expected
-
-
-def _rounding(x: Tensor) -> float:
-    return _ROUNDING.get(x.dtype, _ROUNDING_OF_HALVES)

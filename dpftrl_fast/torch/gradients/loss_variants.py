@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from dpftrl_fast.torch.gradients.trace import Call, Leaf, Record, is_comparison
 
-_IGNORED = -100  # the target that losses of torch and of transformers leave out
+IGNORED = -100  # the target that losses of torch and of transformers leave out
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
+_ROUNDING_OF_HALVES = 0.05
 _IGNORING = {"cross_entropy", "nll_loss", "nll_loss2d"}
 
 Values = Mapping[int, Tensor]
@@ -80,7 +82,9 @@ class Variants:
     """
 
     def __init__(self, record: Record, root: int, values: Values, rows: int, first: int) -> None:
-        needed = record.ancestors(root)
+        core, reads, _ = record.needed(root)
+        self._calls = [record.calls[i] for i in sorted(core | reads)]
+        needed = {place for call in self._calls for place in call.refs()}
         self.values, self.rows = dict(values), rows
         self.leaves = [leaf for leaf in record.leaves if leaf.place in needed]
         self.blocks = frozenset(
@@ -98,17 +102,23 @@ class Variants:
             if not isinstance(leaf.value, nn.Parameter)
             and (found := rows_of(leaf.value.shape, rows, first, self.blocks)) is not None
         }
-        self.changed = changed_rows(rows)
-        self.kept = [i for i in range(rows) if i not in self.changed]
-        self._calls = [record.calls[i] for i in sorted(record.needed(root)[0])]
+        self.changed: list[int] = []
+        self.kept: list[int] = []
         self._on_cpu = all(leaf.value.device.type == "cpu" for leaf in self.leaves)
 
     def __iter__(self) -> Iterator[tuple[str, Values]]:
-        """Return names and values."""
+        """Return names and values; `kept` holds the rows that have their values."""
+        places = range(self.rows)
+        for changed in (changed_rows(self.rows), [*{*places} - {*changed_rows(self.rows)}]):
+            self.changed = changed
+            self.kept = [i for i in places if i not in changed]
+            yield from self._of_rows()
+
+    def _of_rows(self) -> Iterator[tuple[str, Values]]:
         yield "others", self._replaced(lambda x: None, 1.0)
-        yield "others", self._replaced(lambda x: x.min(), 3.0)
-        yield "others", self._replaced(lambda x: x.max(), -0.3)
-        if not self._on_cpu:
+        yield "others", self._replaced(lambda x: x.min(), 8.0)
+        yield "others", self._replaced(lambda x: x.max(), -8.0)
+        if not self._on_cpu or 0 in self.changed:
             return
         for number in (0, 1):
             yield "others", self._replaced(lambda x, n=number: n, 1.0)
@@ -137,7 +147,7 @@ class Variants:
         self, number: Callable[[Tensor], Any], scale: float, integers: list[int] | None = None
     ) -> Values:
         """Return values whose changed rows are others, or only those of some integers."""
-        places = [i - 1 if i in self.changed else i for i in range(self.rows)]
+        places = [(i - 1) % self.rows if i in self.changed else i for i in range(self.rows)]
         found = dict(self.values)
         for leaf in self.leaves:
             x, where = self.values[leaf.place], self.where.get(leaf.place)
@@ -159,7 +169,7 @@ class Variants:
 
     def _ignored(self) -> list[int]:
         """Return numbers that may stand for no target."""
-        found = {_IGNORED: None, **dict.fromkeys(self._declared())}
+        found = {IGNORED: None, **dict.fromkeys(self._declared())}
         for call in self._calls:
             if is_comparison(call):
                 for k in call.constants():
@@ -172,7 +182,7 @@ class Variants:
         for call in self._calls:
             if call.name in _IGNORING:
                 given = call.kwargs.get("ignore_index", [*call.args, *[None] * 5][4])
-                if isinstance(given, int) and given != _IGNORED:
+                if isinstance(given, int) and given != IGNORED:
                     found.append(given)
         return found
 
@@ -182,16 +192,21 @@ class Variants:
         if leaf.kind == "output" or not integer or leaf.place not in self.where:
             return False
         several = x.dim() > 1 or self.where[leaf.place].block > 1
-        return number != _IGNORED or several or bool((x == number).any()) or self._compares(number)
+        return number != IGNORED or several or bool((x == number).any()) or self._compares(number)
 
     def _compares(self, number: int) -> bool:
         return any(is_comparison(call) and number in call.constants() for call in self._calls)
 
 
-def same_rows(a: Tensor, b: Tensor, where: Rows | None, kept: list[int], rounding: float) -> bool:
+def rounding(x: Tensor) -> float:
+    """Return the rounding error allowed in a gradient, relative to the largest."""
+    return _ROUNDING.get(x.dtype, _ROUNDING_OF_HALVES)
+
+
+def same_rows(a: Tensor, b: Tensor, where: Rows | None, kept: list[int], allowed: float) -> bool:
     """Whether two gradients agree in the rows that are kept, relative to the largest of these."""
     if where is not None:
         a, b = chosen(a, where, kept), chosen(b, where, kept)
     a, b = a.double(), b.double()
     size = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rounding, rounding * size, equal_nan=True)
+    return torch.allclose(a, b, allowed, allowed * size, equal_nan=True)

@@ -46,6 +46,7 @@ _ARITHMETIC = {
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "greater", "less", "not_equal", "isin"}
 
 Number = int | float
+_WRITTEN = 6  # characters of a number that someone wrote down
 _FEW = 8  # numbers read at once that are followed
 
 
@@ -236,6 +237,36 @@ class Record:
         core, _, _ = self.needed(root)
         return {p for i in core for p in self.calls[i].refs()}
 
+    def may_use(self, read: Call, root: int) -> bool:
+        """Whether a result may depend on a number that was read, by a way that is not recorded.
+
+        Numbers that are read to be printed are left alone: that of the result, or of one that it
+        depends on; and all that were read before a computation without numbers that could be theirs.
+        """
+        core, _, stop = self.needed(root)
+        start = next(i for i, call in enumerate(self.calls) if call is read)
+        numbers = read.numbers or []
+        if read.source in self.ancestors(root):
+            return False
+        if any(isinstance(x, bool) for x in numbers):
+            return True
+        before = {p for call in self.calls[:start] for p in call.refs()}
+        late = {leaf.place for leaf in self.leaves if leaf.kind == "other"} - before
+        whole = any(isinstance(x, int) for x in numbers)
+        for call in (self.calls[i] for i in core if start < i < stop):
+            if call.refs() & late and len(numbers) > 0 and self._is_number(call, late):
+                return True
+            if call.name.strip("_") in _ARITHMETIC and any(
+                whole or len(repr(x)) > _WRITTEN for x in call.constants()
+            ):
+                return True
+        return False
+
+    def _is_number(self, call: Call, late: set[int]) -> bool:
+        """Whether an argument may be a number that was made a tensor."""
+        given = {leaf.place: leaf.value for leaf in self.leaves}
+        return any(given[p].numel() == 1 for p in call.refs() & late)
+
     def replay(
         self, values: Mapping[int, Tensor], root: int, swapped: Mapping[Number, Number], where: str
     ) -> tuple[Tensor, list[Call]]:
@@ -250,7 +281,6 @@ class Record:
         env: dict[int, Any] = dict(values)
         swaps: dict[Number, Number] = dict(swapped)
         moved: dict[Any, list[Any]] = {}
-        everywhere = where == "all"
 
         def other(number: Any) -> Any:
             if isinstance(number, bool) or number not in swaps:
@@ -264,7 +294,7 @@ class Record:
                 continue
             try:
                 refs = _mapped((call.args, call.kwargs), _Ref, lambda ref: env[ref.place])
-                if swaps and (everywhere or call.name.strip("_") in _ARITHMETIC):
+                if swaps and (where == "all" or call.name.strip("_") in _ARITHMETIC):
                     refs = _mapped(refs, (int, float), other)
                 result = _again(call, *refs)
             except Exception:
