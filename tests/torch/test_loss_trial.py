@@ -105,7 +105,10 @@ def masked_by_length(o: Tensor, y: Tensor) -> Tensor:
 def clip(o: Tensor, y: Tensor) -> Tensor:
     z = F.normalize(o)
     similar = z @ z.T / 0.5
-    return (F.cross_entropy(similar, torch.arange(ROWS)) + F.cross_entropy(similar.T, torch.arange(ROWS))) / 2
+    return (
+        F.cross_entropy(similar, torch.arange(ROWS))
+        + F.cross_entropy(similar.T, torch.arange(ROWS))
+    ) / 2
 
 
 def sup_con(o: Tensor, y: Tensor) -> Tensor:
@@ -217,8 +220,9 @@ KEEPS_APART: dict[str, tuple[Loss, str]] = {
     "autocast": (autocast, "mean"),
     "noise": (lambda o, y: F.cross_entropy(F.dropout(o + torch.rand_like(o), 0.5), y), "mean"),
     "row by row": (
-        lambda o, y: sum(F.cross_entropy(a[None], b[None]) for a, b in zip(o, y, strict=True))
-        / len(y),
+        lambda o, y: (
+            sum(F.cross_entropy(a[None], b[None]) for a, b in zip(o, y, strict=True)) / len(y)
+        ),
         "mean",
     ),
     "transposed": (lambda o, y: F.cross_entropy(o.T.contiguous().T, y), "mean"),
@@ -396,9 +400,11 @@ def test_a_loss_inside_of_the_model(ignored: bool) -> None:
         loss(hooks.module(**batch), batch["labels"]).backward()
         sums.finish()
 
-    words = "the loss that the model returns must treat each example apart"
+    words = "must treat each example apart"
     with pytest.raises(ValueError, match=words):
         step(Labelled(), lambda o, y: o["loss"])
+    if not ignored:
+        words = "the loss that the model returns must.*the argument 'labels' of others, if they are"
     with pytest.raises(ValueError, match=words):
         step(Labelled(), lambda o, y: o["loss"] / 2 + o["logits"].mean())
     step(Labelled("sum"), lambda o, y: o["loss"], "sum")
@@ -502,3 +508,28 @@ def test_no_warnings_for_the_usual_loop() -> None:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         train(printed)
+
+
+def test_gathering_by_position_is_no_mixing() -> None:
+    def gathered(o: Tensor, y: Tensor) -> Tensor:
+        return -o.log_softmax(1)[torch.arange(len(y)), y].mean()
+
+    train(gathered)
+    x, y = data()
+    weight = torch.rand(CLASSES)  # as many classes as examples
+    rows = slice(0, CLASSES)
+    model = nn.Linear(4, CLASSES)
+    sums = accumulator(model, FlatClipping(0.1), CLASSES)
+    hooks = HookGradients(model, sums, loss_reduction="sum")
+    sums.begin(range(CLASSES))
+    sums.expect(CLASSES)
+    F.cross_entropy(hooks.module(x[rows]), y[rows], weight, reduction="sum").backward()
+    sums.finish()
+
+
+def test_targets_from_elsewhere_count_as_the_batch() -> None:
+    far = data(True)[1]
+    with pytest.raises(ValueError, match="must treat each example apart"):
+        train(lambda o, y: F.cross_entropy(o, far))
+    with pytest.raises(ValueError, match="must treat each example apart"):
+        train(lambda o, y: torch.autograd.grad(normalised(o, y), o)[0].sum())

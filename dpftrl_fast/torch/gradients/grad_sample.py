@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -102,7 +103,7 @@ class HookGradients:
 
         self.trial = trial = LossTrial(accumulator, loss_reduction, batch_first)
         accumulator.handed_out = trial.batch
-        trial.run = partial(_run_plain, self.module)
+        trial.alone = partial(_alone, self.module)
         trial.layers = [x for x in self._layers if any(True for _ in x.parameters(recurse=False))]
         self.module.register_forward_pre_hook(trial.before, with_kwargs=True)
         self.module.register_forward_pre_hook(before_forward)
@@ -295,12 +296,13 @@ dpftrl_fast.torch.PerExampleLoss(criterion)
         raise ValueError(f"criterion {name} must have reduction={expected}, got {reduction!r}")
 
 
-def _run_plain(module: Any, args: Any, kwargs: Any) -> Any:
-    """Run a wrapped model without Opacus's hooks, and leave its buffers alone."""
+@contextmanager
+def _alone(module: Any) -> Iterator[nn.Module]:
+    """Give a wrapped model without Opacus's hooks, and put its buffers back."""
     from dpftrl_fast.torch.gradients.rows import _unchanged, _without_hooks
 
     with _unchanged(module._module), _without_hooks(module):
-        return module._module(*args, **kwargs)
+        yield module._module
 
 
 def _check_owned(model: nn.Module, accumulator: Accumulator) -> list[str]:

@@ -43,7 +43,7 @@ def losses_of(outputs: Any) -> list[Tensor]:
 
 
 def mixes_inside(
-    run: Callable[[Any, Any], Any],
+    model: Callable[..., Any],
     layers: Iterable[nn.Module],
     rows: int,
     args: Any,
@@ -55,9 +55,9 @@ def mixes_inside(
 
     Parameters
     ----------
-    run : callable
-        ``run(args, kwargs)`` runs the model and returns its outputs, one of them the loss. It
-        leaves buffers and gradients as they are.
+    model : callable
+        Returns its outputs, one of them the loss. Hooks for per-example gradients must be off, and
+        the caller puts buffers back.
     layers : iterable of nn.Module
         The gradients of the loss with respect to their outputs are compared.
     rows : int
@@ -73,7 +73,7 @@ def mixes_inside(
     str or None
         "others", or the name of the labels and of the value that others may have.
     """
-    trial = _Inside(run, list(layers), rows, 0 if batch_first else 1)
+    trial = _Inside(model, list(layers), rows, 0 if batch_first else 1)
     state = random_state()
     try:
         return trial.compare(args, kwargs, state)
@@ -82,8 +82,8 @@ def mixes_inside(
 
 
 class _Inside:
-    def __init__(self, run: Any, layers: list[nn.Module], rows: int, first: int) -> None:
-        self._run, self._layers, self._rows, self._first = run, layers, rows, first
+    def __init__(self, model: Any, layers: list[nn.Module], rows: int, first: int) -> None:
+        self._model, self._layers, self._rows, self._first = model, layers, rows, first
 
     def compare(self, args: Any, kwargs: Any, state: Any) -> str | None:
         leaves, spec = tree_flatten_with_path((args, kwargs))
@@ -139,7 +139,8 @@ class _Inside:
         handles = [layer.register_forward_hook(keep) for layer in self._layers]
         restore_random_state(state)
         try:
-            outputs = self._run(*tree_map(_copied, (args, kwargs)))
+            args, kwargs = tree_map(_copied, (args, kwargs))
+            outputs = self._model(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()

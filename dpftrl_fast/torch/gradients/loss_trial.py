@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,7 @@ _REMEDY = (
 
 Root = tuple[int, Tensor | None]  # the place of a loss, and the gradient given to backward()
 Gradients = dict[int, Tensor]
+Alone = Callable[[], AbstractContextManager[nn.Module]]
 
 
 class _Refusal(Exception):
@@ -98,8 +100,8 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
         self._record: Record | None = None
         self._outputs: list[Tensor] = []
         self._handle: RemovableHandle | None = None
-        # The model without the hooks, as `mixes_inside` needs it, for losses that it returns.
-        self.run: Callable[[Any, Any], Any] | None = None
+        # Gives the model without the hooks, and puts its state back: for losses that it returns.
+        self.alone: Alone | None = None
         self.layers: list[nn.Module] = []
         self._inside: str | None = None  # what is wrong with such a loss
         self._tried_inside = False
@@ -136,24 +138,25 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
 
     def after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
-    ) -> None:
+    ) -> Any:
         """Trace what the model returns: a forward hook."""
         if self._record is not None:
             self._record.recording = self._record.is_open
         if self.wanted and module.training and torch.is_grad_enabled():
             rows = self._sums.rows_due
-            if losses_of(outputs) and self.run is not None and rows > 1:
-                self._try_inside(self.run, rows, args, kwargs)
-            self.outputs(outputs, rows)
+            if losses_of(outputs) and self.alone is not None and rows > 1:
+                self._try_inside(self.alone, rows, args, kwargs)
+            return self.outputs(outputs, rows)
+        return None
 
-    def _try_inside(
-        self, run: Callable[[Any, Any], Any], rows: int, args: Any, kwargs: Any
-    ) -> None:
+    def _try_inside(self, alone: Alone, rows: int, args: Any, kwargs: Any) -> None:
         """Try the losses that the model returns: refused if one is used."""
         if self._sums.steps_taken > 0:
             generator = torch.Generator().manual_seed(self._sums.steps_taken)
             args, kwargs = tree_map(partial(made_up, generator=generator), (args, kwargs))
-        on = mixes_inside(run, self.layers, rows, args, kwargs, batch_first=self._first == 0)
+        first, layers = self._first == 0, self.layers
+        with alone() as model:
+            on = mixes_inside(model, layers, rows, args, kwargs, batch_first=first)
         self._tried_inside = True
         self._inside = on and (
             "the loss that the model returns must treat each example apart, got a gradient for one "
@@ -168,8 +171,11 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
         if self._record is None:
             self._record = Record()
         record = self._record
+        if sum(map(_has_gradient, tensors(tree))) > 1:
+            # One may be made of another inside of the model: apart from here on.
+            tree = tree_map(lambda x: x.view_as(x) if _has_gradient(x) else x, tree)
         for x in tensors(tree):
-            if x.requires_grad and x.is_floating_point() and type(x) is Tensor:
+            if _has_gradient(x):
                 self._outputs.append(x)
                 record.mark(x, "output")
             else:
@@ -182,6 +188,11 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
             def arrived(gradients: Any) -> None:
                 self._arrived(record, list(gradients), rows)
 
+            def at_leaf(loss: Tensor, gradient: Tensor | None) -> None:
+                g = torch.ones_like(loss) if gradient is None else gradient
+                arrived([g if x is loss else None for x in self._outputs])
+
+            record.at_leaf = at_leaf
             self._handle = register_multi_grad_hook(self._outputs, arrived)
         return tree
 
@@ -357,9 +368,7 @@ class _Trial:
             if found is not None:
                 ratios.append(_ratio(base, found, variants, part))
         known = {"sum": 1.0, "mean": self._rows / part}
-        names = {
-            name for name, x in known.items() for r in ratios if r is not None and _near(r, x)
-        }
+        names = {name for name, x in known.items() for r in ratios if r is not None and _near(r, x)}
         if names and expected not in names:
             (other,) = names
             raise _Refusal(
@@ -398,6 +407,10 @@ def _ratio(base: Gradients, found: Gradients, variants: Variants, part: int) -> 
     allowed = max(rounding(g) for g in base.values())
     alike = all(a.shape == b.shape and same_rows(a * ratio, b, None, [], allowed) for a, b in pairs)
     return ratio if alike else None
+
+
+def _has_gradient(x: Any) -> bool:
+    return type(x) is Tensor and x.requires_grad and x.is_floating_point()
 
 
 def _near(ratio: float, expected: float) -> bool:

@@ -99,7 +99,7 @@ class Variants:
         self.where = {
             leaf.place: found
             for leaf in record.leaves
-            if not isinstance(leaf.value, nn.Parameter)
+            if (leaf.kind != "other" or _may_be_data(leaf.value))
             and (found := rows_of(leaf.value.shape, rows, first, self.blocks)) is not None
         }
         self.changed: list[int] = []
@@ -132,7 +132,12 @@ class Variants:
                 )
 
     def fixed(self, values: Values) -> Values | None:
-        """Return a variant with the rows of tensors that are not of the batch as they were."""
+        """Return a variant with the rows of tensors that are not of the batch as they were.
+
+        None if there are none, or the batch is not known.
+        """
+        if all(leaf.kind != "batch" for leaf in self.leaves):
+            return None
         own = {leaf.place for leaf in self.leaves if leaf.kind == "other"} & set(self.where)
         return {**values, **{place: self.values[place] for place in own}} if own else None
 
@@ -187,7 +192,7 @@ class Variants:
         return found
 
     def _may_ignore(self, leaf: Leaf, number: int) -> bool:
-        x = leaf.value
+        x = self.values[leaf.place]
         integer = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
         if leaf.kind == "output" or not integer or leaf.place not in self.where:
             return False
@@ -196,6 +201,17 @@ class Variants:
 
     def _compares(self, number: int) -> bool:
         return any(is_comparison(call) and number in call.constants() for call in self._calls)
+
+
+def _may_be_data(x: Tensor) -> bool:
+    """Whether a tensor that is not of the batch may have a row for each example.
+
+    Targets and masks that the loop gets elsewhere may; floats are as often weights of classes, and
+    whole numbers in their order stand for the rows themselves.
+    """
+    if isinstance(x, nn.Parameter) or x.is_floating_point() or x.is_complex() or not x.dim():
+        return False
+    return x.dim() > 1 or not torch.equal(x, torch.arange(len(x), device=x.device).to(x.dtype))
 
 
 def rounding(x: Tensor) -> float:

@@ -308,6 +308,8 @@ class _Watch:
                 args, kwargs = tree_map(_copied, (args, kwargs))
                 outputs = tree_leaves(model(*args, **kwargs))
                 parts = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
+                # Losses that the model returns are tried apart, if they are used: see `LossTrial`.
+                parts = [x for x in parts if x.numel() > 1 or x.dim() > 1] or parts
                 if parts:
                     weights = [_weights(x) for x in parts]
                     for x in weights if changed else []:

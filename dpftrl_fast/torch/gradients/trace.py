@@ -87,6 +87,7 @@ class Call:
     numbers: list[Number] | None = None  # that it read out of tensors
     source: int = -1  # place of the tensor that was read
     of_shape: bool = False  # it reads sizes, not values
+    counts: bool = False  # what it reads are whole numbers
 
     def refs(self) -> set[int]:
         """Return the places of its arguments."""
@@ -145,6 +146,8 @@ class Record:
         self.recording = True
         self.mutates = False
         self.root: tuple[int, Tensor | None] | None = None  # of a call of backward()
+        # Called for backward() of an output itself, of which its hook would not be told.
+        self.at_leaf: Callable[[Tensor, Tensor | None], None] | None = None
         self._count = 0
         self._made: list[weakref.ref[Tensor]] = []
         self._known: dict[int, tuple[Tensor, int]] = {}
@@ -176,8 +179,8 @@ class Record:
         """Call a function, and record it."""
         name = _name(function)
         if name == "backward":
-            place, gradient = self.place_of(args[0]), [*args[1:2], kwargs.get("gradient")][0]
-            self.root = None if place is None else (place, gradient)
+            gradient = kwargs.get("gradient", kwargs.get("grad_tensors"))
+            self._set_root(*(_only(x) for x in (args[0], [*args[1:2], gradient][0])))
         if name == "backward" or name in _WITHOUT_PART:
             return function(*args, **kwargs)
         refs = _mapped((args, kwargs), Tensor, lambda x: _Ref(self._leaf(x)))
@@ -194,6 +197,8 @@ class Record:
             self.recording = self.is_open
         if versions != [_version(x) for x in given]:
             writes = self.mutates = True
+        if not self.is_open:  # it was a backward pass
+            return result
         places = [self._result(x) for x in tensors(result)]
         numbers = _numbers(result) if name in _READERS or _is_shape(function) else None
         if not writes and numbers is None and all(p is None for p in places):
@@ -206,6 +211,7 @@ class Record:
         if numbers is not None:
             entry.numbers, entry.source = numbers, min(entry.refs(), default=-1)
             entry.of_shape = name in _SIZES or _is_shape(function)
+            entry.counts = entry.of_shape or not given[0].is_floating_point()
         self.calls.append(entry)
         return result
 
@@ -252,12 +258,11 @@ class Record:
             return True
         before = {p for call in self.calls[:start] for p in call.refs()}
         late = {leaf.place for leaf in self.leaves if leaf.kind == "other"} - before
-        whole = any(isinstance(x, int) for x in numbers)
         for call in (self.calls[i] for i in core if start < i < stop):
             if call.refs() & late and len(numbers) > 0 and self._is_number(call, late):
                 return True
             if call.name.strip("_") in _ARITHMETIC and any(
-                whole or len(repr(x)) > _WRITTEN for x in call.constants()
+                read.counts or len(repr(x)) > _WRITTEN for x in call.constants()
             ):
                 return True
         return False
@@ -328,6 +333,13 @@ class Record:
                     swaps[a] = b
                     moved[a] = [call, False]
 
+    def _set_root(self, loss: Any, gradient: Any) -> None:
+        place = self.place_of(loss) if isinstance(loss, Tensor) else None
+        self.root = None if place is None else (place, gradient)
+        is_leaf = any(leaf.place == place and leaf.kind == "output" for leaf in self.leaves)
+        if is_leaf and self.at_leaf is not None:
+            self.at_leaf(loss, gradient)
+
     def _trace(self, x: Tensor) -> int:
         self._count += 1
         x.__dict__[_NODE] = _Node(self, self._count)
@@ -357,7 +369,8 @@ class Record:
         """Copy the leaves before the first call that writes in place."""
         if not self.mutates:
             self.leaves = [
-                leaf if isinstance(leaf.value, torch.nn.Parameter)
+                leaf
+                if isinstance(leaf.value, torch.nn.Parameter)
                 # the place of a leaf that is made later has its value from then
                 else leaf._replace(value=leaf.value.clone())
                 for leaf in self.leaves
@@ -417,6 +430,11 @@ def _again(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call.function(*args, **kwargs)
 
 
+def _only(x: Any) -> Any:
+    """Return the tensor of a sequence of one, as ``torch.autograd.backward`` takes it."""
+    return x[0] if isinstance(x, (tuple, list)) and len(x) == 1 else x
+
+
 def _autocast(given: list[Tensor]) -> torch.dtype | None:
     device = next((x.device.type for x in given), "cpu")
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -439,8 +457,24 @@ def _bare(name: str) -> str:
 
 
 def _mutates(name: str, kwargs: Mapping[str, Any]) -> bool:
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") or name in (
-        *("iadd", "isub", "imul", "itruediv", "idiv", "ifloordiv", "ipow", "iand", "ior", "ixor"),
+    in_place = (
+        (name.endswith("_") and not name.endswith("__"))
+        or name in ("__setitem__", "__set__")
+        or name
+        in (
+            *(
+                "iadd",
+                "isub",
+                "imul",
+                "itruediv",
+                "idiv",
+                "ifloordiv",
+                "ipow",
+                "iand",
+                "ior",
+                "ixor",
+            ),
+        )
     )
     return in_place or kwargs.get("out") is not None or kwargs.get("inplace") is True
 
