@@ -173,7 +173,7 @@ MIXES: dict[str, tuple[Loss, bool]] = {
 def test_a_loss_that_mixes_examples_is_refused(name: str) -> None:
     loss, ignored = MIXES[name]
     for reduction in ("mean", "sum"):
-        with pytest.raises(ValueError, match="must treat each example apart.*PerExampleLoss"):
+        with pytest.raises(ValueError, match=r"must treat each example apart.*PerExampleLoss"):
             train(loss, batch=data(ignored), reduction=reduction)
 
 
@@ -495,7 +495,7 @@ def test_per_example_loss_trains_as_one_example_at_a_time() -> None:
 def test_per_example_loss_says_what_it_takes() -> None:
     with pytest.raises(TypeError, match="criterion must be callable, got int"):
         PerExampleLoss(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="mean of an example .*got 'sum'"):
+    with pytest.raises(ValueError, match=r"mean of an example .*got 'sum'"):
         PerExampleLoss(nn.CrossEntropyLoss(reduction="sum"))
     with pytest.raises(ValueError, match="reduction must be"):
         PerExampleLoss(F.cross_entropy, "none")

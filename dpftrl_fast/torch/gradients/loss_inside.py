@@ -9,7 +9,7 @@ are compared in the rows that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from dpftrl_fast.torch.gradients.loss_variants import (
     rows_of,
     same_rows,
 )
-from dpftrl_fast.torch.gradients.trace import tensors
+from dpftrl_fast.torch.gradients.torch_calls import tensors
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 _Gradients = list[tuple[Tensor, Rows]]
@@ -93,7 +93,7 @@ class _Inside:
             found = dict(enumerate(given)) | values
             other = tree_unflatten([found[i] for i in range(len(given))], spec)
             try:
-                gradients = self._gradients(*other, state)
+                gradients = self._gradients(other[0], other[1], state)
             except Exception:  # the model does not take such values
                 continue
             kept = [i for i in range(self._rows) if i not in changed]
@@ -148,7 +148,7 @@ class _Inside:
         if not losses or not seen:
             return []
         total = torch.stack([x.flatten()[0].double() for x in losses]).sum()
-        found = torch.autograd.grad(total, seen, allow_unused=True)
+        found: Sequence[Tensor | None] = torch.autograd.grad(total, seen, allow_unused=True)
         pairs = [
             (g, rows_of(g.shape, self._rows, self._first, frozenset()))
             for g in found

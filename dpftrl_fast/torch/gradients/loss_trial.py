@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -35,12 +35,12 @@ from torch.utils.hooks import RemovableHandle
 
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.gradients.recheck import made_up
 from dpftrl_fast.torch.gradients.loss_inside import losses_of, mixes_inside
 from dpftrl_fast.torch.gradients.loss_variants import Values, Variants, chosen, rounding, same_rows
-from dpftrl_fast.torch.gradients.trace import Call, Record, tensors
+from dpftrl_fast.torch.gradients.recheck import made_up
+from dpftrl_fast.torch.gradients.torch_calls import Call, tensors
+from dpftrl_fast.torch.gradients.trace import Record
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
-
 
 _REMEDY = (
     "sum a loss of each example (reduction='sum' in the loss and loss_reduction='sum' in "
@@ -109,7 +109,7 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
     @property
     def wanted(self) -> bool:
         """Whether the next pass is to be tried."""
-        return not self._over and self._sums.rows_due > 0
+        return not self._over and self._sums.rows_due > 1  # one row alone is with no other
 
     def batch(self, tree: Any) -> Any:
         """Return a batch of the loader, whose tensors are traced until the loss is tried."""
@@ -166,7 +166,7 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
 
     def outputs(self, tree: Any, rows: int) -> Any:
         """Return what the model returned for the rows due, traced until the loss is tried."""
-        if not self.wanted or rows < 2:  # one row alone is with no other
+        if not self.wanted or rows < 2:
             return tree
         if self._record is None:
             self._record = Record()
@@ -254,7 +254,7 @@ class _Trial:
         """Refuse the loss, or return why it cannot be tried."""
         if self._loss._inside is not None and self._inside():
             raise _Refusal(self._loss._inside)
-        values = {leaf.place: leaf.value for leaf in self._record.leaves}
+        values: Values = {leaf.place: leaf.value for leaf in self._record.leaves}
         found = self._root(values)
         if found is None:
             return (
@@ -327,7 +327,9 @@ class _Trial:
         value, self._moved = record.replay(env, root[0], swapped or {}, where)
         if not value.requires_grad or (root[1] is None and value.numel() != 1):
             return None
-        found = torch.autograd.grad(value, list(leaves.values()), root[1], allow_unused=True)
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            value, list(leaves.values()), root[1], allow_unused=True
+        )
         return {
             place: torch.zeros_like(x) if g is None else g
             for (place, x), g in zip(leaves.items(), found, strict=True)
@@ -376,10 +378,11 @@ class _Trial:
                 f"for one example is that of a {other} over the batch; give "
                 f"loss_reduction={other!r} to make_private, or take a {expected}"
             )
-        if not names and ratios and None not in ratios:
+        known_ratios = [r for r in ratios if r is not None]
+        if not names and ratios and len(known_ratios) == len(ratios):
             raise _Refusal(
                 "the loss must be a sum or a mean over the examples of a batch, got one whose "
-                f"gradients are {max(ratios):.3g} times as large on half of the rows: {_REMEDY}"
+                f"gradients are {max(known_ratios):.3g} times as large on half of the rows: {_REMEDY}"
             )
 
     def _made_up(self, values: Values, root: int) -> Values:

@@ -10,12 +10,14 @@ ignore, and the numbers that the loss compares targets with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dpftrl_fast.torch.gradients.trace import Call, Leaf, Record, is_comparison
+from dpftrl_fast.torch.gradients.torch_calls import is_comparison
+from dpftrl_fast.torch.gradients.trace import Leaf, Record
 
 IGNORED = -100  # the target that losses of torch and of transformers leave out
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -121,14 +123,14 @@ class Variants:
         if not self._on_cpu or 0 in self.changed:
             return
         for number in (0, 1):
-            yield "others", self._replaced(lambda x, n=number: n, 1.0)
+            yield "others", self._replaced(partial(_constant, number), 1.0)
         for number in self._ignored():
             # Where each target is an example's only one, the usual loss has none to ignore.
             leaves = [leaf.place for leaf in self.leaves if self._may_ignore(leaf, number)]
             if leaves:
                 yield (
                     f"the targets of others, if they are {number}",
-                    self._replaced(lambda x, n=number: n, 1.0, leaves),
+                    self._replaced(partial(_constant, number), 1.0, leaves),
                 )
 
     def fixed(self, values: Values) -> Values | None:
@@ -201,6 +203,10 @@ class Variants:
 
     def _compares(self, number: int) -> bool:
         return any(is_comparison(call) and number in call.constants() for call in self._calls)
+
+
+def _constant(number: int, x: Tensor) -> int:
+    return number
 
 
 def _may_be_data(x: Tensor) -> bool:

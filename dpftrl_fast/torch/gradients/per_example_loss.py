@@ -91,7 +91,7 @@ class PerExampleLoss(nn.Module):
         if type(criterion) in (nn.CrossEntropyLoss, nn.NLLLoss) and len(given) == 2:
             return _cross_entropies(criterion, *given)
         rows = counts.pop()
-        columns = [x.split(1) if isinstance(x, Tensor) else [x] * rows for x in given]
+        columns = [torch.split(x, 1) if isinstance(x, Tensor) else [x] * rows for x in given]
         found = torch.stack([criterion(*one).mean() for one in zip(*columns, strict=True)])
         return torch.where(found.isnan(), torch.zeros_like(found), found)
 
