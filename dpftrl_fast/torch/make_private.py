@@ -186,7 +186,8 @@ def make_private(
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few
     steps (see `gradients.rows`): a model that does not treat the rows as separate examples is
     refused. The loss is tried in the first backward pass (see `gradients.loss_trial`): one that
-    mixes examples is refused. Sums of clipped gradients get noise and are divided by B, also in a smaller last batch.
+    mixes examples is refused. Sums of clipped gradients get noise and are divided by B, also in a
+    smaller last batch.
 
     Examples
     --------

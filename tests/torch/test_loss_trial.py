@@ -358,6 +358,29 @@ def test_a_loss_that_cannot_be_tried_is_warned_of(loss: Loss, words: str) -> Non
         train(loss, reduction="sum")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+def test_a_compiled_loss_trains_and_is_warned_of() -> None:
+    loss = torch.compile(F.cross_entropy, backend="eager")
+    with pytest.warns(UserWarning, match="could not be tried.*compiled or scripted code"):
+        train(loss)
+
+
+def test_a_mixing_loss_moves_the_sums_by_more_than_a_clip_norm() -> None:
+    """Why it is refused: without the trial one target of a heavy class moves all gradients."""
+    x, y = data()
+    y = y % (CLASSES - 1)
+    other = y.clone()
+    other[3] = CLASSES - 1
+    weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1e5])
+    sums = []
+    for targets in (y, other):
+        torch.manual_seed(0)
+        model = nn.Linear(4, CLASSES)
+        train(lambda o, y: F.cross_entropy(o, y, weight), model, (x, targets), trial=False)
+        sums.append(torch.cat([g.flatten() for g in grads(model)]))
+    assert float((sums[0] - sums[1]).norm()) > 3 * 0.1  # two are what one example may
+
+
 def test_torch_autograd_backward_is_tried_too() -> None:
     class Called:
         def __init__(self, loss: Tensor) -> None:

@@ -382,7 +382,8 @@ class _Trial:
         if not names and ratios and len(known_ratios) == len(ratios):
             raise _Refusal(
                 "the loss must be a sum or a mean over the examples of a batch, got one whose "
-                f"gradients are {max(known_ratios):.3g} times as large on half of the rows: {_REMEDY}"
+                f"gradients are {max(known_ratios):.3g} times as large on half of the rows: "
+                f"{_REMEDY}"
             )
 
     def _made_up(self, values: Values, root: int) -> Values:

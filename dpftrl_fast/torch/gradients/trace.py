@@ -64,6 +64,9 @@ class Traced(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if torch.compiler.is_compiling():  # what is compiled is not recorded
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         named = dict(kwargs or {})
         traced = [x for x in tensors((args, named)) if type(x) is Traced]
         nodes: list[_Node] = [x.__dict__[_NODE] for x in traced]
