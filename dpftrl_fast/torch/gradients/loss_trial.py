@@ -81,7 +81,8 @@ class LossTrial:
     >>> sums.begin([0, 1, 2, 3])
     >>> sums.expect(4)
     >>> output = trial.outputs(model(torch.eye(4, 2)), 4)
-    >>> nn.functional.cross_entropy(output, torch.tensor([0, 1, 1, 0]), torch.ones(2)).backward()
+    >>> targets, weights = torch.tensor([0, 1, 1, 0]), torch.tensor([1.0, 3.0])
+    >>> nn.functional.cross_entropy(output, targets, weights).backward()
     Traceback (most recent call last):
     ...
     ValueError: the loss must treat each example apart, got a \
