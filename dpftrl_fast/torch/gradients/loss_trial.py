@@ -362,6 +362,7 @@ class _Trial:
         gradient = root[1]
         if gradient is not None and gradient.numel() > 1:
             return
+        known = {"sum": 1.0, "mean": self._rows / part}
         # A number that is the number of rows may be one of them, or chance.
         for swapped, where in (({}, "all"), ({self._rows: part}, "all"), ({}, "none")):
             try:
@@ -370,7 +371,8 @@ class _Trial:
                 found = None
             if found is not None:
                 ratios.append(_ratio(base, found, variants, part))
-        known = {"sum": 1.0, "mean": self._rows / part}
+                if ratios[-1] is not None and _near(ratios[-1], known[expected]):
+                    return
         names = {name for name, x in known.items() for r in ratios if r is not None and _near(r, x)}
         if names and expected not in names:
             (other,) = names

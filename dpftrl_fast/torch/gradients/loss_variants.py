@@ -229,6 +229,7 @@ def same_rows(a: Tensor, b: Tensor, where: Rows | None, kept: list[int], allowed
     """Whether two gradients agree in the rows that are kept, relative to the largest of these."""
     if where is not None:
         a, b = chosen(a, where, kept), chosen(b, where, kept)
-    a, b = a.double(), b.double()
+    if a.dtype not in _ROUNDING:
+        a, b = a.float(), b.float()
     size = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
     return torch.allclose(a, b, allowed, allowed * size, equal_nan=True)
