@@ -6,7 +6,7 @@ mean with class weights, a masked mean, a contrastive loss. One example then cha
 of all others, and clipping bounds nothing. So the loss is tried once, in the user's own first
 backward pass: between the batch, the model's output and ``backward()`` the functions of torch are
 recorded (`gradients.trace`), and run again on other values. When the gradient of the loss has come
-to the model's output, and before it goes on into the model, the record must give
+to the model's output, and before it enters the model, the record must give
 
 - the gradient that came, from the values that were: otherwise it is not complete, and a warning
   says that the loss was not tried;
@@ -211,7 +211,7 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
         self._outputs = []
 
     def _arrived(self, record: Record, gradients: list[Tensor | None], rows: int) -> None:
-        """Try the loss whose gradients came to the outputs, before they go on."""
+        """Try the loss whose gradients came to the outputs, before they enter the model."""
         record.recording = False
         state = random_state()
         reason: str | None

@@ -28,7 +28,7 @@ Values = Mapping[int, Tensor]
 
 
 class Rows(NamedTuple):
-    """Where examples are in a tensor: along `dim`, `block` entries for each."""
+    """Place of the examples in a tensor: along `dim`, `block` entries for each."""
 
     dim: int
     block: int
