@@ -7,6 +7,7 @@ sums of clipped gradients, and `ResidualNoise`, which makes any other optimiser 
 """
 
 from dpftrl_fast.torch.checkpoint import TrainingRun
+from dpftrl_fast.torch.gradients.per_example_loss import PerExampleLoss
 from dpftrl_fast.torch.make_private import make_private
 from dpftrl_fast.torch.model_state import model_state_dict, unwrap
 from dpftrl_fast.torch.optimizer import DPFTRL
@@ -14,6 +15,7 @@ from dpftrl_fast.torch.residual import ResidualNoise
 
 __all__ = [
     "DPFTRL",
+    "PerExampleLoss",
     "ResidualNoise",
     "TrainingRun",
     "make_private",

@@ -282,6 +282,8 @@ class FixedOrderLoader:
             batch = next(source)
             if self._accumulator is not None:
                 self._accumulator.expect(part.size)
+                if self._accumulator.handed_out is not None:
+                    batch = self._accumulator.handed_out(batch)
             yield part.view(_Ids), batch
 
     def _mine(self, step: int) -> Ints:

@@ -162,7 +162,8 @@ def make_private(
         The loss. With hooks it is only checked, see `check_criterion`; with "vmap" the loop may
         call ``model.backward(x, y)`` then, which gives it one example at a time.
     loss_reduction : {"mean", "sum"}
-        Reduction of the loss over the examples of a batch.
+        Reduction of the loss over the examples of a batch; with hooks a loss with another one is
+        refused in the first backward pass.
     batch_first : bool
         Whether examples are along the first dimension of every layer's input, for the hooks.
     chunk_size : int, optional
@@ -202,7 +203,9 @@ def make_private(
 
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few
     steps (see `gradients.rows`): a model that does not treat the rows as separate examples is
-    refused. Sums of clipped gradients get noise and are divided by B, also in a smaller last batch.
+    refused. The loss is tried in the first backward pass (see `gradients.loss_trial`): one that
+    mixes examples is refused. Sums of clipped gradients get noise and are divided by B, also in a
+    smaller last batch.
 
     Examples
     --------

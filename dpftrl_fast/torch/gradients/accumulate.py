@@ -138,6 +138,7 @@ class Accumulator:
         self.guard = guard
         self.source: Source | None = None
         self.order: Callable[[], Order] | None = None
+        self.handed_out: Callable[[Any], Any] | None = None  # given each piece of a batch
         self._hooked = False
         self.noise = None
         self.before_step: Callable[[int, Ints, list[Tensor]], None] | None = None

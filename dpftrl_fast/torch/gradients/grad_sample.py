@@ -14,7 +14,7 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     With class weights the mean is divided by the sum of the weights of the examples in the batch,
     with ``ignore_index`` by the number of targets that are not ignored: every example then changes
     the gradients of all others, and clipping does not bound the effect of one. A criterion that is
-    not an ``nn.Module`` with a ``reduction`` is not checked.
+    not an ``nn.Module`` with a ``reduction`` is not checked here; `LossTrial` tries it.
 
     Examples
     --------
@@ -24,7 +24,8 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     Traceback (most recent call last):
     ...
     ValueError: criterion CrossEntropyLoss must have reduction='sum' with weight or ignore_index \
-(its mean divides by what is in the batch), got 'mean'
+(its mean divides by what is in the batch), got 'mean': give loss_reduction='sum' too, or take \
+dpftrl_fast.torch.PerExampleLoss(criterion)
     """
     reduction = getattr(criterion, "reduction", None)
     if not isinstance(criterion, nn.Module) or reduction is None:
@@ -36,7 +37,8 @@ def check_criterion(criterion: Any, loss_reduction: str | None = None) -> None:
     if weighs and reduction == "mean":
         raise ValueError(
             f"criterion {name} must have reduction='sum' with weight or ignore_index (its mean "
-            "divides by what is in the batch), got 'mean'"
+            "divides by what is in the batch), got 'mean': give loss_reduction='sum' too, or take "
+            "dpftrl_fast.torch.PerExampleLoss(criterion)"
         )
     if reduction not in ((loss_reduction,) if loss_reduction else ("mean", "sum")):
         expected = repr(loss_reduction) if loss_reduction else "'mean' or 'sum'"

@@ -30,6 +30,7 @@ from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
 from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
+from dpftrl_fast.torch.gradients.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
 
 # Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
@@ -145,6 +146,8 @@ class HookGradients:
     fall_back : callable, optional
         Called with the first refusal of `watch`, unless examples mix: it returns the forward pass
         that takes over.
+    loss_trial : LossTrial or None
+        Trial of the loss, in the first backward pass.
     accepted : callable
         Called when `watch` has let the first pass go on.
 
@@ -218,6 +221,7 @@ class HookGradients:
         self.watch: Callable[[Any, Any], None] = lambda args, kwargs: None
         self.fall_back: Callable[[ValueError], Callable[..., Any]] | None = None
         self.accepted: Callable[[], Any] = list
+        self.loss_trial: LossTrial | None = None
         self._instead: Callable[..., Any] | None = None
         self.handles: list[Any] = [
             model.register_forward_hook(
@@ -254,8 +258,25 @@ class HookGradients:
 
         self.handles.append(module.register_forward_pre_hook(_Hook(before), with_kwargs=True))
 
+    def try_loss(self, trial: LossTrial) -> None:
+        """Have the loss tried in the first backward pass."""
+
+        def when_ready(call: Callable[..., Any], *given: Any) -> Any:
+            return call(*given) if self._state is _State.READY else None
+
+        self.loss_trial, self.sums.handed_out = trial, trial.batch
+        self.handles += [
+            self.model.register_forward_pre_hook(
+                _Hook(when_ready, trial.before), with_kwargs=True, prepend=True
+            ),
+            self.model.register_forward_hook(_Hook(when_ready, trial.after), with_kwargs=True),
+        ]
+
     def remove(self) -> None:
         """Take the hooks off the network."""
+        if self.loss_trial is not None:
+            self.loss_trial.close()
+            self.sums.handed_out = None
         for handle in self.handles:
             handle.remove()
         self.settle()

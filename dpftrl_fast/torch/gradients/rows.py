@@ -41,6 +41,7 @@ from dpftrl_fast.torch.gradients.hooks import (
     one_tensor,
     wrong_rows,
 )
+from dpftrl_fast.torch.gradients.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
@@ -95,7 +96,18 @@ input, each in its own row; grad_sample_mode='vmap' has no such limits
         loss_reduction=loss_reduction,
     )
     hooks.watch = _Watch(hooks).before_model
+    trial = LossTrial(sums, loss_reduction, batch_first)
+    trial.alone = partial(_alone, hooks)
+    trial.layers = [x for x in model.modules() if any(True for _ in x.parameters(recurse=False))]
+    hooks.try_loss(trial)
     return hooks
+
+
+@contextmanager
+def _alone(hooks: HookGradients) -> Iterator[nn.Module]:
+    """Give a model without its hooks, and put its buffers back."""
+    with _unchanged(hooks.model), hooks.off():
+        yield hooks.model
 
 
 class _Watch:
@@ -450,6 +462,8 @@ def _backward(outputs: Any, rows: int, changed: list[int] | None) -> list[Tensor
     """Take the backward pass of the outputs with fixed weights, and return the outputs."""
     found = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
     parts = [x for x in found if x.requires_grad]
+    # Losses that the model returns are tried apart, if they are used: see `LossTrial`.
+    parts = [x for x in parts if x.numel() > 1 or x.dim() > 1] or parts
     if parts:
         weights = [_weights(x) for x in parts]
         for x in weights if changed else []:
