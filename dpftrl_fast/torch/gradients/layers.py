@@ -18,10 +18,13 @@ GradSampleMode = Literal["hooks", "functorch", "vmap"]
 
 _MIXES = (
     "its output for an example depends on the other examples of the batch, so that no clipping "
-    "bounds what one example does; use GroupNorm or LayerNorm (opacus.validators.ModuleValidator"
-    ".fix replaces it), or fold a frozen one into the layer before it"
+    "bounds what one example does; dpftrl_fast.torch.fix_model makes it a GroupNorm, or a fixed "
+    "scale and shift where it is frozen (in evaluation mode)"
 )
-_KEEPS = "it keeps statistics of the data in buffers, outside of the noise: track_running_stats"
+_KEEPS = (
+    "it keeps statistics of the data in buffers, outside of the noise: track_running_stats=False, "
+    "as dpftrl_fast.torch.fix_model sets it"
+)
 _RENORMED = (
     "it changes its weights in each forward pass by which rows are read, outside of the noise: "
     "max_norm=None"
@@ -30,12 +33,12 @@ _SPARSE = "its gradients are sparse: sparse=False"
 _LAZY = "its shape is not known yet: run the model once on an input of zeros"
 _BUFFERS = "it has both parameters and buffers, which Opacus refuses: grad_sample_mode='vmap'"
 _RECURRENT = (
-    "its steps through time cannot be taken for each example alone: use DPLSTM, DPGRU or DPRNN of "
-    "opacus.layers"
+    "its steps through time cannot be taken for each example alone: dpftrl_fast.torch.fix_model "
+    "makes it the DPLSTM, DPGRU or DPRNN of opacus.layers"
 )
 _ATTENDS = (
-    "Opacus has no per-example gradients for it: use opacus.layers.DPMultiheadAttention, or "
-    "grad_sample_mode='vmap'"
+    "its four layers are fused, so that hooks see none of them: dpftrl_fast.torch.fix_model makes "
+    "them linear layers, or grad_sample_mode='vmap'"
 )
 _SEVERAL = (
     "Opacus has no per-example gradients for it, or wrong ones: grad_sample_mode='vmap' has them"
