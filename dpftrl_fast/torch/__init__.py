@@ -4,13 +4,13 @@
 `make_private` wraps a model, an optimiser and a loader; `fix_model` replaces the layers that it
 refuses. Below it stand `DPFTRL`, an optimiser on sums of clipped gradients, and `ResidualNoise`,
 which makes any other optimiser private.
-`TrainingRun` keeps a run in a folder from which it resumes.
+`TrainingRun` keeps a run in a folder from which it resumes; `unwrap` returns the trained network.
 """
 
 from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.fix_model import FixedModel, fix_model
 from dpftrl_fast.torch.make_private import make_private
-from dpftrl_fast.torch.model_state import model_state_dict
+from dpftrl_fast.torch.model_state import model_state_dict, unwrap
 from dpftrl_fast.torch.optimizer import DPFTRL
 from dpftrl_fast.torch.residual import ResidualNoise
 
@@ -22,4 +22,5 @@ __all__ = [
     "fix_model",
     "make_private",
     "model_state_dict",
+    "unwrap",
 ]

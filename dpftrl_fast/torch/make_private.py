@@ -26,8 +26,9 @@ from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
-from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule, check_criterion
+from dpftrl_fast.torch.gradients.grad_sample import check_criterion
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
@@ -40,7 +41,7 @@ class PrivateTraining(NamedTuple):
     Attributes
     ----------
     model : nn.Module
-        The wrapped model: Opacus's ``GradSampleModule``, or a `VmapModule`.
+        The network itself, with hooks on it; with "vmap" a `VmapModule` around it.
     optimizer : torch.optim.Optimizer
         `DPFTRL`, or the given optimiser, on noisy sums.
     data_loader : FixedOrderLoader
@@ -82,7 +83,7 @@ def make_private(
     bound: PlanBound = "released",
     shuffle: bool = True,
     order_seed: int | None = None,
-    grad_sample_mode: GradSampleMode = "hooks",
+    grad_sample_mode: GradSampleMode = "auto",
     criterion: Callable[[Any, Any], torch.Tensor] | None = None,
     loss_reduction: str = "mean",
     batch_first: bool = True,
@@ -141,18 +142,21 @@ def make_private(
     shuffle, order_seed
         As for `FixedOrderLoader`: the fixed order is drawn at random, again at each restart of the
         noise that begins an epoch. Noise without restarts has one order for all epochs.
-    grad_sample_mode : {"hooks", "functorch", "vmap"}
-        Opacus's formulas and hooks; Opacus's hooks with ``torch.func`` for all layers; or
-        ``torch.func`` over the whole model, for models that Opacus refuses. With "vmap" the loop
-        calls ``model.backward(x, y)``, see `VmapModule`.
+    grad_sample_mode : {"auto", "hooks", "functorch", "vmap"}
+        Per-example gradients by formulas and hooks on the layers ("hooks"); by hooks, with
+        ``torch.func`` for all layers; or by passing each example alone through the whole model, for
+        models that hooks cannot follow, see `VmapModule`. "auto" takes hooks where they are right,
+        or else "vmap", and prints its choice.
     criterion : callable, optional
-        The loss. "vmap" needs it; with the others it is only checked, see `check_criterion`.
+        The loss. With hooks it is only checked, see `check_criterion`; with "vmap" the loop may
+        call ``model.backward(x, y)`` then, which gives it one example at a time.
     loss_reduction : {"mean", "sum"}
-        Reduction of the loss over the examples of a batch, for the hooks.
+        Reduction of the loss over the examples of a batch.
     batch_first : bool
         Whether examples are along the first dimension of every layer's input, for the hooks.
     chunk_size : int, optional
-        For "vmap": number of examples whose gradients are in memory at a time.
+        For "vmap": number of examples whose gradients are in memory at a time; by default at most
+        256 MiB of them.
     keep_optimizer : bool
         Keep an SGD as it is, with `ResidualNoise`.
     **noise
@@ -220,12 +224,10 @@ def make_private(
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
         check_loader(data_loader)
-        check_layers(model, mode, batch_first=batch_first)
+        check_layers(model, "vmap" if mode == "auto" else mode, batch_first=batch_first)
         if mode != "vmap":
             check_criterion(criterion, loss_reduction)
-        elif criterion is None:
-            raise ValueError("grad_sample_mode='vmap' needs the criterion, got None")
-        if mode != "vmap" and chunk_size is not None:
+        if mode in ("hooks", "functorch") and chunk_size is not None:
             raise ValueError(
                 f"chunk_size belongs to grad_sample_mode='vmap', got it with {mode!r}: hand out "
                 "the batch in pieces instead (loader.in_pieces)"
@@ -280,18 +282,33 @@ def make_private(
             source = DPFTRL(groups, lr, plan=plan, batch_size=batch_size, **options, **noise)
         else:
             source = ResidualNoise(parameters, plan=plan, **noise)
-        if mode == "vmap":
-            assert criterion is not None
-            module = VmapModule(model, criterion, sums, chunk_size=chunk_size)
+        module = model
+        if mode == "auto":
+            from dpftrl_fast.torch.gradients.auto import auto_gradients
+
+            undo = auto_gradients(
+                model,
+                sums,
+                criterion=criterion,
+                batch_first=batch_first,
+                loss_reduction=loss_reduction,
+                chunk_size=chunk_size,
+            )
+        elif mode == "vmap":
+            module = VmapModule(
+                model, criterion, sums, chunk_size=chunk_size, loss_reduction=loss_reduction
+            )
         else:
-            hooks = HookGradients(
+            from dpftrl_fast.torch.gradients.rows import hook_gradients
+
+            hooks = hook_gradients(
                 model,
                 sums,
                 functorch=mode == "functorch",
                 batch_first=batch_first,
                 loss_reduction=loss_reduction,
             )
-            module, undo = hooks.module, hooks.module.to_standard_module
+            undo = hooks.remove
         order = loader.order()
     except Exception as error:
         refusal = error

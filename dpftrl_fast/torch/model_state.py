@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`model_state_dict`: the part of a privately trained model that may be released."""
+"""`model_state_dict`: the part of a trained model that may be released; `unwrap`: its network."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.flat.tensors import is_sharded
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 
 def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -25,9 +26,7 @@ def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
     >>> sorted(model_state_dict(torch.nn.Linear(2, 1)))
     ['bias', 'weight']
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a Module, got {type(model).__name__}")
-    model = _unwrapped(model)
+    model = unwrap(model)
     tracking = [
         name
         for name, layer in model.named_modules()
@@ -42,8 +41,40 @@ def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return {name: _whole(value) for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside of the wrappers of `make_private`, Opacus, torch.compile and DDP.
+
+    It is the same object that they train, to be saved, copied or evaluated.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Wrapped any number of times, or not at all.
+
+    Returns
+    -------
+    nn.Module
+        The innermost network.
+
+    Raises
+    ------
+    TypeError
+        If `model` is no Module.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from dpftrl_fast.torch import unwrap
+    >>> network = torch.nn.Linear(2, 1)
+    >>> unwrap(torch.compile(network)) is network
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a Module, got {type(model).__name__}")
     while True:
+        if isinstance(model, VmapModule):
+            model = model._module
+            continue
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
             continue

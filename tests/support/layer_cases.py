@@ -13,7 +13,7 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
-from dpftrl_fast.torch.gradients.grad_sample import HookGradients
+from dpftrl_fast.torch.gradients.rows import hook_gradients
 
 
 class Around(nn.Module):
@@ -52,7 +52,7 @@ def hooked(model: nn.Module, way: str, rows: int, batch_first: bool = True) -> t
     trained = [p for p in model.parameters() if p.requires_grad]
     plan = PrivacyPlan(1e3, 1.0, SinglePass(1))
     sums = Accumulator(trained, FlatClipping(1e3), rows, plan.guard())
-    hooks = HookGradients(model, sums, functorch=way == "functorch", batch_first=batch_first)
+    hooks = hook_gradients(model, sums, functorch=way == "functorch", batch_first=batch_first)
     sums.begin(range(rows))
     sums.expect(rows)
-    return hooks.module, sums
+    return hooks.model, sums

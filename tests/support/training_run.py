@@ -24,7 +24,7 @@ from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import Clipping, FlatClipping
-from dpftrl_fast.torch.gradients.grad_sample import VmapModule
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
 from dpftrl_fast.torch.optimizer import DPFTRL

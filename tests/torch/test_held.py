@@ -13,7 +13,8 @@ from torch_cases import accumulator, cross_entropy, grads
 
 from dpftrl_fast.torch.gradients import accumulate
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
-from dpftrl_fast.torch.gradients.grad_sample import HookGradients, VmapModule
+from dpftrl_fast.torch.gradients.rows import hook_gradients
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 ROWS = 4
@@ -144,7 +145,7 @@ class Backward(nn.Module):
 
 def trained(model: nn.Module, steps: int, functorch: bool) -> None:
     sums = accumulator(model, FlatClipping(1.0), ROWS, steps=steps)
-    module = HookGradients(model, sums, functorch=functorch).module
+    module = hook_gradients(model, sums, functorch=functorch).model
     for step in range(steps):
         sums.begin(range(ROWS * step, ROWS * (step + 1)))
         sums.expect(ROWS)
@@ -155,7 +156,7 @@ def trained(model: nn.Module, steps: int, functorch: bool) -> None:
 
 @pytest.mark.parametrize("functorch", [False, True])
 @pytest.mark.parametrize("how", ["function", "hook", "mean"])
-@pytest.mark.parametrize("start", [0, 9])
+@pytest.mark.parametrize("start", [0, 6])  # 6: in the second trial
 def test_a_backward_pass_that_mixes_examples_is_refused(
     how: str, start: int, functorch: bool
 ) -> None:
@@ -184,7 +185,7 @@ def test_rows_whose_addition_ended_half_way_are_not_added_again(
     if way == "vmap":
         module = VmapModule(model, cross_entropy, sums)
     else:
-        module = HookGradients(model, sums).module
+        module = hook_gradients(model, sums).model
 
     def backward() -> None:
         if way == "vmap":
@@ -214,8 +215,9 @@ def test_rows_whose_addition_ended_half_way_are_not_added_again(
     monkeypatch.setattr(accumulate, "add_clipped_", broken)
     with pytest.raises(error):
         backward()
-    with pytest.raises(ValueError, match="that had none yet, got 4"):
-        backward()
+    if way == "vmap":  # hooks leave passes outside of a batch alone
+        with pytest.raises(ValueError, match="that had none yet, got 4"):
+            backward()
     with pytest.raises(ValueError, match="a step without one"):
         sums.finish()
     begin()  # as the loader does when it is iterated anew

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 pytest.importorskip("opacus")
-from dpftrl_fast.torch.gradients.rows import PlainStrides, plain
+from dpftrl_fast.torch.gradients.formulas import formula_of, plain
 
 ROWS = 3
 
@@ -49,14 +49,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def samples(layer: nn.Module, x: Tensor, *, functorch: bool = False) -> list[Tensor]:
-    module = PlainStrides(layer, loss_reduction="sum", force_functorch=functorch)
-    # torch 2.13 crashes in GroupNorm where a channels_last input needs no gradient
-    module(x.detach().requires_grad_()).square().sum().backward()
-    found = [p.grad_sample for p in layer.parameters()]
-    module.remove_hooks()
-    for p in layer.parameters():
-        p.grad = p.grad_sample = None
-    return found
+    formula = formula_of(layer, functorch=functorch)
+    output = layer(x)
+    found = formula(layer, x, 2.0 * output.detach(), {})
+    return [found[name] for name, _ in layer.named_parameters()]
 
 
 @pytest.mark.parametrize("functorch", [False, True], ids=["formulas", "functorch"])

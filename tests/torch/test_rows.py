@@ -7,6 +7,7 @@ does.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,11 @@ import torch
 from layer_cases import Around, attend, hooked, in_order, loss, packed
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from torch import Tensor, nn
+from torch_cases import flat_sums, one_by_one
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.torch.gradients.clipping import FlatClipping
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
@@ -27,6 +30,7 @@ pytestmark = [
 ]
 
 HOOKS, ROWS = ["hooks", "functorch"], 6
+TRIAL = [5, 5, 4, 4, 4]  # examples of the passes of a trial
 
 
 class Positions(nn.Module):
@@ -88,8 +92,6 @@ class Renormed(nn.Module):
 
 #: name -> (model, shape of one example, words of the refusal)
 WRONG: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "as many positions as examples": (lambda: Positions(ROWS), (ROWS, 4), r"places \(Embedding\)"),
-    "positions": (lambda: Positions(5), (5, 4), r"places \(Embedding\)"),
     "a layer along the sequence": (
         lambda: Around(nn.Linear(4, 4), transposed),
         (ROWS, 4),
@@ -168,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 def layers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let layers pass that are refused by name already: here the rows are watched."""
     monkeypatch.setattr(
-        "dpftrl_fast.torch.gradients.grad_sample.check_layers", lambda *args, **more: None
+        "dpftrl_fast.torch.gradients.hooks.check_layers", lambda *args, **more: None
     )
 
 
@@ -207,6 +209,41 @@ def test_models_of_rows_pass(model: Any, shape: tuple[int, ...], rows: int, way:
     assert sums.steps_taken == 1
 
 
+class Tokens(nn.Module):
+    """A transformer's ways with what all examples share."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4, padding_idx=0)
+        self.places = nn.Embedding(length, 4)
+        self.first = nn.Parameter(torch.randn(1, 1, 4))
+        self.scale = nn.Parameter(torch.randn(4))
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.words(x) + self.places(torch.arange(x.shape[1])[None])
+        z = torch.cat([self.first.expand(len(x), -1, -1), z], 1)
+        return (z + self.inner(z) * self.scale).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", HOOKS)
+@pytest.mark.parametrize("length", [3, 4, 5, ROWS, ROWS + 1])
+def test_positions_and_tokens_are_each_examples_own(length: int, way: str) -> None:
+    torch.manual_seed(0)
+    words = torch.randint(0, 7, (ROWS, length))
+    numbers = torch.randn(ROWS, length, 4)
+    for model, x in ((Tokens(length), words), (Positions(length), numbers)):
+        module, sums = hooked(model.double(), way, ROWS)
+        x = x.double() if x.is_floating_point() else x
+        sums.clipping = FlatClipping(0.5)
+        alone = copy.deepcopy(model)  # without hooks
+        samples = one_by_one(alone, loss, x, x, list(alone.parameters()))
+        loss(module(x), x).backward()
+        sums.finish()
+        for p, expected in zip(model.parameters(), flat_sums(samples, 0.5), strict=True):
+            torch.testing.assert_close(p.grad, expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("fill", [0.0, math.nan, math.inf])
 def test_values_do_not_matter(fill: float) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -224,7 +261,7 @@ def test_the_trial_leaves_no_trace() -> None:
         model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(), nn.Linear(64, 2))
         module, sums = hooked(model, "hooks", ROWS)
         if not watched:
-            module._forward_pre_hooks.popitem()
+            sums.source.watch = lambda args, kwargs: None
         x = torch.randn(ROWS, 4)
         loss(module(x), x).backward()
         sums.finish()
@@ -243,11 +280,11 @@ def test_the_first_pass_only_is_tried() -> None:
     module(x[:3])
     module.train()
     loss(module(x), x).backward()
-    assert calls == [2, 3, ROWS + 1, ROWS + 1, ROWS, ROWS, ROWS]
+    assert calls == [2, 3, *TRIAL, ROWS]
     sums.finish()
     sums.done()
     module(x[:2])  # outside of a batch: for the caller's eyes only
-    assert calls[7:] == [2]
+    assert calls[8:] == [2]
 
 
 def after_steps(model: nn.Module, steps: int, rows: int = ROWS) -> tuple[Any, Any]:
@@ -274,7 +311,7 @@ def next_batch(sums: Any, first: int, rows: int = ROWS) -> None:
 def test_a_run_that_goes_on_is_tried_without_its_values(fill: float | None) -> None:
     """Whether it is refused must not tell of values: rows that are alike are refused as well."""
     x = torch.randn(ROWS, 5, 4) if fill is None else torch.full((ROWS, 5, 4), fill)
-    for name in ("the mean of the batch", "positions"):
+    for name in ("the mean of the batch", "a layer along the sequence"):
         model, _, words = WRONG[name]
         module, _ = after_steps(model(), 1)
         with pytest.raises(ValueError, match=words):
@@ -321,6 +358,11 @@ def test_a_model_that_begins_to_mix_examples_is_noticed(way: str, fill: float | 
         loss(module(x), torch.zeros(ROWS)).backward()
         next_batch(sums, ROWS * step)
     model.mixes = True
+    if way == "weight":  # noticed in every step
+        loss(module(x), torch.zeros(ROWS)).backward()
+        with pytest.raises(ValueError, match=r"layer\.weight got a gradient outside of its layer"):
+            sums.finish()
+        return
     loss(module(x), torch.zeros(ROWS)).backward()  # after 3 steps: not tried
     next_batch(sums, ROWS * 4)
     before = model.seen.clone()
@@ -345,7 +387,9 @@ def test_later_trials_leave_no_trace_and_see_no_value() -> None:
             model.calls.clear()
             loss(module(x), x).backward()
         others = [call for call in model.calls if not bool((call == 7.0).all())]
-        assert len(others) == (4 if schedule else 0) and len(model.calls) == 1 + len(others)
+        assert len(others) == (len(TRIAL) if schedule else 0) and len(model.calls) == 1 + len(
+            others
+        )
         assert not any(bool((call == 7.0).any()) for call in others)
         sums.finish()
         found.append([*(p.grad for p in model.parameters()), torch.rand(3)])
@@ -403,7 +447,7 @@ def test_rows_are_counted_in_every_pass() -> None:
 def test_a_model_of_one_number_of_rows_is_refused() -> None:
     model = Around(nn.Linear(4, 4), lambda f, x: f(x) + torch.zeros(ROWS, 4))
     module, _ = hooked(model, "hooks", ROWS)
-    with pytest.raises(ValueError, match=r"must take 6 examples and one more, got RuntimeError"):
+    with pytest.raises(ValueError, match="must take another number of examples, got RuntimeError"):
         module(torch.randn(ROWS, 4))
 
 

@@ -12,9 +12,9 @@ again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from dpftrl_fast._validate import integer, integer_array, positive_integer
 from dpftrl_fast.accounting import Guard
+from dpftrl_fast.kernels.clipped_rows import load
 from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.clipped_sums import (
     add_clipped_,
@@ -37,14 +38,22 @@ from dpftrl_fast.torch.steps import Steps
 Ints = NDArray[np.int64]
 
 
+class PerExample(NamedTuple):
+    """Per-example gradients of some rows, made while they are read."""
+
+    rows: int
+    chunks: Iterable[Sequence[Tensor | None]]
+    """Gradients of the first rows, the next, ...: a tensor for each parameter, None for zeros. One
+    may be written over when the next is read."""
+    scale: float = 1.0
+    """Number that they are to be multiplied by."""
+
+
 class Source(Protocol):
     """Holder of the per-example gradients of a backward pass."""
 
-    def collect(self) -> list[Tensor | None] | None:
-        """Return the complete gradients, a tensor for each parameter; None if there are none.
-
-        An entry is None where a parameter had no part in the pass.
-        """
+    def collect(self) -> PerExample | None:
+        """Return the gradients of the rows that are due; None if there was no backward pass."""
         ...
 
     def settle(self) -> None:
@@ -144,6 +153,8 @@ class Accumulator:
         self._sums: list[Tensor | None] = [None] * len(self.parameters)
         for p in self.parameters:
             _let_grad_be_a_sum(p)
+        if any(p.device.type == "cpu" for p in self.parameters):
+            load()  # loading takes as long as a short step
 
     @property
     def noise(self) -> Noise | None:
@@ -251,9 +262,17 @@ class Accumulator:
         """Clip and add the gradients that wait in the source, if any do."""
         if self.source is None:
             return
-        samples = self.source.collect()
-        if samples is not None:
-            self.add(samples)
+        found = self.source.collect()
+        if found is None:
+            return
+        with self._turn:
+            self.check_room(found.rows)
+            try:
+                for samples in found.chunks:
+                    self._add(samples, found.scale)
+            except BaseException:  # some of these rows are in the sums, and the others are gone
+                self._clear()
+                raise
 
     def add(self, samples: Sequence[Tensor | None]) -> None:
         """Clip per-example gradients and add them to the sums of the open batch.
@@ -266,7 +285,7 @@ class Accumulator:
         with self._turn:  # of two threads with the rows of one piece, the second is refused
             self._add(samples)
 
-    def _add(self, samples: Sequence[Tensor | None]) -> None:
+    def _add(self, samples: Sequence[Tensor | None], scale: float = 1.0) -> None:
         rows = self._check_samples(samples)
         self.check_room(rows)
         present = [(i, sample) for i, sample in enumerate(samples) if sample is not None]
@@ -274,7 +293,8 @@ class Accumulator:
         norms = torch.zeros(len(samples), rows, dtype=torch.float64, device=device)
         for i, sample in present:
             norms[i] = row_norms(sample).to(device)
-        factors = self.clipping.factors(norms, self._shrink)
+        factors = self.clipping.factors(norms.mul_(scale), self._shrink) * scale
+        factors.clamp_(max=torch.finfo(factors.dtype).max)  # infinity times 0 is NaN
         try:
             for i, sample in present:
                 total = self._sums[i]

@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpftrl_fast._validate import norm_bound, positive_integer
+from dpftrl_fast.kernels.clipped_rows import add_weighted, squared_norms
 from dpftrl_fast.rounding import clip_limit
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -117,6 +119,8 @@ def row_norms(sample: Tensor) -> Tensor:
     squares = torch.zeros(sample.shape[0], dtype=torch.float64, device=sample.device)
     if rows is None:
         return squares
+    if (array := _compiled_rows(rows)) is not None:
+        return torch.from_numpy(squared_norms(array, torch.get_num_threads())).sqrt_()
     scale = None
     if rows.dtype == torch.float64:  # squares of other dtypes neither overflow nor vanish
         largest = torch.linalg.vector_norm(rows, ord=math.inf, dim=1)
@@ -142,6 +146,13 @@ def add_clipped_(total: Tensor, sample: Tensor, factors: Tensor) -> None:
     >>> total
     tensor([0.5000, 1.0000], dtype=torch.float64)
     """
+    array = _compiled_rows(
+        sample.detach().reshape(sample.shape[0], -1) if sample.numel() else sample
+    )
+    if array is not None:
+        weights = factors.numpy() if factors.is_contiguous() else factors.contiguous().numpy()
+        add_weighted(array, weights, total.view(-1).numpy(), torch.get_num_threads())
+        return
     keep = factors > 0
     if not bool(keep.all()):  # 0 times NaN is no 0
         sample, factors = sample[keep], factors[keep]
@@ -150,6 +161,13 @@ def add_clipped_(total: Tensor, sample: Tensor, factors: Tensor) -> None:
     flat = total.view(-1)
     for start, part in _parts(sample.detach().reshape(sample.shape[0], -1)):
         flat[start : start + part.shape[1]].addmv_(part.t(), factors)
+
+
+def _compiled_rows(rows: Tensor) -> Any:
+    """Return the array that the compiled passes take; None if they do not take these rows."""
+    if rows.device.type != "cpu" or rows.dtype != torch.float32 or rows.numel() == 0:
+        return None
+    return rows.contiguous().resolve_neg().numpy()
 
 
 def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -10,8 +10,9 @@ one. Which attributes a model keeps is a public fact.
 from __future__ import annotations
 
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from torch.func import debug_unwrap
 
 _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_KEEPS = (
+    "the {name} must keep nothing of the examples from one pass to the next, got {place}: there an "
+    "example could change the gradients of others; delete it before the pass ends"
+)
 
 
 def refuse_held(**roots: Any) -> None:
@@ -47,16 +52,66 @@ model.last: there an example could change the gradients of others; delete it bef
         for place, held in _tensors(root, name, seen):
             # One made of weights alone has no entry for each example.
             if debug_unwrap(held).dim() != held.dim():
-                raise ValueError(
-                    f"the {name} must keep nothing of the examples from one pass to the next, got "
-                    f"{place}: there an example could change the gradients of others; delete it "
-                    "before the pass ends"
-                )
+                raise ValueError(_KEEPS.format(name=name, place=place))
+
+
+@contextmanager
+def nothing_kept(**roots: Any) -> Iterator[None]:
+    """Raise ValueError if a model changes itself in passes of single examples without ``vmap``.
+
+    There an example could find what the one before it has left: a tensor, or a number. Changes are
+    looked for in the places that `refuse_held` sees.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 1)
+    >>> with nothing_kept(model=model):
+    ...     model.mean = 0.5
+    Traceback (most recent call last):
+    ...
+    ValueError: the model must keep nothing of the examples from one pass to the next, got \
+model.mean: there an example could change the gradients of others; delete it before the pass ends
+    """
+    before = {name: _state(name, root) for name, root in roots.items()}
+    yield
+    for name, root in roots.items():
+        after = _state(name, root)
+        if len(after) > len(before[name]):
+            changed = set(after) - set(before[name])
+        else:
+            changed = {key for key, x in before[name].items() if not _is_same(after.get(key), x)}
+        if changed:
+            raise ValueError(_KEEPS.format(name=name, place=min(place for place, _ in changed)))
+
+
+def _state(name: str, root: Any) -> dict[tuple[str, int], Any]:
+    """Return the tensors, with their versions, and plain values that can be reached."""
+    found: dict[tuple[str, int], Any] = {}
+    counts: Counter[str] = Counter()
+    for place, x in _reached(root, name, set(), plain=True):
+        found[place, counts[place]] = (x, x._version) if isinstance(x, Tensor) else x
+        counts[place] += 1
+    return found
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return a[0] is b[0] and a[1] == b[1]
+    # NaN is no other value than NaN
+    return type(a) is type(b) and (a is b or bool(a == b) or (a != a and b != b))
 
 
 def _tensors(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that can be reached from a value, with the names of their places."""
-    if isinstance(value, _PLAIN) or id(value) in seen:
+    return _reached(value, place, seen, plain=False)
+
+
+def _reached(value: Any, place: str, seen: set[int], *, plain: bool) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _PLAIN):
+        if plain:
+            yield place, value
+        return
+    if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, Tensor):
@@ -67,21 +122,22 @@ def _tensors(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Tens
             for key, held in vars(module).items():
                 if key not in _OF_TORCH:
                     inner = name if key == "_buffers" else f"{name}.{key}"
-                    yield from _tensors(held, inner, seen)
+                    yield from _reached(held, inner, seen, plain=plain)
     elif isinstance(value, Mapping):
         for key, held in list(value.items()):
-            yield from _tensors(held, f"{place}.{key}" if isinstance(key, str) else place, seen)
+            inner = f"{place}.{key}" if isinstance(key, str) else place
+            yield from _reached(held, inner, seen, plain=plain)
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         for held in list(value):
-            yield from _tensors(held, place, seen)
+            yield from _reached(held, place, seen, plain=plain)
     elif isinstance(value, types.FunctionType):
-        cells = [cell for cell in value.__closure__ or () if _is_filled(cell)]
-        held_by = [cell.cell_contents for cell in cells], value.__defaults__, vars(value)
-        yield from _tensors(held_by, place, seen)
+        filled = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        for held in (*filled, value.__defaults__, vars(value)):
+            yield from _reached(held, place, seen, plain=plain)
     elif isinstance(value, types.MethodType):
-        yield from _tensors(value.__self__, place, seen)
+        yield from _reached(value.__self__, place, seen, plain=plain)
     elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
-        yield from _tensors(vars(value), place, seen)
+        yield from _reached(vars(value), place, seen, plain=plain)
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -14,16 +14,16 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpftrl_fast._validate import choice, flag, optional
 
-GradSampleMode = Literal["hooks", "functorch", "vmap"]
+GradSampleMode = Literal["auto", "hooks", "functorch", "vmap"]
 
 _MIXES = (
     "its output for an example depends on the other examples of the batch, so that no clipping "
-    "bounds what one example does; dpftrl_fast.torch.fix_model makes it a GroupNorm, or a fixed "
-    "scale and shift where it is frozen (in evaluation mode)"
+    "bounds what one example does; use dpftrl_fast.torch.fix_model, which makes it a GroupNorm, or "
+    "eval() on a pretrained one, before make_private and after each train()"
 )
 _KEEPS = (
-    "it keeps statistics of the data in buffers, outside of the noise: track_running_stats=False, "
-    "as dpftrl_fast.torch.fix_model sets it"
+    "it keeps statistics of the data in buffers, outside of the noise: use track_running_stats="
+    "False, as dpftrl_fast.torch.fix_model sets it"
 )
 _RENORMED = (
     "it changes its weights in each forward pass by which rows are read, outside of the noise: "
@@ -31,14 +31,13 @@ _RENORMED = (
 )
 _SPARSE = "its gradients are sparse: sparse=False"
 _LAZY = "its shape is not known yet: run the model once on an input of zeros"
-_BUFFERS = "it has both parameters and buffers, which Opacus refuses: grad_sample_mode='vmap'"
 _RECURRENT = (
-    "its steps through time cannot be taken for each example alone: dpftrl_fast.torch.fix_model "
-    "makes it the DPLSTM, DPGRU or DPRNN of opacus.layers"
+    "its steps through time cannot be taken for each example alone: use dpftrl_fast.torch."
+    "fix_model, which makes it the DPLSTM, DPGRU or DPRNN of opacus.layers"
 )
 _ATTENDS = (
-    "its four layers are fused, so that hooks see none of them: dpftrl_fast.torch.fix_model makes "
-    "them linear layers, or grad_sample_mode='vmap'"
+    "its four layers are fused, so that hooks see none of them: use dpftrl_fast.torch.fix_model, "
+    "which makes them linear layers, or grad_sample_mode='vmap'"
 )
 _SEVERAL = (
     "Opacus has no per-example gradients for it, or wrong ones: grad_sample_mode='vmap' has them"
@@ -47,10 +46,9 @@ _COUNTS = (
     "its gradients are divided by counts over the batch: scale_grad_by_freq=False, or "
     "grad_sample_mode='vmap', which counts within an example"
 )
-_BY_TORCH = "for which Opacus's own formula is wrong: grad_sample_mode='functorch' or 'vmap'"
 _REMADE = (
-    "it makes a weight from parameters before each forward pass, out of Opacus's sight: "
-    "grad_sample_mode='vmap'"
+    "it makes a weight from parameters and buffers before each forward pass: remove the "
+    "parametrization (torch.nn.utils.parametrize.remove_parametrizations)"
 )
 _RANDOM = (
     "it has a parameter of its own, for which Opacus takes all of it, dropout too, by torch.func, "
@@ -108,8 +106,13 @@ def check_layers(
         raise ValueError(f"the model must have layers that treat examples apart, got\n- {listed}")
 
 
+def is_constant(layer: _BatchNorm) -> bool:
+    """Whether a BatchNorm layer is in evaluation mode, in which it does not look at the batch."""
+    return not layer.training and layer.running_mean is not None
+
+
 def _reasons(layer: nn.Module, mode: str, batch_first: bool | None) -> Iterator[str]:
-    if isinstance(layer, _BatchNorm):
+    if isinstance(layer, _BatchNorm) and not is_constant(layer):
         yield _MIXES
         return
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
@@ -142,49 +145,36 @@ def _of_opacus(
     from opacus.layers.dp_multihead_attention import DPMultiheadAttention, SequenceBias
     from opacus.validators import ModuleValidator
 
+    from dpftrl_fast.torch.gradients.formulas import has_formula
+
     if not _trained(layer.parameters()):
         return
     if isinstance(layer, (DPMultiheadAttention, SequenceBias)) and batch_first is not None:
         got: bool = layer.batch_first
         if got != batch_first:
             yield _BATCH_DIM.format(expected=batch_first, got=got)
-    if _remakes(layer, own):
+    if is_remade(layer) and next(layer.buffers(), None) is not None:
         yield _REMADE
         return
     if not _trained(own):
         return
     validate = ModuleValidator.VALIDATORS.get(type(layer))
-    if validate is not None:
+    if validate is not None and not isinstance(layer, _BatchNorm):
         yield from map(str, validate(layer))
-    elif next(layer.buffers(), None) is not None:
-        yield _BUFFERS
-    if any(isinstance(inner, _DropoutNd) and inner.p > 0.0 for inner in layer.modules()):
+    inner = [module for child in layer.children() for module in child.modules()]
+    alone = not has_formula(layer) and not any(_trained(c.parameters()) for c in layer.children())
+    if alone and any(isinstance(module, _DropoutNd) and module.p > 0.0 for module in inner):
         yield _RANDOM
     if isinstance(layer, (nn.EmbeddingBag, nn.Bilinear)):
         yield _SEVERAL
     elif isinstance(layer, nn.Embedding) and layer.scale_grad_by_freq:
         yield _COUNTS
-    elif mode == "hooks" and (setting := _wrong_setting(layer)):
-        yield f"it has {setting}, {_BY_TORCH}"
 
 
-def _wrong_setting(layer: Any) -> str | None:
-    """Return the setting of a layer that its formula in Opacus ignores."""
-    kind: type = type(layer)  # of subclasses Opacus has no formulas
-    if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        dims = len(layer.kernel_size)
-        if layer.padding_mode != "zeros" and layer.padding not in ("valid", (0,) * dims):
-            return f"padding_mode={layer.padding_mode!r}"
-    if kind is nn.Embedding and layer.padding_idx is not None:
-        return f"padding_idx={layer.padding_idx}"
-    if kind is nn.LayerNorm and layer.bias is None:
-        return "bias=False"
-    return None
-
-
-def _remakes(layer: nn.Module, own: list[nn.Parameter]) -> bool:
-    if is_parametrized(layer) and not _trained(own):
-        return True  # with a trained parameter of its own, functorch takes all of the layer
+def is_remade(layer: nn.Module) -> bool:
+    """Whether a weight of a layer is made from parameters in each forward pass (weight_norm)."""
+    if is_parametrized(layer):
+        return True
     made = (name for name, v in vars(layer).items() if isinstance(v, Tensor) and not v.is_leaf)
     return any(key.startswith(f"{name}_") for name in made for key in layer._parameters)
 

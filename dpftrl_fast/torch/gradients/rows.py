@@ -1,37 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`watch_rows`: with hooks, row i of a layer's input must be of example i, and of no other.
+"""`hook_gradients`: with hooks, row i of a layer's input must be of example i, and of no other.
 
-Opacus's hooks take row i of a layer's input and of its output's gradient for example i. Where the
-rows are not the examples, clipping bounds nothing: positions that are as many as examples, a
-sequence along the dimension of the batch, a layer that is used once on all rows and once on some of
-them, rows that were sorted. Shapes alone do not show it, since counts may agree by chance. So
-before its first pass the model is tried, without Opacus's hooks: on one row more, and on that batch
-with some of the rows replaced by their neighbours. Rows must follow the first change, and rows that
-were not replaced must be as before. With the hooks, the sums of the per-example gradients must then
-be the gradient that autograd finds, and the gradients of examples that two batches share must be
-the same: a backward pass can mix what the forward pass keeps apart. The batch's own values are
-looked at before the first step only. Later, and when a run resumes, the model is tried again on a
-public schedule, on made-up values: it may begin to mix examples after some passes.
+`hooks` takes row i of a layer's input and of its output's gradient for example i. Where the rows
+are not the examples, clipping bounds nothing: a sequence along the dimension of the batch, a layer
+that is used once on all rows and once on some of them, rows that were sorted. Shapes alone do not
+show it, since counts may agree by chance. So before its first pass the model is tried, on some rows
+of the batch, on one row more, and on that batch with some of the rows replaced by their neighbours.
+Rows must follow the first change, and rows that were not replaced must be as before. A layer whose
+input has no rows of examples (positions) gets it once for each example from then on. With the
+hooks, the sums of the per-example gradients must be the gradient that autograd finds without them,
+and the gradients of examples that two batches share must be the same: a backward pass can mix what
+the forward pass keeps apart. The batch's own values are looked at before the first step only.
+Later, and when a run resumes, the model is tried again on a public schedule, on made-up values: it
+may begin to mix examples after some passes.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from opacus.grad_sample import GradSampleModule
-from opacus.layers.dp_rnn import DPRNNBase, RNNLinear
+from opacus.layers.dp_rnn import DPRNNBase
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpftrl_fast._validate import flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipped_sums import add_clipped_, row_norms
+from dpftrl_fast.torch.gradients.hooks import (
+    HookGradients,
+    Layer,
+    advice,
+    is_of_rows,
+    of_rows,
+    one_tensor,
+    wrong_rows,
+)
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
@@ -40,161 +49,102 @@ from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 _ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
 _ROUNDING_OF_HALVES = (0.05, 0.1)
 
-_OF_ROWS = "_of_rows"  # marks errors of this module
-
-_ADVICE = (
-    "with hooks, examples must be along {dim} of every trained layer's input, each in its own row; "
-    "grad_sample_mode='vmap' has no such limits"
-)
+# Most rows of a trial are this share of those of the pass, but these at least.
+_SHARE, _LEAST = 8, 4
 
 
-class PlainStrides(GradSampleModule):  # type: ignore[misc]
-    """A ``GradSampleModule`` whose formulas get tensors in the layout of a new tensor only.
-
-    Opacus's ``unfold2d`` (1.6.0) computes the strides of an image from its shape. For inputs in
-    another layout (channels_last, transposed, expanded) it reads the wrong elements, even those of
-    another example, so that clipping does not bound the contribution of one. The forward and
-    backward passes of the model keep their layouts.
-    """
-
-    def rearrange_grad_samples(self, **how: Any) -> tuple[list[Tensor], Tensor]:
-        """Return the inputs and output gradients of a layer for its formula."""
-        activations, backprops = super().rearrange_grad_samples(**how)
-        return [plain(x) for x in activations], plain(backprops)
-
-
-def plain(x: Tensor) -> Tensor:
-    """Return x with the strides of a new tensor: a view of it, or a copy where it needs one.
-
-    ``contiguous`` alone leaves any strides to dimensions of size 1, from which ``F.pad`` concludes
-    that channels are innermost.
-    """
-    return x.contiguous().view(-1).view(x.shape)
-
-
-def watch_rows(
-    module: GradSampleModule,
+def hook_gradients(
+    model: nn.Module,
     sums: Accumulator,
-    settle: Callable[[], None],
     *,
+    functorch: bool = False,
     batch_first: bool = True,
-) -> None:
-    """Refuse forward passes whose rows are not the examples handed out, in their order.
+    loss_reduction: str = "mean",
+) -> HookGradients:
+    """Return hooks on a model that refuse passes whose rows are not the examples, in their order.
 
-    From now on `module`, wrapped by Opacus, is watched: passes in training mode, with gradients,
-    while examples of `sums` are due. `settle` makes it forget passes and gradients. The first such
-    pass is tried before it is run, which takes the time of some steps; random numbers and buffers
-    are as they were afterwards. So is, with made-up values, the first pass of some later steps
-    (`recheck_due`). In the model's own arguments, examples are along the first dimension that has
-    as many entries.
+    Passes in training mode are watched, with gradients, while examples of `sums` are due. The first
+    such pass is tried before it is run, which takes the time of about a step; random numbers and
+    buffers are as they were afterwards. So is, with made-up values, the first pass of some later
+    steps (`recheck_due`). In the model's own arguments, examples are along the first dimension that
+    has as many entries. The arguments are those of `HookGradients`.
 
     Examples
     --------
     >>> from dpftrl_fast import PrivacyPlan, accounting
     >>> from dpftrl_fast.torch.gradients.accumulate import Accumulator
     >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
-    >>> from dpftrl_fast.torch.gradients.grad_sample import HookGradients
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=0), nn.Linear(2, 2))
     >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
     >>> sums = Accumulator(list(model.parameters()), FlatClipping(1.0), 3, plan.guard())
-    >>> hooks = HookGradients(model, sums)  # watches its module
+    >>> _ = hook_gradients(model, sums)
     >>> sums.begin([0, 1, 2])
     >>> sums.expect(3)
-    >>> hooks.module(torch.eye(3, 2))
+    >>> model(torch.eye(3, 2))
     Traceback (most recent call last):
     ...
     ValueError: the model must treat each example apart, got an input of 2 (Linear) for one that \
 depends on others: with hooks, examples must be along the first dimension of every trained layer's \
 input, each in its own row; grad_sample_mode='vmap' has no such limits
     """
-    _Watch(module, sums, settle, batch_first)
+    hooks = HookGradients(
+        model,
+        sums,
+        functorch=functorch,
+        batch_first=batch_first,
+        loss_reduction=loss_reduction,
+    )
+    hooks.watch = _Watch(hooks).before_model
+    return hooks
 
 
 class _Watch:
-    def __init__(
-        self,
-        module: GradSampleModule,
-        sums: Accumulator,
-        settle: Callable[[], None],
-        batch_first: bool,
-    ) -> None:
-        self._module, self._sums, self._settle = module, sums, settle
-        self._dim = 0 if flag("batch_first", batch_first) else 1
+    def __init__(self, hooks: HookGradients) -> None:
+        self._hooks, self._sums, self._dim = hooks, hooks.sums, hooks.dim
+        self._model: nn.Module = hooks.model
+        trained = {id(p) for p in self._sums.parameters}
+        self._trained = {name for name, p in self._model.named_parameters() if id(p) in trained}
         self._tried = False
         self._step = 0  # of the last pass
         self._warned = False
-        self._seen: dict[str, list[Tensor]] | None = None  # inputs of the layers, in a trial
-        model: nn.Module = module._module
-        hooked = {id(layer) for layer in module.iterate_submodules(model)}
-        for name, layer in model.named_modules():
-            if id(layer) in hooked or isinstance(layer, DPRNNBase):
-                self._watch(layer, f"{name or 'the model'} ({type(layer).__name__})")
-        module.register_forward_pre_hook(self._before_model, with_kwargs=True)
+        for name, layer in self._model.named_modules():
+            if isinstance(layer, DPRNNBase):
+                label = f"{name or 'the model'} ({type(layer).__name__})"
+                hooks.add_before(layer, partial(_check_packing, label))
 
-    def _watch(self, layer: nn.Module, label: str) -> None:
-        def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if layer.training and torch.is_grad_enabled() and self._sums.rows_due > 0:
-                self._before_layer(layer, label, args, kwargs)
-
-        layer.register_forward_pre_hook(before, with_kwargs=True)
-
-    def _before_model(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def before_model(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Try the model before a pass, if it is due."""
         rows = self._sums.rows_due
-        if not (module.training and torch.is_grad_enabled() and rows > 0):
-            return
         step, before = self._sums.steps_taken, self._step
         if not self._tried:
             self._try(rows, args, kwargs)
             self._tried = True
         elif step != before and recheck_due(step):  # not between passes of one backward pass
-            self._retry(rows, args, kwargs)
+            self._retry(*self._first(rows, args, kwargs))
         self._step = step
 
-    def _before_layer(
-        self, layer: nn.Module, label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        if isinstance(layer, DPRNNBase):  # its RNNLinear layers have Opacus's hooks
-            _check_packing(label, args)
-            return
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
-            raise ValueError(
-                f"{label} must get one tensor, as Opacus passes on, got {len(args)} "
-                f"arguments and the keywords {sorted(kwargs)}: grad_sample_mode='vmap' takes any"
-            )
-        x, due = args[0], self._sums.rows_due + (self._seen is not None)
-        dim = 0 if isinstance(layer, RNNLinear) else self._dim
-        rows = x.shape[dim] if x.dim() > dim else 0
-        # The last rows of a step lack the sequences that have ended.
-        if rows != due and not (isinstance(layer, RNNLinear) and 0 < rows < due):
-            raise _of_rows(
-                f"{label} must get the {due} rows of the batch{self._added}, got an input of shape "
-                f"{tuple(x.shape)}: {self._advice}"
-            )
-        if self._seen is not None:
-            self._seen.setdefault(label, []).append(x.detach().movedim(dim, 0).clone())
-
-    @property
-    def _advice(self) -> str:
-        return _ADVICE.format(dim="the second dimension" if self._dim else "the first dimension")
-
-    @property
-    def _added(self) -> str:
-        return ", one of them added for a trial" if self._seen is not None else ""
-
     def _try(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the model on one row more, with some rows replaced, and with the hooks."""
+        """Run the model on some rows, on one more, with some replaced, and with the hooks."""
         given = tree_leaves((args, kwargs), is_leaf=lambda x: isinstance(x, PackedSequence))
         if any(isinstance(x, PackedSequence) for x in given):
             raise ValueError(
                 "the model must get sequences as tensors of rows, got packed ones: pack them in it"
             )
         if self._sums.steps_taken > 0:
-            self._run(rows, [0, *range(rows)], args, kwargs)
-            self._retry(rows, args, kwargs)
+            some, args, kwargs = self._first(rows, args, kwargs)
+            more = self._run(self._places(some, [0, *range(some)], args, kwargs))
+            self._find_shared(some, more, self._run((args, kwargs)))
+            self._retry(some, args, kwargs)
         else:
-            self._compare(rows, args, kwargs)
+            self._compare(*self._first(rows, args, kwargs))
+
+    def _first(
+        self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
+        """Return the rows of a trial and the arguments cut to them."""
+        some = min(rows, max(_LEAST, rows // _SHARE))
+        args, kwargs = self._places(rows, [*range(some)], args, kwargs)
+        return some, args, kwargs
 
     def _retry(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Try the model on made-up values, which cannot show anything about the batch."""
@@ -207,7 +157,7 @@ class _Watch:
                 self._compare(rows, *made)
                 return
             except Exception as error:
-                if getattr(error, _OF_ROWS, False):
+                if is_of_rows(error):
                     raise
                 reason = error.__cause__ or error
         dim = self._dim  # a batch of another size is refused by its number of rows
@@ -230,33 +180,55 @@ class _Watch:
         changed = _changed(rows)
         replaced = [repeated[i + 1] if i in changed else repeated[i] for i in range(rows + 1)]
         kept = torch.tensor([i for i in range(rows + 1) if i not in changed])
-        with _constant_parameters(self._module._module):
-            first = self._run(rows, repeated, args, kwargs)
-        second = self._run(rows, replaced, args, kwargs)
+        with _constant_parameters(self._model):
+            first = self._run(self._places(rows, repeated, args, kwargs))
+        second = self._run(self._places(rows, replaced, args, kwargs))
+        alone = self._run((args, kwargs), gradients=True)
         for name, buffer in first.buffers.items():
             if not _same(buffer, second.buffers[name]):
-                raise _of_rows(
+                raise of_rows(
                     "the model must keep no statistics of the data in buffers, outside of the "
-                    f"noise, got one: {name}"
+                    f"noise, got one: {name}",
+                    mixed=True,
                 )
-        for label, inputs in first.inputs.items():
-            others = second.inputs.get(label, [])
-            if len(inputs) == len(others) and not all(map(_same_rows(kept), inputs, others)):
-                raise _of_rows(
-                    f"the model must treat each example apart, got an input of {label} for one "
-                    f"that depends on others: {self._advice}"
+        self._find_shared(rows, first, alone)
+        for layer, inputs in first.inputs.items():
+            others = second.inputs.get(layer, [])
+            same = _same if layer.shared else _same_rows(kept)
+            if len(inputs) == len(others) and not all(map(same, inputs, others)):
+                raise of_rows(
+                    f"the model must treat each example apart, got an input of {layer.label} for "
+                    f"one that depends on others: {advice(self._dim)}",
+                    mixed=True,
                 )
         pairs = zip(first.outputs, second.outputs, strict=False)
         if len(first.outputs) == len(second.outputs) and not all(
             _apart(a, b, rows + 1, kept, self._dim) for a, b in pairs
         ):
-            raise _of_rows(
+            raise of_rows(
                 "the model must treat each example apart, got an output for one that depends on "
-                f"others: {self._advice}"
+                f"others: {advice(self._dim)}",
+                mixed=True,
             )
-        self._check_sums(rows, args, kwargs)
+        self._check_gradients(rows, args, kwargs, alone)
 
-    def _check_sums(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _find_shared(self, rows: int, more: _Trial, alone: _Trial) -> None:
+        """Find the layers whose input has no examples; refuse inputs with others than the rows."""
+        for layer, inputs in more.inputs.items():
+            fewer = alone.inputs.get(layer, [])
+            kinds = {_kind(layer, x, y, rows) for x, y in zip(inputs, fewer, strict=False)} or {
+                "rows"
+            }
+            if len(kinds) > 1 or len(inputs) != len(fewer) or None in kinds:
+                wrong = next((x for x in inputs if not x.dim() or len(x) != rows + 1), inputs[0])
+                wrong = wrong.movedim(0, self._of(layer, wrong))
+                raise wrong_rows(layer, rows + 1, wrong, ", one of them added for a trial")
+            (kind,) = kinds
+            layer.shared = None if kind == "rows" else kind
+
+    def _check_gradients(
+        self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any], alone: _Trial
+    ) -> None:
         """Compare per-example gradients with autograd's, and between batches that share rows.
 
         They are those of a sum of the outputs with weights. A backward pass can mix examples that
@@ -265,104 +237,117 @@ class _Watch:
         changed = _changed(rows)
         places = [i - 1 if i in changed else i for i in range(rows)]
         kept = torch.tensor([i for i in range(rows) if i not in changed])
-        shapes, found = self._gradients(rows, args, kwargs, kept)
-
-        def chosen(x: Any) -> Any:
-            return self._chosen(x, rows, places) if isinstance(x, Tensor) else x
-
-        replaced, named = tree_map(chosen, (args, kwargs))
-        others = self._gradients(rows, replaced, named, kept, changed)
-        if shapes != others[0]:  # padded to other lengths, which tells nothing
-            return
-        largest = max((float(x[0].nan_to_num(0.0).max()) for x, _ in found.values()), default=0.0)
-        for name in {*found} & {*others[1]}:
-            (first, _), (second, dtype) = found[name], others[1][name]
-            rounding = _ROUNDING.get(dtype, _ROUNDING_OF_HALVES)[0]
-            allowed = rounding * (float(first[0].nan_to_num(0.0).max()) + 0.1 * largest)
-            if not torch.allclose(first, second, rounding, allowed, equal_nan=True):
-                raise _of_rows(
+        uncertain = [loose for loose in self._hooks.loose if not loose.is_certain]
+        tries = (1, 0, 2) if uncertain else (0,)
+        for ones in tries:
+            for loose in uncertain:
+                loose.ones = ones
+            try:
+                first = self._gradients(rows, (args, kwargs), kept)
+                _check_outputs(first, alone)
+                _check_sums(first, alone, self._trained)
+                break
+            except ValueError:
+                if ones == tries[-1]:
+                    raise
+        replaced = self._places(rows, places, args, kwargs)
+        second = self._gradients(rows, replaced, kept, changed)
+        if [x.shape for x in first.outputs] != [x.shape for x in second.outputs]:
+            return  # padded to other lengths, which tells nothing
+        sizes = {name: float(n[0].nan_to_num(0.0).max()) for name, n in first.numbers.items()}
+        largest = max(sizes.values(), default=0.0)
+        for name in {*first.numbers} & {*second.numbers}:
+            rounding = _ROUNDING.get(first.dtypes[name], _ROUNDING_OF_HALVES)[0]
+            allowed = rounding * (sizes[name] + 0.1 * largest)
+            pair = first.numbers[name], second.numbers[name]
+            if not torch.allclose(*pair, rounding, allowed, equal_nan=True):
+                raise of_rows(
                     f"the model must treat each example apart, got a gradient of {name} for one "
-                    "that depends on others, in the backward pass: is there a hook?"
+                    "that depends on others, in the backward pass: is there a hook?",
+                    mixed=True,
                 )
 
     def _gradients(
-        self,
-        rows: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        kept: Tensor,
-        changed: list[int] | None = None,
-    ) -> tuple[list[torch.Size], dict[str, tuple[Tensor, torch.dtype]]]:
-        """Return the shapes of the outputs and, of each parameter, numbers of the rows kept.
+        self, rows: int, given: Any, kept: Tensor, changed: list[int] | None = None
+    ) -> _Gradients:
+        """Return what there is to compare of the per-example gradients of a pass.
 
-        These are the norm of a row's gradient, and the product with a fixed vector. The dtype of
-        the gradients stands beside them. Outputs of the
-        `changed` rows have other weights; without them, the sums of the gradients are compared with
-        autograd's.
+        Outputs of the `changed` rows have other weights.
         """
-        model: nn.Module = self._module._module
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._settle()
-        try:
-            with _unchanged(model):
-                args, kwargs = tree_map(_copied, (args, kwargs))
-                outputs = tree_leaves(model(*args, **kwargs))
-                parts = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
-                if parts:
-                    weights = [_weights(x) for x in parts]
-                    for x in weights if changed else []:
-                        dims = [dim for dim in (0, 1) if x.dim() > dim and x.shape[dim] == rows]
-                        if len(dims) == 1:  # known to be that of the examples
-                            x.movedim(dims[0], 0)[changed] *= 3.0
-                    torch.autograd.backward(parts, weights)
-            share = rows if self._module.loss_reduction == "mean" else 1
-            samples = {
-                name: (p.grad_sample.detach() / share, p.grad)  # type: ignore[attr-defined]
-                for name, p in parameters.items()
-                if isinstance(getattr(p, "grad_sample", None), Tensor) and p.grad is not None
-            }
-            if changed is None and (other := _first_that_differs(samples)):
-                raise _of_rows(
-                    f"the per-example gradients of {other} must add up to its gradient, got "
-                    "others: it is used outside of its layer too, or Opacus's formula for the "
-                    "layer is wrong; grad_sample_mode='vmap' has no such limits"
-                )
-            numbers = {
-                name: (_numbers_of_rows(sample, kept), sample.dtype)
-                for name, (sample, _) in samples.items()
-                if len(sample) == rows
-            }
-            return [x.shape for x in parts], numbers
-        finally:
-            self._settle()
+        hooks, model = self._hooks, self._model
+        names = {id(p): name for name, p in model.named_parameters()}
+        found = _Gradients([], {}, {}, {}, {})
+        with _unchanged(model), hooks.captured(rows):
+            args, kwargs = tree_map(_copied, given)
+            try:
+                outputs = model(*args, **kwargs)
+            except ValueError:
+                raise
+            except Exception as error:
+                beside = [layer.label for layer in hooks.layers if layer.shared]
+                beside += [loose.label for loose in hooks.loose]
+                raise ValueError(
+                    "the model must take what all examples share once for each example (of "
+                    f"{', '.join(beside) or 'none'}), got {error!r}: grad_sample_mode='vmap' has "
+                    "no such limits"
+                ) from error
+            found.outputs.extend(_backward(outputs, rows, changed))
+            for p in hooks.sums.parameters:
+                if p.grad is not None:
+                    raise of_rows(_OTHERS.format(name=names[id(p)]))
+            start = 0
+            for samples in hooks.chunks(rows):
+                count = max(len(x) for x in samples if x is not None)
+                some = kept[(kept >= start) & (kept < start + count)] - start
+                for p, sample in zip(hooks.sums.parameters, samples, strict=True):
+                    if sample is not None:
+                        found.add(names[id(p)], sample, some)
+                start += count
+        return found
 
-    def _run(
+    def _run(self, given: Any, *, gradients: bool = False) -> _Trial:
+        """Run the model without hooks on what is given, and its backward pass if told so."""
+        model, seen = self._model, dict[Layer, list[Tensor]]()
+
+        def tell(layer: Layer, args: Any, kwargs: Any) -> None:
+            x = one_tensor(layer, args, kwargs)
+            seen.setdefault(layer, []).append(x.detach().movedim(self._of(layer, x), 0).clone())
+
+        totals: dict[str, Tensor] = {}
+        with _unchanged(model), self._hooks.observed(tell):
+            args, kwargs = tree_map(_copied, given)
+            try:
+                outputs = model(*args, **kwargs)
+            except ValueError:
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"the model must take another number of examples, got {error!r}: "
+                    f"{advice(self._dim)}"
+                ) from error
+            found = [x.detach() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+            buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
+            if gradients:
+                self._hooks.settle()
+                found = _backward(outputs, 0, None)
+                for name, p in model.named_parameters():
+                    if p.grad is not None:
+                        totals[name] = p.grad
+                self._hooks.settle()
+        return _Trial(seen, found, buffers, totals)
+
+    def _of(self, layer: Layer, x: Tensor) -> int:
+        return layer.dim if x.dim() > layer.dim else 0
+
+    def _places(
         self, rows: int, places: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Trial:
-        model: nn.Module = self._module._module
+    ) -> Any:
+        """Return the arguments of the model with the rows at some places."""
 
         def chosen(x: Any) -> Any:
             return self._chosen(x, rows, places) if isinstance(x, Tensor) else x
 
-        args, kwargs = tree_map(chosen, (args, kwargs))
-        seen: dict[str, list[Tensor]] = {}
-        self._seen = seen
-        try:
-            with _unchanged(model), _without_hooks(self._module):
-                try:
-                    outputs = model(*args, **kwargs)
-                except ValueError:
-                    raise
-                except Exception as error:
-                    raise ValueError(
-                        f"the model must take {rows} examples and one more, got {error!r}: "
-                        f"{self._advice}"
-                    ) from error
-                found = [x.detach() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
-                buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
-        finally:
-            self._seen = None
-        return _Trial(seen, found, buffers)
+        return tree_map(chosen, (args, kwargs))
 
     def _chosen(self, x: Tensor, rows: int, places: list[int]) -> Tensor:
         """Return the rows at some places of an argument of the model."""
@@ -377,16 +362,112 @@ class _Watch:
 
 
 class _Trial(NamedTuple):
-    inputs: dict[str, list[Tensor]]
+    inputs: dict[Layer, list[Tensor]]
     outputs: list[Tensor]
     buffers: dict[str, Tensor]
+    gradients: dict[str, Tensor]
 
 
-def _of_rows(message: str) -> ValueError:
-    """Return an error about rows that are not examples: one of this module, not of the model."""
-    error = ValueError(message)
-    setattr(error, _OF_ROWS, True)
-    return error
+class _Gradients(NamedTuple):
+    """Per-example gradients of a pass, by parameter: sums, and numbers of the rows that are kept.
+
+    The numbers, of shape (3, rows), are the norm, the sum, and that of half of the coordinates.
+    `sizes` are no less than the sum of the absolute values in any coordinate.
+    """
+
+    outputs: list[Tensor]
+    totals: dict[str, Tensor]
+    sizes: dict[str, float]
+    numbers: dict[str, Tensor]
+    dtypes: dict[str, torch.dtype]
+
+    def add(self, name: str, sample: Tensor, kept: Tensor) -> None:
+        """Add the gradients of some rows."""
+        sample = sample.detach()
+        total = self.totals.get(name)
+        if total is None:
+            total = sample.new_zeros(sample.shape[1:], dtype=torch.float64)
+            self.totals[name] = total
+        ones = torch.ones(len(sample), dtype=torch.float64, device=sample.device)
+        add_clipped_(total, sample, ones)
+        flat = sample.flatten(1)
+        largest = torch.linalg.vector_norm(flat, math.inf, dim=1) if flat.numel() else ones * 0
+        self.sizes[name] = self.sizes.get(name, 0.0) + float(largest.sum())
+        flat = flat[kept.to(sample.device)] if len(kept) < len(flat) else flat
+        scale = max(1, flat.shape[1]) ** -0.5
+        half = flat[:, : flat.shape[1] // 2]
+        numbers = torch.stack(
+            [row_norms(flat), flat.sum(1).double() * scale, half.sum(1).double() * scale]
+        )
+        before = self.numbers.get(name)
+        self.numbers[name] = numbers if before is None else torch.cat([before, numbers], 1)
+        self.dtypes[name] = sample.dtype
+
+
+_OTHERS = (
+    "the per-example gradients of {name} must add up to its gradient, got others: it is used "
+    "outside of its layer too, or the formula for the layer is wrong; grad_sample_mode='vmap' has "
+    "no such limits"
+)
+
+
+def _check_outputs(found: _Gradients, alone: _Trial) -> None:
+    """Refuse a model that computes something else where examples have their own positions."""
+    same = len(found.outputs) == len(alone.outputs) and all(
+        a.shape == b.shape and _same(a, b)
+        for a, b in zip(found.outputs, alone.outputs, strict=True)
+    )
+    if not same:
+        raise of_rows(
+            "the model must compute the same where each example has its own copy of what all "
+            "share (positions, tokens), got other outputs: grad_sample_mode='vmap' has no such "
+            "limits"
+        )
+
+
+def _check_sums(found: _Gradients, alone: _Trial, trained: set[str]) -> None:
+    """Refuse parameters whose examples' gradients have another sum than autograd's gradient.
+
+    Rounding is allowed for, and values that are not finite have no sum.
+    """
+    sizes = found.sizes
+    largest = max(sizes.values(), default=0.0)
+    if not math.isfinite(largest):
+        return
+    for name, total in alone.gradients.items():
+        if name not in trained:
+            continue
+        if name not in found.totals:
+            raise of_rows(_OTHERS.format(name=name))
+        rounding = _ROUNDING.get(found.dtypes[name], _ROUNDING_OF_HALVES)[1]
+        away = (found.totals[name] - total.double()).abs()
+        # A gradient that is 0 but for rounding is measured by those beside it.
+        if away.numel() and float(away.max()) > rounding * (sizes[name] + 0.1 * largest):
+            raise of_rows(_OTHERS.format(name=name))
+
+
+def _backward(outputs: Any, rows: int, changed: list[int] | None) -> list[Tensor]:
+    """Take the backward pass of the outputs with fixed weights, and return the outputs."""
+    found = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+    parts = [x for x in found if x.requires_grad]
+    if parts:
+        weights = [_weights(x) for x in parts]
+        for x in weights if changed else []:
+            dims = [dim for dim in (0, 1) if x.dim() > dim and x.shape[dim] == rows]
+            if len(dims) == 1:  # known to be that of the examples
+                x.movedim(dims[0], 0)[changed] *= 3.0
+        torch.autograd.backward(parts, weights)
+    return [x.detach() for x in found]
+
+
+def _kind(layer: Layer, more: Tensor, fewer: Tensor, rows: int) -> str | None:
+    """Return whether an input has "rows", "one" row or "none"; None if that is not known."""
+    counts = len(more) if more.dim() else 0, len(fewer) if fewer.dim() else 0
+    if counts == (rows + 1, rows) or (layer.recurrent and counts[0] <= rows + 1):
+        return "rows"
+    if layer.dim or more.shape != fewer.shape:
+        return None
+    return "one" if more.dim() > 1 and counts[0] == 1 else "none"
 
 
 def _is_tensor(x: Any) -> bool:
@@ -422,22 +503,14 @@ def _constant_parameters(model: nn.Module) -> Iterator[None]:
     if changed:
         for _, p, old in before:
             p.detach().copy_(old)
-        raise _of_rows(
+        raise of_rows(
             "the model must leave its parameters alone in a forward pass, since what changes them "
-            f"has no noise, got others in {', '.join(changed)}"
+            f"has no noise, got others in {', '.join(changed)}",
+            mixed=True,
         )
 
 
-@contextmanager
-def _without_hooks(module: GradSampleModule) -> Iterator[None]:
-    module.disable_hooks()
-    try:
-        yield
-    finally:
-        module.enable_hooks()
-
-
-def _check_packing(label: str, args: tuple[Any, ...]) -> None:
+def _check_packing(label: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
     if args and isinstance(args[0], PackedSequence) and args[0].sorted_indices is not None:
         raise ValueError(
             f"{label} must get sequences packed in the order of their examples, got them sorted: "
@@ -485,30 +558,3 @@ def _changed(rows: int) -> list[int]:
     A third of them: rows that turned round or moved are others.
     """
     return [i for i in range(rows) if i % 7 in (1, 2, 4)]
-
-
-def _numbers_of_rows(sample: Tensor, kept: Tensor) -> Tensor:
-    """Return the norms of some rows, and their products with a vector of norm 1; shape (2, n)."""
-    flat = sample.flatten(1)[kept.to(sample.device)].double()
-    vector = torch.arange(1.0, flat.shape[1] + 1.0, device=flat.device, dtype=flat.dtype).sin()
-    return torch.stack([flat.norm(dim=1), flat @ (vector / vector.norm())])
-
-
-def _first_that_differs(samples: Mapping[str, tuple[Tensor, Tensor]]) -> str | None:
-    """Name a parameter whose examples' gradients have another sum than its gradient.
-
-    Rounding is allowed for, and values that are not finite have no sum.
-    """
-    sizes = {
-        name: float(sample.double().abs().sum(0).max()) for name, (sample, _) in samples.items()
-    }
-    largest = max(sizes.values(), default=0.0)
-    if not math.isfinite(largest):
-        return None
-    for name, (sample, gradient) in samples.items():
-        rounding = _ROUNDING.get(sample.dtype, _ROUNDING_OF_HALVES)[1]
-        away = float((sample.double().sum(0) - gradient.double()).abs().max())
-        # A gradient that is 0 but for rounding is measured by those beside it.
-        if away > rounding * (sizes[name] + 0.1 * largest):
-            return name
-    return None

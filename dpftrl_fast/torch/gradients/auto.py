@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`auto_gradients`: hooks where they are right for a model, each example alone where they are not.
+
+Hooks are the faster way. Whether they are right is known by the layers, and by the trial of the
+first pass in training mode. If that finds a use of parameters or rows that hooks cannot follow, the
+network goes over to `VmapModule`'s forward pass, from that pass on. A model that mixes the examples
+of a batch stays refused: with each example alone it would compute something else.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.layers import incompatible_layers
+from dpftrl_fast.torch.gradients.owned import check_unwrapped
+from dpftrl_fast.torch.gradients.rows import hook_gradients
+from dpftrl_fast.torch.gradients.vmapped import VmapModule
+
+
+def auto_gradients(
+    model: nn.Module,
+    sums: Accumulator,
+    *,
+    criterion: Any = None,
+    batch_first: bool = True,
+    loss_reduction: str = "mean",
+    chunk_size: int | None = None,
+) -> Callable[[], Any]:
+    """Choose the way of a model's per-example gradients, and print the choice to stderr.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained as it is, by its usual calls.
+    sums : Accumulator
+        Its parameters must be the model's.
+    criterion, batch_first, loss_reduction, chunk_size
+        As for `make_private`.
+
+    Returns
+    -------
+    callable
+        Takes the choice back, before the first pass.
+
+    Raises
+    ------
+    ValueError
+        If no way is right for the model: here, or in its first pass.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
+    >>> model = nn.Linear(2, 1)
+    >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
+    >>> sums = Accumulator(list(model.parameters()), FlatClipping(1.0), 3, plan.guard())
+    >>> undo = auto_gradients(model, sums)
+    >>> undo()
+    """
+
+    check_unwrapped(model)
+
+    def alone(reason: str) -> _Forward:
+        try:
+            wrapper = VmapModule(
+                model, criterion, sums, chunk_size=chunk_size, loss_reduction=loss_reduction
+            )
+        except ValueError as error:
+            raise ValueError(f"{error} (and with hooks: {reason})") from error
+        forward = _Forward(model, wrapper)
+        vars(model)["forward"] = forward
+        short = reason.split("; ")[0].split(": use ")[0]  # without the advice to do this
+        _tell(f"'vmap', each example alone, since with hooks {short}")
+        return forward
+
+    refused = incompatible_layers(model, "hooks", batch_first=batch_first)
+    if refused:
+        alone(refused[0])
+        return lambda: vars(model).pop("forward", None)
+    hooks = hook_gradients(model, sums, batch_first=batch_first, loss_reduction=loss_reduction)
+    hooks.fall_back = lambda error: alone(str(error))
+    hooks.accepted = lambda: _tell("'hooks'")
+    return hooks.remove
+
+
+class _Forward:
+    """Stands for the forward pass of one network; a copy of the network has its own again."""
+
+    of_dpftrl = True
+    __slots__ = ("_inside", "_network", "_wrapper")  # and no attributes in which tensors are sought
+
+    def __init__(self, network: nn.Module, wrapper: VmapModule) -> None:
+        self._network, self._wrapper, self._inside = network, wrapper, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._inside:
+            return type(self._network).forward(self._network, *args, **kwargs)
+        self._inside = True
+        try:
+            return self._wrapper.forward(*args, **kwargs)
+        finally:
+            self._inside = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _own_forward(memo[id(self._network)])
+
+    def __reduce__(self) -> Any:
+        return _own_forward, (self._network,)
+
+
+def _own_forward(network: nn.Module) -> Any:
+    return types.MethodType(type(network).forward, network)
+
+
+def _tell(choice: str) -> None:
+    print(f"dpftrl_fast: grad_sample_mode={choice}", file=sys.stderr)

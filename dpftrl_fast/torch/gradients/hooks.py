@@ -1,0 +1,693 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-example gradients by hooks on the layers of a network, which stays what it is.
+
+A hook before each trained layer replaces its parameters by constants during its forward pass, so
+that the backward pass makes no gradient of the whole batch, and a hook after it keeps the input and
+waits for the gradient of the output. From these two, `formulas` makes per-example gradients when
+the accumulator asks for them, of a few examples at a time: all parameters of one example are
+together, so that its norm is that of the very numbers that are added.
+
+So a parameter that gets a ``.grad`` was used outside of a layer: by another layer, or by a term of
+the loss such as a penalty on weights. That is refused in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from opacus.layers.dp_rnn import RNNLinear
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpftrl_fast._validate import choice, flag
+from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
+from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
+from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
+from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
+
+# Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
+# four examples where that is no more than the larger number, since each chunk passes over the sums.
+_CACHED, _MOST = 2**25, 2**27
+
+_OF_ROWS, _MIXED = "_of_rows", "_mixed"  # mark errors about rows
+
+_OUTSIDE = (
+    "got a gradient outside of its layer: per-example gradients are those of layers, so a model "
+    "must use a parameter in the layer that owns it, and a loss must have no term of its own for "
+    "parameters (give a kept optimiser weight_decay, or DPFTRL l1); a model that needs it has "
+    "grad_sample_mode='vmap'"
+)
+
+
+class _State(Enum):
+    READY = auto()  # forward passes with examples due are captured
+    OFF = auto()  # the network is as it was
+    OBSERVED = auto()  # inputs of layers are told of, nothing else
+    CAPTURED = auto()  # a pass of a trial, captured
+
+
+class _Use(NamedTuple):
+    """One call of a layer: its input, and the gradient of its output, examples first."""
+
+    layer: Layer
+    x: Tensor
+    g: Tensor
+
+
+class Layer:
+    """A trained layer of the network.
+
+    Attributes
+    ----------
+    places : dict of str to int
+        Index of each of its parameters among those of the optimiser.
+    shared : str or None
+        Input of the layer that has no examples: "one" row, or "none". It is expanded to the
+        examples.
+    """
+
+    def __init__(
+        self, module: nn.Module, label: str, formula: Formula, dim: int, places: dict[str, int]
+    ) -> None:
+        self.module, self.label, self.formula, self.dim = module, label, formula, dim
+        self.places = places
+        self.shared: str | None = None
+        self.recurrent = isinstance(module, RNNLinear)
+        # Layers with formulas do not need their outputs in the backward pass.
+        self.may_change = has_formula(module)
+        # A layer of torch.func is taken with the layers in it.
+        self.owners = [module] if has_formula(module) else [*module.modules()]
+        self.swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self.x: Tensor | None = None
+
+
+class Loose:
+    """A parameter that a module with other layers in it uses by itself: a token, positions.
+
+    In a captured pass each example has its own copy, of shape (examples, *shape), where `shape` is
+    that of the parameter without a first dimension of 1, or with dimensions of 1 before it.
+    """
+
+    def __init__(self, module: nn.Module, name: str, parameter: nn.Parameter, label: str) -> None:
+        self.module, self.name, self.parameter, self.label = module, name, parameter, label
+        self.ones: int | None = None
+
+    def leaf(self, rows: int) -> Tensor:
+        """Return the copies of so many examples."""
+        p = self.parameter.detach()
+        leads = p.dim() > 1 and p.shape[0] == 1
+        shape = p.shape[1:] if leads else (*(1,) * (self.ones or 0), *p.shape)
+        return p.reshape(1, *shape).expand(rows, *shape).requires_grad_()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether there is one way only."""
+        return self.parameter.dim() > 1 and self.parameter.shape[0] == 1
+
+
+class HookGradients:
+    """The `Source` of an `Accumulator`: per-example gradients by hooks on a network's layers.
+
+    Hooks are added to the network itself, which is trained by the usual loop. They keep what
+    per-example gradients are made of in each ``backward()``; these are made, clipped and added up
+    before the next forward pass in training mode and at the step, some examples at a time. A copy
+    of the network, or one that is pickled, has no hooks. The rows that layers get are checked, see
+    `gradients.rows`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In training mode it must treat each example separately.
+    accumulator : Accumulator
+        Its parameters must be the model's.
+    functorch : bool
+        All layers by ``torch.func``, none by a formula.
+    batch_first : bool
+        Whether examples are along the first dimension of every layer's input, or the second.
+    loss_reduction : {"mean", "sum"}
+        Of the loss over examples.
+
+    Attributes
+    ----------
+    layers : list of Layer
+        Those that are trained.
+    loose : list of Loose
+        Parameters beside them.
+    watch : callable
+        Called with (args, kwargs) before a pass that is captured; ValueError refuses the model.
+    fall_back : callable, optional
+        Called with the first refusal of `watch`, unless examples mix: it returns the forward pass
+        that takes over.
+    accepted : callable
+        Called when `watch` has let the first pass go on.
+
+    Raises
+    ------
+    ValueError
+        If the model has layers that cannot be trained so (they are named), has hooks already, or
+        lacks a parameter of the accumulator.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
+    >>> sums = Accumulator([model.weight], FlatClipping(1.0), 2, plan.guard())
+    >>> _ = HookGradients(model, sums, loss_reduction="sum")
+    >>> sums.begin([7, 8])
+    >>> sums.expect(2)
+    >>> model(torch.eye(2)).sum().backward()
+    >>> sums.finish()
+    >>> model.weight.grad
+    tensor([[1.0000, 1.0000]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        accumulator: Accumulator,
+        *,
+        functorch: bool = False,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+    ) -> None:
+        choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        self.dim = 0 if flag("batch_first", batch_first) else 1
+        check_unwrapped(model)
+        check_layers(
+            model, "functorch" if flag("functorch", functorch) else "hooks", batch_first=batch_first
+        )
+        owned_names(model, accumulator)
+        self.model, self.sums, self.means = model, accumulator, loss_reduction == "mean"
+        self._parameters = accumulator.parameters
+        self._places = {id(p): i for i, p in enumerate(self._parameters)}
+        self.layers, self.loose = [], []
+        for kind, module, label in _trained(model, functorch):
+            if kind == "layer":
+                formula = formula_of(module, functorch=functorch, first=self.dim)
+                dim = 0 if isinstance(module, RNNLinear) else self.dim
+                places = {
+                    name: self._places[id(p)]
+                    for name, p in module.named_parameters()
+                    if id(p) in self._places
+                }
+                self.layers.append(Layer(module, label, formula, dim, places))
+            else:
+                own = module.named_parameters(recurse=False)
+                self.loose += [Loose(module, n, p, label) for n, p in own if p.requires_grad]
+        self._state = _State.READY
+        self._rows = 0  # of a trial
+        self._inside = False
+        self._spent = 0  # examples of a pass whose gradients came already
+        self._batch = 0  # gradients of passes before it are no longer taken
+        self._uses: list[_Use] = []
+        self._leaves: list[tuple[Loose, Tensor]] = []
+        self._placed: list[Loose] = []
+        self._tell: Callable[[Layer, Any, Any], None] = lambda *given: None
+        self._room: dict[int, Tensor] = {}
+        self._anchor = torch.zeros((), requires_grad=True)
+        accumulator.source = self
+        self.watch: Callable[[Any, Any], None] = lambda args, kwargs: None
+        self.fall_back: Callable[[ValueError], Callable[..., Any]] | None = None
+        self.accepted: Callable[[], Any] = list
+        self._instead: Callable[..., Any] | None = None
+        self.handles: list[Any] = [
+            model.register_forward_hook(
+                _Hook(self._after_model), with_kwargs=True, always_call=True
+            ),
+        ]
+        for layer in self.layers:
+            self.handles += [
+                layer.module.register_forward_pre_hook(
+                    # before the one of weight_norm, which makes a weight of parameters
+                    _Hook(self._before_layer, layer),
+                    with_kwargs=True,
+                    prepend=True,
+                ),
+                layer.module.register_forward_hook(
+                    _Hook(self._after_layer, layer), always_call=True
+                ),
+            ]
+        self.handles.append(  # after those of layers, and so before them
+            model.register_forward_pre_hook(
+                _Hook(self._before_model), with_kwargs=True, prepend=True
+            )
+        )
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm):
+                self.add_before(module, partial(_check_constant, name or "the model"))
+
+    def add_before(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        """Call `call` with (module, args, kwargs) before passes of a module that are captured."""
+
+        def before(*given: Any) -> None:
+            if self.captures:
+                call(*given)
+
+        self.handles.append(module.register_forward_pre_hook(_Hook(before), with_kwargs=True))
+
+    def remove(self) -> None:
+        """Take the hooks off the network."""
+        for handle in self.handles:
+            handle.remove()
+        self.settle()
+
+    # ---- A forward pass ----
+
+    @property
+    def rows(self) -> int:
+        """Examples of the present pass."""
+        if self._state is _State.CAPTURED:
+            return self._rows
+        return self._spent or self.sums.rows_due
+
+    @property
+    def captures(self) -> bool:
+        """Whether a forward pass that begins now is one of training."""
+        if self._state is not _State.READY:
+            return self._state is _State.CAPTURED
+        due = self.sums.rows_due > 0 or (self._inside and self._spent > 0)
+        return due and self.model.training and torch.is_grad_enabled()
+
+    def _before_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.captures:
+            return
+        if self._state is _State.READY:
+            # Complete gradients belong to an earlier piece. Without any, this is one of several
+            # forward passes that share a backward pass.
+            rows = self.sums.rows_due
+            self.sums.take()
+            self._spent = 0 if self.sums.rows_due else rows
+            if not self._spent and not self._is_right(args, kwargs):
+                return
+            if not self._uses:  # what a look at gradients between batches may have left
+                self._clear_gradients()
+        self._inside = True
+        for loose in self.loose:
+            leaf = loose.leaf(self.rows)
+            self._leaves.append((loose, leaf))
+            loose.module._parameters[loose.name] = leaf  # type: ignore[assignment]
+            self._placed.append(loose)
+
+    def _is_right(self, args: Any, kwargs: Any) -> bool:
+        """Try the model; return False where another way of gradients takes over."""
+        try:
+            self.watch(args, kwargs)
+        except ValueError as error:
+            if self.fall_back is None or does_mix(error):
+                raise
+            last = self.handles.pop(0)
+            self.remove()
+            self.handles.append(last)
+            self._instead = self.fall_back(error)
+            return False
+        accepted, self.accepted = self.accepted, list
+        self.fall_back = None
+        accepted()
+        return True
+
+    def _after_model(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self._instead is not None:
+            instead, self._instead = self._instead, None
+            self.remove()
+            return None if output is None else instead(*args, **kwargs)
+        if self._state in (_State.READY, _State.CAPTURED):
+            self._inside = False
+            for loose in self._placed:
+                loose.module._parameters[loose.name] = loose.parameter
+            self._placed.clear()
+        return None
+
+    def _before_layer(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._state is _State.OBSERVED:
+            self._tell(layer, args, kwargs)
+            return None
+        if not self.captures:
+            return None
+        # Within a backward pass, a checkpoint runs its part of the forward pass again.
+        if not self._inside and torch._C._current_graph_task_id() == -1:
+            raise ValueError(
+                f"expected a call of the model that was made private, got one of {layer.label} in "
+                "it: what the model does around its layers is tried in its own forward pass"
+            )
+        x = one_tensor(layer, args, kwargs)
+        rows = self.rows
+        if layer.shared == "one" and x.shape[0] == 1:
+            x = x.expand(rows, *x.shape[1:])
+        elif layer.shared == "none":
+            x = x.unsqueeze(0).expand(rows, *x.shape)
+        got = x.shape[layer.dim] if x.dim() > layer.dim else 0
+        # The last steps of a recurrence lack the sequences that have ended.
+        if got != rows and not (layer.recurrent and 0 < got < rows):
+            raise wrong_rows(layer, rows, x)
+        layer.x = x
+        for owner in layer.owners:
+            layer.swapped += [
+                (owner, name, p)
+                for name, p in owner._parameters.items()
+                if p is not None and p.requires_grad
+            ]
+        for owner, name, p in layer.swapped:
+            owner._parameters[name] = p.detach()  # type: ignore[assignment]
+        return ((x,), {}) if args else ((), dict.fromkeys(kwargs, x))
+
+    def _after_layer(self, layer: Layer, module: nn.Module, args: Any, output: Any) -> Any:
+        for owner, name, p in layer.swapped:
+            owner._parameters[name] = p
+        layer.swapped.clear()
+        x, layer.x = layer.x, None
+        if x is None or output is None:
+            return None
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                f"{layer.label} must return one tensor, got {type(output).__name__}: "
+                "grad_sample_mode='vmap' takes any"
+            )
+        if not output.requires_grad:
+            output = _rooted(self._anchor, [output])
+        elif output._is_view() and layer.may_change:
+            alias = torch.empty_like(output.detach()[:0])
+            alias.set_(
+                output.untyped_storage(), output.storage_offset(), output.size(), output.stride()
+            )
+            output = _aliased(output, [alias])
+        waiting = _Waiting(self, layer, x.detach(), self._batch, output.output_nr)
+        output.grad_fn.register_prehook(waiting)  # after hooks of the model on the output itself
+        return output
+
+    def keep(self, layer: Layer, x: Tensor, version: int, batch: int, g: Tensor) -> None:
+        """Keep what an output's gradient makes known, in a backward pass."""
+        if self._state in (_State.OFF, _State.OBSERVED):
+            return
+        if self._spent:
+            self.sums.check_room(len(x))
+        if batch != self._batch:
+            raise ValueError(
+                "expected one backward pass for each piece of a batch, got one through a forward "
+                "pass of an earlier piece"
+            )
+        if x._version != version:
+            raise ValueError(
+                f"{layer.label} must find its input unchanged in the backward pass, got one that "
+                "was changed in place: write the operation that follows without inplace=True"
+            )
+        if layer.dim:
+            x, g = x.movedim(layer.dim, 0), g.movedim(layer.dim, 0)
+        self._uses.append(_Use(layer, x, g.detach()))
+
+    # ---- Per-example gradients ----
+
+    def collect(self) -> PerExample | None:
+        """Return the gradients of the examples since the last call, as `Source.collect` says.
+
+        ValueError if a parameter got a gradient outside of its layer.
+        """
+        if not self._is_complete():
+            return None
+        rows, uses, leaves = self.sums.rows_due, self._uses, self._leaves
+        outside = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+        self._forget()
+        if outside:
+            names = {id(p): name for name, p in self.model.named_parameters()}
+            raise ValueError(f"{names[id(self._parameters[outside[0]])]} {_OUTSIDE}")
+        return PerExample(rows, self._chunks(rows, uses, leaves), rows if self.means else 1)
+
+    def _is_complete(self) -> bool:
+        return bool(self._uses) or any(leaf.grad is not None for _, leaf in self._leaves)
+
+    def _chunks(
+        self, rows: int, uses: Sequence[_Use], leaves: Sequence[tuple[Loose, Tensor]]
+    ) -> Iterator[list[Tensor | None]]:
+        width = sum(p.numel() * max(p.element_size(), 4) for p in self._parameters)
+        size = min(rows, max(1, _CACHED // width, min(4, _MOST // width)))
+        try:
+            for start in range(0, rows, size):
+                yield self._samples(slice(start, min(start + size, rows)), uses, leaves)
+        finally:
+            if sum(held.nbytes for held in self._room.values()) > _CACHED:
+                self._room.clear()  # memory that the next forward pass can use
+
+    def _samples(
+        self, part: slice, uses: Sequence[_Use], leaves: Sequence[tuple[Loose, Tensor]]
+    ) -> list[Tensor | None]:
+        """Return the gradients of some examples, a tensor for each parameter or None for zeros."""
+        state, self._state = self._state, _State.OFF
+        found: list[Tensor | None] = [None] * len(self._parameters)
+        owned: set[int] = set()
+        count = part.stop - part.start
+        try:
+            for layer, x, g in uses:
+                some = slice(part.start, min(part.stop, len(x)))
+                if some.stop <= some.start:
+                    continue
+                places = layer.places
+                whole = some.stop == part.stop
+                free = {name: i for name, i in places.items() if whole and found[i] is None}
+                room = {name: self._room_of(i, count, g.dtype) for name, i in free.items()}
+                with torch.no_grad():
+                    samples = layer.formula(layer.module, x[some], g[some], room)
+                    for name, sample in samples.items():
+                        if name not in places:
+                            continue
+                        i, before = places[name], found[places[name]]
+                        if before is None and whole:
+                            found[i] = sample
+                            if sample is room.get(name):
+                                owned.add(i)
+                            continue
+                        if i not in owned:
+                            own = sample.new_zeros(count, *sample.shape[1:])
+                            found[i] = own if before is None else own.add_(before)
+                            owned.add(i)
+                        held = found[i]
+                        assert held is not None
+                        held[: len(sample)].add_(sample)
+        finally:
+            self._state = state
+        for loose, leaf in leaves:
+            place = self._places.get(id(loose.parameter))
+            if place is not None and leaf.grad is not None:
+                sample = leaf.grad[part].reshape(count, *loose.parameter.shape)
+                before = found[place]
+                found[place] = sample if before is None else before + sample
+        return found
+
+    def _room_of(self, i: int, rows: int, dtype: torch.dtype) -> Tensor:
+        """Return memory for the gradients of a parameter, which is kept between calls."""
+        p = self._parameters[i]
+        held = self._room.get(i)
+        if held is None or len(held) < rows or held.dtype != dtype or held.device != p.device:
+            held = torch.empty(rows, *p.shape, dtype=dtype, device=p.device)
+            self._room[i] = held
+        return held[:rows]
+
+    def _forget(self) -> None:
+        self._batch += 1
+        self._uses, self._leaves = [], []
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        for p in self.model.parameters():
+            if p.requires_grad:
+                p.grad = None
+
+    def settle(self) -> None:
+        """Forget forward passes that no backward pass followed."""
+        self._forget()
+
+    # ---- Trials ----
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Run the network as it was."""
+        with self._in_state(_State.OFF):
+            yield
+
+    @contextmanager
+    def observed(self, tell: Callable[[Layer, Any, Any], None]) -> Iterator[None]:
+        """Run the network as it was, and call `tell` with (layer, args, kwargs) of each layer."""
+        self._tell = tell
+        with self._in_state(_State.OBSERVED):
+            yield
+
+    @contextmanager
+    def captured(self, rows: int) -> Iterator[None]:
+        """Capture passes of so many rows, whose gradients :meth:`chunks` returns."""
+        self._rows = rows
+        self._forget()
+        with self._in_state(_State.CAPTURED):
+            try:
+                yield
+            finally:
+                self._forget()
+
+    def chunks(self, rows: int) -> Iterator[list[Tensor | None]]:
+        """Return the per-example gradients of a captured pass, some at a time and not scaled."""
+        return self._chunks(rows, self._uses, self._leaves)
+
+    @contextmanager
+    def _in_state(self, state: _State) -> Iterator[None]:
+        before, self._state = self._state, state
+        try:
+            yield
+        finally:
+            self._state = before
+
+
+class _Root(torch.autograd.Function):
+    """Give an output that needs no gradient a place in the graph, where its gradient ends."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, held: list[Tensor]) -> Tensor:
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+class _Alias(torch.autograd.Function):
+    """Make of a view a tensor with the same memory, which may be changed in place.
+
+    A hook on a view is lost when the view is changed, as `nn.ReLU(inplace=True)` does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, held: list[Tensor]) -> Tensor:
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+_rooted: Callable[[Tensor, list[Tensor]], Tensor] = _Root.apply
+_aliased: Callable[[Tensor, list[Tensor]], Tensor] = _Alias.apply
+
+
+class _Waiting:
+    """Waits for the gradient of an output, with the input that belongs to it."""
+
+    def __init__(
+        self, source: HookGradients, layer: Layer, x: Tensor, batch: int, place: int
+    ) -> None:
+        self._source, self._layer, self._x, self._batch = source, layer, x, batch
+        self._version, self._place = x._version, place
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+        g = gradients[self._place]
+        if g is not None:
+            self._source.keep(self._layer, self._x, self._version, self._batch, g)
+
+
+class _Hook:
+    """A hook that stays with its network: copies and pickles of the network do nothing instead."""
+
+    of_dpftrl = True
+
+    def __init__(self, call: Callable[..., Any], *first: Any) -> None:
+        self._call, self._first = call, first
+
+    def __call__(self, *given: Any) -> Any:
+        return self._call(*self._first, *given)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return do_nothing
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+
+def do_nothing(*given: Any) -> None:
+    """Stand for a hook in a copy of a network."""
+
+
+def _check_constant(name: str, layer: _BatchNorm, args: Any, kwargs: Any) -> None:
+    if not is_constant(layer):
+        raise ValueError(
+            f"{name} ({type(layer).__name__}) must stay in evaluation mode, in which examples do "
+            "not mix, got it in training mode: call its eval() after each model.train()"
+        )
+
+
+def _nothing() -> Callable[..., None]:
+    return do_nothing
+
+
+def one_tensor(layer: Layer, args: Any, kwargs: Any) -> Tensor:
+    """Return the one argument of a layer; ValueError if it gets another number of them."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return args[0]
+    if not args and len(kwargs) == 1 and isinstance(given := next(iter(kwargs.values())), Tensor):
+        return given
+    raise of_rows(
+        f"{layer.label} must get one tensor, got {len(args)} arguments and the keywords "
+        f"{sorted(kwargs)}: grad_sample_mode='vmap' takes any"
+    )
+
+
+def wrong_rows(layer: Layer, rows: int, x: Tensor, added: str = "") -> ValueError:
+    """Return the error of a layer that does not get the rows of the batch."""
+    return of_rows(
+        f"{layer.label} must get the {rows} rows of the batch{added}, got an input of shape "
+        f"{tuple(x.shape)}: {advice(layer.dim)}"
+    )
+
+
+def advice(dim: int) -> str:
+    """Return what a model must do with its rows, and the way out."""
+    place = "the second dimension" if dim else "the first dimension"
+    return (
+        f"with hooks, examples must be along {place} of every trained layer's input, each in its "
+        "own row; grad_sample_mode='vmap' has no such limits"
+    )
+
+
+def of_rows(message: str, *, mixed: bool = False) -> ValueError:
+    """Return an error about rows that are not examples, which `is_of_rows` recognises.
+
+    `mixed` is whether examples depend on each other.
+    """
+    error = ValueError(message)
+    setattr(error, _OF_ROWS, True)
+    setattr(error, _MIXED, mixed)
+    return error
+
+
+def does_mix(error: BaseException) -> bool:
+    """Whether an error says that the model mixes examples."""
+    return getattr(error, _MIXED, False)
+
+
+def is_of_rows(error: BaseException) -> bool:
+    """Whether an error is one of this package about rows, and not one of the model."""
+    return getattr(error, _OF_ROWS, False)
+
+
+def _trained(model: nn.Module, functorch: bool) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield ("layer" or "loose", module, label) for the modules that own trained parameters."""
+    seen: set[int] = set()
+
+    def walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        label = f"{name or 'the model'} ({type(module).__name__})"
+        children = [(f"{name}.{n}" if name else n, c) for n, c in module.named_children()]
+        if is_remade(module) and any(p.requires_grad for p in module.parameters()):
+            seen.update(map(id, module.modules()))
+            yield "layer", module, label
+        elif any(p.requires_grad for p in module.parameters(recurse=False)):
+            has_inner = any(p.requires_grad for _, c in children for p in c.parameters())
+            kind = "loose" if has_inner and not has_formula(module) else "layer"
+            yield kind, module, label
+        for n, child in children:
+            yield from walk(child, n)
+
+    yield from walk(model, "")

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-example gradients of any model: each example passes alone, by ``torch.func`` or in a loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.func import functional_call, grad_and_value, vmap
+
+from dpftrl_fast._validate import choice, optional, positive_integer
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.example_passes import Chunk, ExamplePasses
+from dpftrl_fast.torch.gradients.example_trees import Rows, put_together, taken_apart
+from dpftrl_fast.torch.gradients.held import nothing_kept, refuse_held
+from dpftrl_fast.torch.gradients.layers import check_layers
+from dpftrl_fast.torch.gradients.owned import owned_names
+from dpftrl_fast.torch.gradients.rows_of_outputs import joined, rows_of_outputs
+
+Loss = Callable[[Any, Any], Tensor]
+
+_CHUNK_BYTES = 1 << 28  # of the per-example gradients that are in memory at a time
+_OWN = frozenset(
+    ["_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean", "_passes", "_alone"]
+    + ["_gradients", "_layout", "_call", "training"]
+)
+
+
+class VmapModule(nn.Module):
+    """A model whose per-example gradients are exact, whatever its layers are.
+
+    The training loop is the ordinary one: ``loss = criterion(model(x), y); loss.backward()``, or
+    ``model(**batch).loss.backward()``. In training mode, with examples due, each example passes
+    through the network alone, as a batch of one with parameters of its own, so that the model
+    cannot mix two. Its gradients are clipped and added up in the backward pass. Examples are taken
+    in chunks, by ``torch.func.vmap``. Where vmap cannot run the network (recurrent layers, control
+    flow that depends on values, activation checkpointing), they are taken one by one, after a
+    warning.
+
+    Other calls run the network as it is. Attributes are those of the network, so are the names of
+    its state. A copy (``copy.deepcopy``, ``torch.save``) is one of the network alone.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Without BatchNorm layers. Its arguments are described at `Rows`.
+    criterion : callable or None
+        For :meth:`backward` only: ``criterion(output, target)`` of a batch of one example, a scalar
+        loss. A mean with weights is then over the content of this example alone.
+    accumulator : Accumulator
+        Its parameters must be the model's.
+    chunk_size : int, optional
+        Number of examples whose gradients are in memory at a time. By default so many that they
+        take at most 256 MiB. With 1 vmap is not used.
+    loss_reduction : {"mean", "sum"}
+        Reduction of the loss over the rows of a forward pass. A scalar output (a loss inside of the
+        model) is the mean or the sum of those of the examples, where NaN counts as 0 unless all
+        are NaN.
+
+    Notes
+    -----
+    Buffers are constants. A model that keeps tensors of one pass for the next is refused. Two
+    forward passes on the same rows may share a backward pass: an example's gradients are added
+    before they are clipped. A term of the loss that uses parameters directly, such as a weight
+    penalty, belongs to no example and is refused at the step.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.torch.gradients.clipping import FlatClipping
+    >>> network = nn.Linear(2, 1, bias=False)
+    >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(1))
+    >>> sums = Accumulator([network.weight], FlatClipping(1.0), 2, plan.guard())
+    >>> model = VmapModule(network, None, sums, loss_reduction="sum")
+    >>> sums.begin([7, 8])
+    >>> sums.expect(2)
+    >>> model(torch.eye(2)).sum().backward()
+    >>> sums.finish()
+    >>> network.weight.grad
+    tensor([[1.0000, 1.0000]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Loss | None,
+        accumulator: Accumulator,
+        *,
+        chunk_size: int | None = None,
+        loss_reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        check_layers(model, "vmap")
+        if criterion is not None and not callable(criterion):
+            raise TypeError(f"criterion must be callable, got {type(criterion).__name__}")
+        self._chunk = optional(positive_integer, "chunk_size", chunk_size)
+        self._mean = choice("loss_reduction", loss_reduction, ("mean", "sum")) == "mean"
+        self._names = owned_names(model, accumulator)
+        self._criterion = criterion
+        self._accumulator = accumulator
+        self._passes: ExamplePasses | None = None
+        self._alone = self._chunk == 1
+        self._layout: tuple[Any, list[int | None]] | None = None
+        vars(self)["_module"] = model
+        # Members under the names of the network itself: no prefix in states and listings.
+        for own in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            vars(self)[own] = vars(model)[own]
+        accumulator.source = self
+
+        def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Any, y: Any) -> Any:
+            one = _map(lambda t: t.unsqueeze(0), x)
+            args = one if isinstance(one, tuple) else (one,)
+            output = functional_call(model, {**trained, **fixed}, args)
+            assert criterion is not None
+            return criterion(output, _map(lambda t: t.unsqueeze(0), y))
+
+        self._gradients = vmap(
+            grad_and_value(loss), in_dims=(None, None, 0, 0), randomness="different"
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network: each example alone where gradients of examples are due."""
+        network, sums = self._module, self._accumulator
+        if not (network.training and torch.is_grad_enabled() and sums.rows_due > 0):
+            return network(*args, **kwargs)
+        if self._passes is not None and self._passes.has_begun:
+            raise ValueError(
+                "expected a backward pass to reach all rows of the batch, got one that ended "
+                "before: iterate the loader anew to begin this batch again"
+            )
+        given = Rows(args, kwargs, sums.rows_due)
+        if not self._alone:
+            try:
+                with _vmap_alone():
+                    return self._run(given)
+            except Exception as error:
+                refuse_held(model=network)
+                reason, place = error, _layer_of(network, error)
+            self._passes = None
+        try:
+            alone, self._alone = self._alone, True
+            with nothing_kept(model=network):
+                outputs = self._run(given)
+        except BaseException:
+            self._alone, self._passes = alone, None
+            raise
+        if not alone:
+            warnings.warn(
+                "examples pass one after the other, since torch.func.vmap cannot run "
+                f"{place}: {_first_sentence(reason)} (chunk_size=1 does the same without this "
+                "warning)",
+                UserWarning,
+                stacklevel=2,
+            )
+        return outputs
+
+    def _run(self, given: Rows) -> Any:
+        sums, network = self._accumulator, self._module
+        rows = sums.rows_due
+        if self._passes is None:
+            size = 1 if self._alone else self._size(rows)
+            self._passes = ExamplePasses(sums, rows, size)
+        fixed = self._fixed()
+        run = _one_by_one if self._alone else _by_vmap
+        found: list[tuple[Tensor, ...]] = []
+        rest: Any = None
+
+        def example(copies: tuple[Tensor, ...], ones: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            nonlocal rest
+            args, kwargs = given.rebuilt([x.unsqueeze(0) for x in ones])
+            trained = dict(zip(self._names, copies, strict=True))
+            tensors, rest = taken_apart(functional_call(network, fixed | trained, args, kwargs))
+            return tuple(tensors)
+
+        for chunk in self._passes.chunks:
+            found.append(run(example, chunk, given.split(chunk.part)))
+            if not self._alone:
+                refuse_held(model=network)
+        # Of each output: (rows, ...), where ... is the shape for a batch of one.
+        outputs = [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found)]
+        key = rest, [x.dim() for x in outputs]
+        if self._layout is None or self._layout[0] != key:
+            self._layout = key, rows_of_outputs(network, given, [x.shape[1:] for x in outputs])
+        return put_together(
+            rest,
+            [
+                self._scaled(joined(x, at, mean=self._mean), rows)
+                for x, at in zip(outputs, self._layout[1], strict=True)
+            ],
+        )
+
+    def _scaled(self, output: Tensor, rows: int) -> Tensor:
+        if self._mean and output.requires_grad:
+            output.register_hook(lambda gradient: gradient * rows)
+        return output
+
+    def _size(self, rows: int) -> int:
+        if self._chunk is not None:
+            return self._chunk
+        each = sum(p.numel() * p.element_size() for p in self._accumulator.parameters)
+        return max(1, min(rows, _CHUNK_BYTES // max(1, each)))
+
+    def _fixed(self) -> dict[str, Tensor]:
+        network, trained = self._module, set(self._names)
+        everything = dict(network.named_parameters()) | dict(network.named_buffers())
+        return {name: t.detach() for name, t in everything.items() if name not in trained}
+
+    def backward(self, inputs: Any, targets: Any) -> Tensor:
+        """Add the clipped gradients of a piece of the batch, as ``loss.backward()`` would.
+
+        The loss is the criterion's, which each example gets alone.
+
+        Parameters
+        ----------
+        inputs : Tensor, or tuple, list or dict of them
+            Of the examples that the loader yielded, along the first dimension; a tuple holds
+            several arguments of the model.
+        targets : Tensor, or tuple, list or dict of them
+            Second argument of `criterion`, of the same examples.
+
+        Returns
+        -------
+        Tensor, shape (rows,)
+            The loss of each example: not private, not to be published.
+        """
+        if self._criterion is None:
+            raise ValueError(
+                "model.backward(x, y) needs the criterion, got None: give make_private one, or "
+                "call criterion(model(x), y).backward()"
+            )
+        sizes = {t.shape[0] if t.dim() else 0 for t in [*_tensors(inputs), *_tensors(targets)]}
+        if len(sizes) != 1 or not max(sizes):
+            raise ValueError(
+                "inputs and targets must be tensors with the same number of rows, got "
+                f"{sorted(sizes)}"
+            )
+        rows = sizes.pop()
+        everything = dict(self._module.named_parameters())
+        trained = {name: everything[name].detach() for name in self._names}
+        losses = []
+        self._accumulator.check_room(rows)
+        for start in range(0, rows, size := self._size(rows)):
+            part = slice(start, start + size)
+            x, y = _map(lambda t: t[part], inputs), _map(lambda t: t[part], targets)
+            with _vmap_alone():
+                gradients, values = self._gradients(trained, self._fixed(), x, y)
+            refuse_held(model=self._module, criterion=self._criterion)
+            self._accumulator.add([gradients[name] for name in self._names])
+            losses.append(values.detach())
+        return torch.cat(losses)
+
+    def collect(self) -> None:
+        """Refuse gradients that belong to no example, as a `Source` of the accumulator.
+
+        Those of examples are added in the backward pass.
+        """
+        found = [
+            name
+            for name, p in zip(self._names, self._accumulator.parameters, strict=True)
+            if p.grad is not None
+        ]
+        if found:
+            for p in self._accumulator.parameters:
+                p.grad = None
+            raise ValueError(
+                f"the gradients must be those of examples, got one of {found[0]} itself: a term of "
+                "the loss uses the parameter directly (a penalty: give the optimizer weight_decay, "
+                "or add it inside of the model), the model was in eval mode or called inside of "
+                "its wrapper, its backward pass came twice, or it uses checkpoint() with "
+                "use_reentrant=True (take False)"
+            )
+
+    def settle(self) -> None:
+        """Drop forward passes that no backward pass followed."""
+        if self._passes is not None:
+            self._passes.drop()
+        self._passes = None
+
+    # The wrapper is the network in all but its forward pass.
+
+    def __getattr__(self, name: str) -> Any:
+        module = vars(self).get("_module")
+        if module is None:
+            return super().__getattr__(name)
+        return getattr(module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        module = vars(self).get("_module")
+        if module is None or name in _OWN:
+            object.__setattr__(self, name, value) if name in _OWN else super().__setattr__(
+                name, value
+            )
+        else:
+            setattr(module, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self._module,)
+
+    def train(self, mode: bool = True) -> VmapModule:
+        """Set training or evaluation mode, as the network does."""
+        self._module.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the network's state, under its own names."""
+        return self._module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load a state of the network; ``_module.`` before all names is taken off."""
+        prefix = "_module."
+        if state_dict and all(name.startswith(prefix) for name in state_dict):
+            state_dict = {name.removeprefix(prefix): x for name, x in state_dict.items()}
+        return self._module.load_state_dict(state_dict, *args, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> VmapModule:
+        self._module._apply(fn, recurse)
+        return self
+
+
+def _training(module: VmapModule) -> bool:
+    network: nn.Module | None = vars(module).get("_module")
+    return network is None or network.training
+
+
+def _train(module: VmapModule, mode: bool) -> None:
+    network: nn.Module | None = vars(module).get("_module")
+    if network is not None:
+        network.training = mode
+
+
+# A property in place of the attribute: the mode is the network's, whoever sets it.
+VmapModule.training = property(_training, _train)  # type: ignore[assignment]
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+Example = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+def _by_vmap(example: Example, chunk: Chunk, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = vmap(example, randomness="different")(chunk.copies, rows)
+    return found
+
+
+def _one_by_one(example: Example, chunk: Chunk, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    copies = [x.unbind() if len(x) > 1 else (x.squeeze(0),) for x in chunk.copies]
+    places = range(chunk.part.stop - chunk.part.start)
+    found = [example(tuple(x[i] for x in copies), tuple(x[i] for x in rows)) for i in places]
+    return tuple(map(torch.stack, zip(*found, strict=True)))
+
+
+@contextmanager
+def _vmap_alone() -> Iterator[None]:
+    """Keep torch's notes on slow operations to itself, and refuse recomputation of activations.
+
+    That would come in the backward pass, outside of ``vmap``.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        with disable_saved_tensors_hooks("activation checkpointing runs a part of it again"):
+            yield
+
+
+def _layer_of(network: nn.Module, error: Exception) -> str:
+    """Name the innermost layer in which an error was raised."""
+    names = {id(layer): name for name, layer in network.named_modules()}
+    found, frames = "the model", error.__traceback__
+    while frames is not None:
+        layer = frames.tb_frame.f_locals.get("self")
+        if isinstance(layer, nn.Module) and id(layer) in names:
+            found = f"{names[id(layer)] or 'the model'} ({type(layer).__name__})"
+        frames = frames.tb_next
+    return found
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+
+
+def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply a function to each tensor of nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: _map(function, value) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_map(function, value) for value in tree)
+    raise TypeError(f"expected tensors, or tuples, lists or dicts of them, got {type(tree)}")
+
+
+def _tensors(tree: Any) -> Sequence[Tensor]:
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _map(keep, tree)
+    return found
