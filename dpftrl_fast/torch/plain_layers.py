@@ -61,8 +61,7 @@ class SplitAttention(nn.Module):
             biases = list(torch.split(joined, size))
         parts = [_linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
         self.q_proj, self.k_proj, self.v_proj = parts
-        self.out_proj = nn.Linear(0, 0, bias=False, device="meta")
-        self.out_proj.in_features = self.out_proj.out_features = size
+        self.out_proj = nn.Linear(size, size, bias=False, device="meta")
         self.out_proj.weight, self.out_proj.bias = layer.out_proj.weight, layer.out_proj.bias
         self.train(layer.training)
 
@@ -241,8 +240,7 @@ class PlainBag(nn.Module):
         super().__init__()
         self.mode, self.padding_idx = layer.mode, layer.padding_idx
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
-        self.embedding = nn.Embedding(0, self.embedding_dim, device="meta")
-        self.embedding.num_embeddings = self.num_embeddings
+        self.embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta")
         self.embedding.weight = layer.weight
 
     def forward(
