@@ -340,6 +340,10 @@ def _undo_norms(layer: nn.Module) -> Iterator[str]:
         if None in names:
             continue
         trained, mode = any(p.requires_grad for p in steps.parameters()), layer.training
+        # Removing takes the weight out of the class, which a copy shares with the model before.
+        own: Any = type(layer)
+        shared = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
+        layer.__class__ = type(own.__name__, own.__bases__, shared)
         layer.eval()  # a pass in training mode would move spectral_norm's vectors
         parametrize.remove_parametrizations(layer, name)
         layer.train(mode)

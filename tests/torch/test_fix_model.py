@@ -84,6 +84,7 @@ def test_attention_of_one_example_and_dropout() -> None:
         split(x, x, x, is_causal=True)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_transformer_encoders_compute_the_same_in_both_modes(batch_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=batch_first)
@@ -205,14 +206,18 @@ def test_frozen_batch_norm_becomes_a_scale_and_a_shift(trained: bool, affine: bo
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups"), [(1, 1), (4, 1), (6, 1), (24, 6), (64, 16), (128, 32), (7, 1), (160, 32)]
+    ("channels", "groups"),
+    [(1, 1), (4, 1), (6, 1), (24, 6), (64, 16), (128, 32), (7, 1), (160, 32)],
 )
 def test_batch_norm_becomes_group_norm(channels: int, groups: int) -> None:
     norm = nn.BatchNorm2d(channels, eps=0.5)
     with torch.no_grad():
         norm.weight.normal_()
         norm.bias.normal_()
-    for model in (nn.Sequential(norm), nn.Sequential(norm).eval()):  # all in evaluation mode too
+    for model in (
+        nn.Sequential(norm),
+        nn.Sequential(copy.deepcopy(norm)).eval(),
+    ):  # all in evaluation mode too
         found = fix_model(model)
         group = found.model[0]  # type: ignore[index]
         assert isinstance(group, nn.GroupNorm) and (group.num_groups, group.eps) == (groups, 0.5)
@@ -241,7 +246,7 @@ def test_fused_norms_keep_their_activation() -> None:
         "0.act (ReLU)",
     ]
     x = torch.randn(2, 8, 3, 3)
-    assert torch.equal(found.model(x), nn.functional.group_norm(x, 2).relu())
+    assert same(found.model(x), nn.functional.group_norm(x, 2).relu())
 
 
 def test_running_statistics_and_settings_of_embeddings() -> None:

@@ -63,7 +63,6 @@ def auto_gradients(
     >>> undo = auto_gradients(model, sums)
     >>> undo()
     """
-
     check_unwrapped(model)
 
     def alone(reason: str) -> _Forward:
