@@ -345,6 +345,7 @@ def _undo_norms(layer: nn.Module) -> Iterator[str]:
         shared = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
         layer.__class__ = type(own.__name__, own.__bases__, shared)
         layer.eval()  # a pass in training mode would move spectral_norm's vectors
+        steps.requires_grad_(True)  # a weight that is not trained would become a buffer
         parametrize.remove_parametrizations(layer, name)
         layer.train(mode)
         getattr(layer, name).requires_grad_(trained)

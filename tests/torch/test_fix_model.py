@@ -158,7 +158,7 @@ def test_bags(mode: str, padding: int | None) -> None:
         assert same(
             layer(words, per_sample_weights=weights), found(words, per_sample_weights=weights)
         )
-    with pytest.raises(ValueError, match="must be bags of one length, .* pad the bags"):
+    with pytest.raises(ValueError, match=r"must be bags of one length, .* pad the bags"):
         found(words.flatten(), torch.tensor([0, 4]))
 
 
@@ -217,7 +217,7 @@ def test_batch_norm_becomes_group_norm(channels: int, groups: int) -> None:
     for model in (
         nn.Sequential(norm),
         nn.Sequential(copy.deepcopy(norm)).eval(),
-    ):  # all in evaluation mode too
+    ):
         found = fix_model(model)
         group = found.model[0]  # type: ignore[index]
         assert isinstance(group, nn.GroupNorm) and (group.num_groups, group.eps) == (groups, 0.5)
@@ -305,7 +305,7 @@ def private(model: nn.Module, optimizer: Any) -> Any:
 def test_an_optimiser_made_before_is_refused() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     early = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="use dpftrl_fast.torch.fix_model"):
+    with pytest.raises(ValueError, match=r"use dpftrl_fast\.torch\.fix_model"):
         private(model, early)
     ready = fix_model(model).model
     with pytest.raises(ValueError, match="make the optimizer of the model that fix_model returned"):
