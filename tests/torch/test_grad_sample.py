@@ -239,7 +239,7 @@ def test_batch_norm_is_named(way: Any, kind: str) -> None:
         (nn.InstanceNorm1d(4, affine=True), [], ""),
         (nn.Embedding(4, 4, sparse=True), WAYS, "sparse=False"),
         (nn.LSTM(4, 4), ["hooks", "functorch"], "DPLSTM"),
-        (nn.MultiheadAttention(4, 2), ["hooks", "functorch"], "DPMultiheadAttention"),
+        (nn.MultiheadAttention(4, 2), ["hooks", "functorch"], "fix_model"),
         (REFUSED_BY_OPACUS["buffers"][0](), [], ""),
         (nn.GroupNorm(2, 4), [], ""),
     ],

@@ -18,10 +18,13 @@ GradSampleMode = Literal["auto", "hooks", "functorch", "vmap"]
 
 _MIXES = (
     "its output for an example depends on the other examples of the batch, so that no clipping "
-    "bounds what one example does; use GroupNorm or LayerNorm (opacus.validators.ModuleValidator"
-    ".fix replaces it), or eval() on a pretrained one, before make_private and after each train()"
+    "bounds what one example does; use dpftrl_fast.torch.fix_model, which makes it a GroupNorm, or "
+    "eval() on a pretrained one, before make_private and after each train()"
 )
-_KEEPS = "it keeps statistics of the data in buffers, outside of the noise: track_running_stats"
+_KEEPS = (
+    "it keeps statistics of the data in buffers, outside of the noise: use track_running_stats="
+    "False, as dpftrl_fast.torch.fix_model sets it"
+)
 _RENORMED = (
     "it changes its weights in each forward pass by which rows are read, outside of the noise: "
     "max_norm=None"
@@ -29,12 +32,12 @@ _RENORMED = (
 _SPARSE = "its gradients are sparse: sparse=False"
 _LAZY = "its shape is not known yet: run the model once on an input of zeros"
 _RECURRENT = (
-    "its steps through time cannot be taken for each example alone: use DPLSTM, DPGRU or DPRNN of "
-    "opacus.layers"
+    "its steps through time cannot be taken for each example alone: use dpftrl_fast.torch."
+    "fix_model, which makes it the DPLSTM, DPGRU or DPRNN of opacus.layers"
 )
 _ATTENDS = (
-    "Opacus has no per-example gradients for it: use opacus.layers.DPMultiheadAttention, or "
-    "grad_sample_mode='vmap'"
+    "its four layers are fused, so that hooks see none of them: use dpftrl_fast.torch.fix_model, "
+    "which makes them linear layers, or grad_sample_mode='vmap'"
 )
 _SEVERAL = (
     "Opacus has no per-example gradients for it, or wrong ones: grad_sample_mode='vmap' has them"

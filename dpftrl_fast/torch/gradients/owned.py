@@ -25,7 +25,8 @@ def owned_names(model: nn.Module, accumulator: Accumulator) -> list[str]:
     missing = [i for i, p in enumerate(accumulator.parameters) if id(p) not in names]
     if missing:
         raise ValueError(
-            f"the optimizer's parameters must be those of the model, got others at {missing}"
+            f"the optimizer's parameters must be those of the model, got others at {missing}: "
+            "make the optimizer of the model that fix_model returned, or of the one given here"
         )
     return [names[id(p)] for p in accumulator.parameters]
 
