@@ -148,6 +148,8 @@ class HookGradients:
         that takes over.
     loss_trial : LossTrial or None
         Trial of the loss, in the first backward pass.
+    returns_loss : bool
+        Whether the model returned losses when it was tried.
     accepted : callable
         Called when `watch` has let the first pass go on.
 
@@ -222,6 +224,7 @@ class HookGradients:
         self.fall_back: Callable[[ValueError], Callable[..., Any]] | None = None
         self.accepted: Callable[[], Any] = list
         self.loss_trial: LossTrial | None = None
+        self.returns_loss = False
         self._instead: Callable[..., Any] | None = None
         self.handles: list[Any] = [
             model.register_forward_hook(
@@ -324,6 +327,8 @@ class HookGradients:
         """Try the model; return False where another way of gradients takes over."""
         try:
             self.watch(args, kwargs)
+            if self.fall_back is not None and self.returns_loss and self.loss_trial is not None:
+                self.loss_trial.check_inside(args, kwargs)
         except ValueError as error:
             if self.fall_back is None or does_mix(error):
                 raise

@@ -145,10 +145,19 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
             self._record.recording = self._record.is_open
         if self.wanted and module.training and torch.is_grad_enabled():
             rows = self._sums.rows_due
-            if losses_of(outputs) and self.alone is not None and rows > 1:
+            tried = self._tried_inside and self._inside is None
+            if losses_of(outputs) and self.alone is not None and rows > 1 and not tried:
                 self._try_inside(self.alone, rows, args, kwargs)
             return self.outputs(outputs, rows)
         return None
+
+    def check_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a model that returns a loss which mixes examples, before its pass."""
+        rows = self._sums.rows_due
+        if self.alone is not None and rows > 1:
+            self._try_inside(self.alone, rows, args, kwargs)
+        if self._inside:
+            raise ValueError(self._inside)
 
     def _try_inside(self, alone: Alone, rows: int, args: Any, kwargs: Any) -> None:
         """Try the losses that the model returns: refused if one is used."""

@@ -41,6 +41,7 @@ from dpftrl_fast.torch.gradients.hooks import (
     one_tensor,
     wrong_rows,
 )
+from dpftrl_fast.torch.gradients.loss_inside import losses_of
 from dpftrl_fast.torch.gradients.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
@@ -338,6 +339,7 @@ class _Watch:
                     f"{advice(self._dim)}"
                 ) from error
             found = [x.detach() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+            self._hooks.returns_loss = bool(losses_of(outputs))
             buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
             if gradients:
                 self._hooks.settle()
@@ -502,7 +504,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     finally:
         restore_random_state(state)
         for layer, name, x, old in buffers:
-            x.detach().copy_(old)
+            if not torch.equal(x, old):  # a copy would count as a change in place
+                x.detach().copy_(old)
             setattr(layer, name, x)
 
 

@@ -37,12 +37,14 @@ REFUSED_BY_AUTO = {
         ["U-Net", "ResNet of timm", "EfficientNet", "MobileNetV3 of timm", "ResNet18"], MIXES
     ),
     "MobileNetV3": MIXES,
-    "LSTM": "keep nothing of the examples from one pass to the next",
     "GRU": "use dpftrl_fast.torch.fix_model, which makes it the DPLSTM, DPGRU or DPRNN",
 }
 ROWS = "examples must be along the first dimension of every trained layer's input"
+INSIDE = "the loss that the model returns must treat each example apart"
 SHARED = "must take what all examples share once for each example"
 REFUSED_BY_HOOKS = {
+    "GPT-2, tied head": INSIDE,
+    "Llama": INSIDE,
     "tied weight": "it is used outside of its layer too",
     "checkpoints": ROWS,
     "BERT, checkpoints": ROWS,
