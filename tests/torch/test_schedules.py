@@ -325,7 +325,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(
     members = parameters()
     dpftrl = scheduled(members, **options)
     take(dpftrl, members, 0, at)
-    state, values = dpftrl.state_dict(), [p.detach().clone() for p in members]
+    state, values = dpftrl.state_dict(secrets=True), [p.detach().clone() for p in members]
     take(dpftrl, members, at, 15)
     others = [nn.Parameter(value) for value in values]
     resumed = scheduled(others, 7.0, **options)
@@ -345,7 +345,7 @@ def test_a_state_from_before_schedules() -> None:
     members = parameters()
     dpftrl = scheduled(members)
     run(dpftrl, members, 0, 4)
-    state, values = dpftrl.state_dict(), [p.detach().clone() for p in members]
+    state, values = dpftrl.state_dict(secrets=True), [p.detach().clone() for p in members]
     take(dpftrl, members, 4, 15)
     del state["schedule"]
     others = [nn.Parameter(value.clone()) for value in values]
@@ -368,13 +368,13 @@ def test_a_state_of_the_other_meaning_is_refused() -> None:
     members = parameters()
     dpftrl = scheduled(members)
     take(dpftrl, members, 0, 6)
-    state = dpftrl.state_dict()
+    state = dpftrl.state_dict(secrets=True)
     other = scheduled(parameters(), schedule="ftrl")
     with pytest.raises(ValueError, match="must be of schedule='ftrl', got 'sgd': give that one"):
         other.load_state_dict(state)
-    before = str(other.state_dict())
+    before = str(other.state_dict(secrets=True))
     own = scheduled(parameters())
-    fresh = str(own.state_dict())
+    fresh = str(own.state_dict(secrets=True))
     for change in (
         3, {}, {"kind": "sgd"}, {**state["schedule"], "rates": [[0.1, 0.0, False]]},
         {**state["schedule"], "rates": 7}, {**state["schedule"], "thresholds": ["x"]},
@@ -385,7 +385,9 @@ def test_a_state_of_the_other_meaning_is_refused() -> None:
     without = {name: v for name, v in state["vectors"].items() if name != "noisy"}
     with pytest.raises(ValueError, match="vectors"):
         own.load_state_dict({**state, "vectors": without})
-    assert str(other.state_dict()) == before and str(own.state_dict()) == fresh
+    assert (
+        str(other.state_dict(secrets=True)) == before and str(own.state_dict(secrets=True)) == fresh
+    )
     own.load_state_dict(state)
     assert own.steps_taken == 6
 
