@@ -45,8 +45,6 @@ REFUSED_BY_HOOKS = {
     "GPT-2, tied head": INSIDE,
     "Llama": INSIDE,
     "tied weight": "it is used outside of its layer too",
-    "checkpoints": ROWS,
-    "BERT, checkpoints": ROWS,
     "DeBERTa": ROWS,
     "T5": SHARED,
     "BART": "must get one tensor",
