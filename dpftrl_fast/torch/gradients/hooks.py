@@ -29,7 +29,7 @@ from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
 from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
-from dpftrl_fast.torch.gradients.loss_trial import LossTrial
+from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
 
 # Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
@@ -405,7 +405,7 @@ class HookGradients:
                 "grad_sample_mode='vmap' takes any"
             )
         if output.grad_fn is None:
-            # It may be a leaf, which another hook made for checkpoints (enable_input_require_grads).
+            # It may be a leaf, made one by another hook for checkpoints.
             output = _rooted(self._anchor, [_alias(output) if output.requires_grad else output])
         elif output._is_view() and layer.may_change:
             output = _aliased(output, [_alias(output)])
