@@ -31,11 +31,11 @@ from dpftrl_fast.torch.given import (
     trained_parameters,
 )
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
 from dpftrl_fast.torch.gradients.loss.criterion import check_criterion
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL

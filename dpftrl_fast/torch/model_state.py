@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.flat.tensors import is_sharded
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 
 
 def model_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -23,8 +23,8 @@ from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipping import Clipping, FlatClipping
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
 from dpftrl_fast.torch.optimizer import DPFTRL

@@ -21,6 +21,7 @@ from torch_cases import (
 )
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
 from dpftrl_fast.torch.gradients.layers import (
     check_layers,
@@ -29,7 +30,6 @@ from dpftrl_fast.torch.gradients.layers import (
 )
 from dpftrl_fast.torch.gradients.loss.criterion import check_criterion
 from dpftrl_fast.torch.gradients.rows import hook_gradients
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 pytestmark = [
     # torch says so where the inputs need no gradient, which is as it should be.

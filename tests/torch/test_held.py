@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch_cases import accumulator, cross_entropy, grads
 
 from dpftrl_fast.torch.gradients import accumulate
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.gradients.rows import hook_gradients
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 ROWS = 4

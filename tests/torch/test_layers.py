@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch_cases import accumulator, grads, one_by_one
 
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.gradients.layers import check_layers, incompatible_layers
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),

@@ -25,8 +25,8 @@ from torch_cases import (
 
 from dpftrl_fast.torch import make_private, model_state_dict, unwrap
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 ROWS = 6
 ALONE = "ignore:examples pass one after the other:UserWarning"

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.layers import incompatible_layers
 from dpftrl_fast.torch.gradients.owned import check_unwrapped
 from dpftrl_fast.torch.gradients.rows import hook_gradients
-from dpftrl_fast.torch.gradients.vmapped import VmapModule
 
 
 def auto_gradients(

@@ -27,16 +27,17 @@ from torch.utils._pytree import tree_leaves
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
-from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
-from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
+from dpftrl_fast.torch.gradients.formulas import formula_of
+from dpftrl_fast.torch.gradients.graph import Inert, in_graph
+from dpftrl_fast.torch.gradients.hooked_layers import Layer, Loose, one_tensor, trained_layers
+from dpftrl_fast.torch.gradients.layers import check_layers, is_constant
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
+from dpftrl_fast.torch.gradients.row_errors import does_mix, wrong_rows
 
 # Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
 # four examples where that is no more than the larger number, since each chunk passes over the sums.
 _CACHED, _MOST = 2**25, 2**27
-
-_OF_ROWS, _MIXED = "_of_rows", "_mixed"  # mark errors about rows
 
 _OUTSIDE = (
     "got a gradient outside of its layer: per-example gradients are those of layers, so a model "
@@ -59,57 +60,6 @@ class _Use(NamedTuple):
     layer: Layer
     x: Tensor
     g: Tensor
-
-
-class Layer:
-    """A trained layer of the network.
-
-    Attributes
-    ----------
-    places : dict of str to int
-        Index of each of its parameters among those of the optimiser.
-    shared : str or None
-        Input of the layer that has no examples: "one" row, or "none". It is expanded to the
-        examples.
-    """
-
-    def __init__(
-        self, module: nn.Module, label: str, formula: Formula, dim: int, places: dict[str, int]
-    ) -> None:
-        self.module, self.label, self.formula, self.dim = module, label, formula, dim
-        self.places = places
-        self.shared: str | None = None
-        self.recurrent = isinstance(module, RNNLinear)
-        # Layers with formulas do not need their outputs in the backward pass.
-        self.may_change = has_formula(module)
-        # A layer of torch.func is taken with the layers in it.
-        self.owners = [module] if has_formula(module) else [*module.modules()]
-        self.swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
-        self.x: Tensor | None = None
-
-
-class Loose:
-    """A parameter that a module with other layers in it uses by itself: a token, positions.
-
-    In a captured pass each example has its own copy, of shape (examples, *shape), where `shape` is
-    that of the parameter without a first dimension of 1, or with dimensions of 1 before it.
-    """
-
-    def __init__(self, module: nn.Module, name: str, parameter: nn.Parameter, label: str) -> None:
-        self.module, self.name, self.parameter, self.label = module, name, parameter, label
-        self.ones: int | None = None
-
-    def leaf(self, rows: int) -> Tensor:
-        """Return the copies of so many examples."""
-        p = self.parameter.detach()
-        leads = p.dim() > 1 and p.shape[0] == 1
-        shape = p.shape[1:] if leads else (*(1,) * (self.ones or 0), *p.shape)
-        return p.reshape(1, *shape).expand(rows, *shape).requires_grad_()
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether there is one way only."""
-        return self.parameter.dim() > 1 and self.parameter.shape[0] == 1
 
 
 class HookGradients:
@@ -194,7 +144,7 @@ class HookGradients:
         self._parameters = accumulator.parameters
         self._places = {id(p): i for i, p in enumerate(self._parameters)}
         self.layers, self.loose = [], []
-        for kind, module, label in _trained(model, functorch):
+        for kind, module, label in trained_layers(model):
             if kind == "layer":
                 formula = formula_of(module, functorch=functorch, first=self.dim)
                 dim = 0 if isinstance(module, RNNLinear) else self.dim
@@ -227,24 +177,24 @@ class HookGradients:
         self._instead: Callable[..., Any] | None = None
         self.handles: list[Any] = [
             model.register_forward_hook(
-                _Hook(self._after_model), with_kwargs=True, always_call=True
+                Inert(self._after_model), with_kwargs=True, always_call=True
             ),
         ]
         for layer in self.layers:
             self.handles += [
                 layer.module.register_forward_pre_hook(
                     # before the one of weight_norm, which makes a weight of parameters
-                    _Hook(self._before_layer, layer),
+                    Inert(self._before_layer, layer),
                     with_kwargs=True,
                     prepend=True,
                 ),
                 layer.module.register_forward_hook(
-                    _Hook(self._after_layer, layer), always_call=True
+                    Inert(self._after_layer, layer), always_call=True
                 ),
             ]
         self.handles.append(  # after those of layers, and so before them
             model.register_forward_pre_hook(
-                _Hook(self._before_model), with_kwargs=True, prepend=True
+                Inert(self._before_model), with_kwargs=True, prepend=True
             )
         )
         self._norms = [
@@ -260,7 +210,7 @@ class HookGradients:
             if self.captures:
                 call(*given)
 
-        self.handles.append(module.register_forward_pre_hook(_Hook(before), with_kwargs=True))
+        self.handles.append(module.register_forward_pre_hook(Inert(before), with_kwargs=True))
 
     def try_loss(self, trial: LossTrial) -> None:
         """Have the loss tried in the first backward pass."""
@@ -271,9 +221,9 @@ class HookGradients:
         self.loss_trial, self.sums.handed_out = trial, trial.batch
         self.handles += [
             self.model.register_forward_pre_hook(
-                _Hook(when_ready, trial.before), with_kwargs=True, prepend=True
+                Inert(when_ready, trial.before), with_kwargs=True, prepend=True
             ),
-            self.model.register_forward_hook(_Hook(when_ready, trial.after), with_kwargs=True),
+            self.model.register_forward_hook(Inert(when_ready, trial.after), with_kwargs=True),
         ]
 
     def remove(self) -> None:
@@ -380,7 +330,7 @@ class HookGradients:
         got = x.shape[layer.dim] if x.dim() > layer.dim else 0
         # The last steps of a recurrence lack the sequences that have ended.
         if got != rows and not (layer.recurrent and 0 < got < rows):
-            raise wrong_rows(layer, rows, x)
+            raise wrong_rows(layer.label, layer.dim, rows, x)
         layer.x = x
         for owner in layer.owners:
             layer.swapped += [
@@ -404,11 +354,7 @@ class HookGradients:
                 f"{layer.label} must return one tensor, got {type(output).__name__}: "
                 "grad_sample_mode='vmap' takes any"
             )
-        if output.grad_fn is None:
-            # It may be a leaf, made one by another hook for checkpoints.
-            output = _rooted(self._anchor, [_alias(output) if output.requires_grad else output])
-        elif output._is_view() and layer.may_change:
-            output = _aliased(output, [_alias(output)])
+        output = in_graph(output, self._anchor, may_change=layer.may_change)
         assert output.grad_fn is not None
         waiting = _Waiting(self, layer, x.detach(), self._batch, output.output_nr)
         output.grad_fn.register_prehook(waiting)  # after hooks of the model on the output itself
@@ -573,43 +519,6 @@ class HookGradients:
             self._state = before
 
 
-class _Root(torch.autograd.Function):
-    """Give an output that needs no gradient a place in the graph, where its gradient ends."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, held: list[Tensor]) -> Tensor:
-        return held[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None
-
-
-class _Alias(torch.autograd.Function):
-    """Make of a view a tensor with the same memory, which may be changed in place.
-
-    A hook on a view is lost when the view is changed, as `nn.ReLU(inplace=True)` does.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, held: list[Tensor]) -> Tensor:
-        return held[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
-
-
-def _alias(x: Tensor) -> Tensor:
-    """Return a tensor of its own with the memory of x."""
-    alias = torch.empty_like(x.detach()[:0])
-    return alias.set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
-
-
-_rooted: Callable[[Tensor, list[Tensor]], Tensor] = _Root.apply
-_aliased: Callable[[Tensor, list[Tensor]], Tensor] = _Alias.apply
-
-
 class _Waiting:
     """Waits for the gradient of an output, with the input that belongs to it."""
 
@@ -625,108 +534,9 @@ class _Waiting:
             self._source.keep(self._layer, self._x, self._version, self._batch, g)
 
 
-class _Hook:
-    """A hook that stays with its network: copies and pickles of the network do nothing instead."""
-
-    of_dpftrl = True
-
-    def __init__(self, call: Callable[..., Any], *first: Any) -> None:
-        self._call, self._first = call, first
-
-    def __call__(self, *given: Any) -> Any:
-        return self._call(*self._first, *given)
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return do_nothing
-
-    def __reduce__(self) -> Any:
-        return _nothing, ()
-
-
-def do_nothing(*given: Any) -> None:
-    """Stand for a hook in a copy of a network."""
-
-
 def _check_constant(name: str, layer: _BatchNorm) -> None:
     if not is_constant(layer):
         raise ValueError(
             f"{name} ({type(layer).__name__}) must stay in evaluation mode, in which examples do "
             "not mix, got it in training mode: call its eval() after each model.train()"
         )
-
-
-def _nothing() -> Callable[..., None]:
-    return do_nothing
-
-
-def one_tensor(layer: Layer, args: Any, kwargs: Any) -> Tensor:
-    """Return the one argument of a layer; ValueError if it gets another number of them."""
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return args[0]
-    if not args and len(kwargs) == 1 and isinstance(given := next(iter(kwargs.values())), Tensor):
-        return given
-    raise of_rows(
-        f"{layer.label} must get one tensor, got {len(args)} arguments and the keywords "
-        f"{sorted(kwargs)}: grad_sample_mode='vmap' takes any"
-    )
-
-
-def wrong_rows(layer: Layer, rows: int, x: Tensor, added: str = "") -> ValueError:
-    """Return the error of a layer that does not get the rows of the batch."""
-    return of_rows(
-        f"{layer.label} must get the {rows} rows of the batch{added}, got an input of shape "
-        f"{tuple(x.shape)}: {advice(layer.dim)}"
-    )
-
-
-def advice(dim: int) -> str:
-    """Return what a model must do with its rows, and the way out."""
-    place = "the second dimension" if dim else "the first dimension"
-    return (
-        f"with hooks, examples must be along {place} of every trained layer's input, each in its "
-        "own row; grad_sample_mode='vmap' has no such limits"
-    )
-
-
-def of_rows(message: str, *, mixed: bool = False) -> ValueError:
-    """Return an error about rows that are not examples, which `is_of_rows` recognises.
-
-    `mixed` is whether examples depend on each other.
-    """
-    error = ValueError(message)
-    setattr(error, _OF_ROWS, True)
-    setattr(error, _MIXED, mixed)
-    return error
-
-
-def does_mix(error: BaseException) -> bool:
-    """Whether an error says that the model mixes examples."""
-    return getattr(error, _MIXED, False)
-
-
-def is_of_rows(error: BaseException) -> bool:
-    """Whether an error is one of this package about rows, and not one of the model."""
-    return getattr(error, _OF_ROWS, False)
-
-
-def _trained(model: nn.Module, functorch: bool) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield ("layer" or "loose", module, label) for the modules that own trained parameters."""
-    seen: set[int] = set()
-
-    def walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
-        label = f"{name or 'the model'} ({type(module).__name__})"
-        children = [(f"{name}.{n}" if name else n, c) for n, c in module.named_children()]
-        if is_remade(module) and any(p.requires_grad for p in module.parameters()):
-            seen.update(map(id, module.modules()))
-            yield "layer", module, label
-        elif any(p.requires_grad for p in module.parameters(recurse=False)):
-            has_inner = any(p.requires_grad for _, c in children for p in c.parameters())
-            kind = "loose" if has_inner and not has_formula(module) else "layer"
-            yield kind, module, label
-        for n, child in children:
-            yield from walk(child, n)
-
-    yield from walk(model, "")

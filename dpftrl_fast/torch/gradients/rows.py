@@ -17,12 +17,11 @@ may begin to mix examples after some passes.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from opacus.layers.dp_rnn import DPRNNBase
@@ -31,25 +30,25 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.gradients.clipped_sums import add_clipped_, row_norms
-from dpftrl_fast.torch.gradients.hooks import (
-    HookGradients,
-    Layer,
-    advice,
-    is_of_rows,
-    of_rows,
-    one_tensor,
-    wrong_rows,
+from dpftrl_fast.torch.gradients.compared import (
+    OTHERS,
+    ROUNDING,
+    ROUNDING_OF_HALVES,
+    GradientsOfRows,
+    Trial,
+    apart,
+    check_outputs,
+    check_sums,
+    same,
+    same_rows,
 )
+from dpftrl_fast.torch.gradients.hooked_layers import Layer, one_tensor
+from dpftrl_fast.torch.gradients.hooks import HookGradients
 from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
+from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, of_rows, wrong_rows
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
-
-# Rounding errors allowed in an activation and in a gradient, relative to the largest of a tensor.
-# Products in float32 may have the precision of half of it (TF32).
-_ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
-_ROUNDING_OF_HALVES = (0.05, 0.1)
 
 # Most rows of a trial are this share of those of the pass, but these at least.
 _SHARE, _LEAST = 8, 4
@@ -198,7 +197,7 @@ class _Watch:
         second = self._run(self._places(rows, replaced, args, kwargs))
         alone = self._run((args, kwargs), gradients=True)
         for name, buffer in first.buffers.items():
-            if not _same(buffer, second.buffers[name]):
+            if not same(buffer, second.buffers[name]):
                 raise of_rows(
                     "the model must keep no statistics of the data in buffers, outside of the "
                     f"noise, got one: {name}",
@@ -207,8 +206,8 @@ class _Watch:
         self._find_shared(rows, first, alone)
         for layer, inputs in first.inputs.items():
             others = second.inputs.get(layer, [])
-            same = _same if layer.shared else _same_rows(kept)
-            if len(inputs) == len(others) and not all(map(same, inputs, others)):
+            alike = same if layer.shared else same_rows(kept)
+            if len(inputs) == len(others) and not all(map(alike, inputs, others)):
                 raise of_rows(
                     f"the model must treat each example apart, got an input of {layer.label} for "
                     f"one that depends on others: {advice(self._dim)}",
@@ -216,7 +215,7 @@ class _Watch:
                 )
         pairs = zip(first.outputs, second.outputs, strict=False)
         if len(first.outputs) == len(second.outputs) and not all(
-            _apart(a, b, rows + 1, kept, self._dim) for a, b in pairs
+            apart(a, b, rows + 1, kept, self._dim) for a, b in pairs
         ):
             raise of_rows(
                 "the model must treat each example apart, got an output for one that depends on "
@@ -225,7 +224,7 @@ class _Watch:
             )
         self._check_gradients(rows, args, kwargs, alone)
 
-    def _find_shared(self, rows: int, more: _Trial, alone: _Trial) -> None:
+    def _find_shared(self, rows: int, more: Trial, alone: Trial) -> None:
         """Find the layers whose input has no examples; refuse inputs with others than the rows."""
         for layer, inputs in more.inputs.items():
             fewer = alone.inputs.get(layer, [])
@@ -235,12 +234,13 @@ class _Watch:
             if len(kinds) > 1 or len(inputs) != len(fewer) or None in kinds:
                 wrong = next((x for x in inputs if not x.dim() or len(x) != rows + 1), inputs[0])
                 wrong = wrong.movedim(0, self._of(layer, wrong))
-                raise wrong_rows(layer, rows + 1, wrong, ", one of them added for a trial")
+                added = ", one of them added for a trial"
+                raise wrong_rows(layer.label, layer.dim, rows + 1, wrong, added)
             (kind,) = kinds
             layer.shared = None if kind == "rows" else kind
 
     def _check_gradients(
-        self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any], alone: _Trial
+        self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any], alone: Trial
     ) -> None:
         """Compare per-example gradients with autograd's, and between batches that share rows.
 
@@ -257,8 +257,8 @@ class _Watch:
                 loose.ones = ones
             try:
                 first = self._gradients(rows, (args, kwargs), kept)
-                _check_outputs(first, alone)
-                _check_sums(first, alone, self._trained)
+                check_outputs(first, alone)
+                check_sums(first, alone, self._trained)
                 break
             except ValueError:
                 if ones == tries[-1]:
@@ -270,7 +270,7 @@ class _Watch:
         sizes = {name: float(n[0].nan_to_num(0.0).max()) for name, n in first.numbers.items()}
         largest = max(sizes.values(), default=0.0)
         for name in {*first.numbers} & {*second.numbers}:
-            rounding = _ROUNDING.get(first.dtypes[name], _ROUNDING_OF_HALVES)[0]
+            rounding = ROUNDING.get(first.dtypes[name], ROUNDING_OF_HALVES)[0]
             allowed = rounding * (sizes[name] + 0.1 * largest)
             pair = first.numbers[name], second.numbers[name]
             if not torch.allclose(*pair, rounding, allowed, equal_nan=True):
@@ -282,14 +282,14 @@ class _Watch:
 
     def _gradients(
         self, rows: int, given: Any, kept: Tensor, changed: list[int] | None = None
-    ) -> _Gradients:
+    ) -> GradientsOfRows:
         """Return what there is to compare of the per-example gradients of a pass.
 
         Outputs of the `changed` rows have other weights.
         """
         hooks, model = self._hooks, self._model
         names = {id(p): name for name, p in model.named_parameters()}
-        found = _Gradients([], {}, {}, {}, {})
+        found = GradientsOfRows([], {}, {}, {}, {})
         with _unchanged(model), hooks.captured(rows):
             args, kwargs = tree_map(_copied, given)
             try:
@@ -307,7 +307,7 @@ class _Watch:
             found.outputs.extend(_backward(outputs, rows, changed))
             for p in hooks.sums.parameters:
                 if p.grad is not None:
-                    raise of_rows(_OTHERS.format(name=names[id(p)]))
+                    raise of_rows(OTHERS.format(name=names[id(p)]))
             start = 0
             for samples in hooks.chunks(rows):
                 count = max(len(x) for x in samples if x is not None)
@@ -318,7 +318,7 @@ class _Watch:
                 start += count
         return found
 
-    def _run(self, given: Any, *, gradients: bool = False) -> _Trial:
+    def _run(self, given: Any, *, gradients: bool = False) -> Trial:
         """Run the model without hooks on what is given, and its backward pass if told so."""
         model, seen = self._model, dict[Layer, list[Tensor]]()
 
@@ -348,7 +348,7 @@ class _Watch:
                     if p.grad is not None:
                         totals[name] = p.grad
                 self._hooks.settle()
-        return _Trial(seen, found, buffers, totals)
+        return Trial(seen, found, buffers, totals)
 
     def _of(self, layer: Layer, x: Tensor) -> int:
         return layer.dim if x.dim() > layer.dim else 0
@@ -373,91 +373,6 @@ class _Watch:
             )
         at = torch.tensor(places, device=x.device)
         return x.index_select(dims[0], at) if dims else x
-
-
-class _Trial(NamedTuple):
-    inputs: dict[Layer, list[Tensor]]
-    outputs: list[Tensor]
-    buffers: dict[str, Tensor]
-    gradients: dict[str, Tensor]
-
-
-class _Gradients(NamedTuple):
-    """Per-example gradients of a pass, by parameter: sums, and numbers of the rows that are kept.
-
-    The numbers, of shape (3, rows), are the norm, the sum, and that of half of the coordinates.
-    `sizes` are no less than the sum of the absolute values in any coordinate.
-    """
-
-    outputs: list[Tensor]
-    totals: dict[str, Tensor]
-    sizes: dict[str, float]
-    numbers: dict[str, Tensor]
-    dtypes: dict[str, torch.dtype]
-
-    def add(self, name: str, sample: Tensor, kept: Tensor) -> None:
-        """Add the gradients of some rows."""
-        sample = sample.detach()
-        total = self.totals.get(name)
-        if total is None:
-            total = sample.new_zeros(sample.shape[1:], dtype=torch.float64)
-            self.totals[name] = total
-        ones = torch.ones(len(sample), dtype=torch.float64, device=sample.device)
-        add_clipped_(total, sample, ones)
-        flat = sample.flatten(1)
-        largest = torch.linalg.vector_norm(flat, math.inf, dim=1) if flat.numel() else ones * 0
-        self.sizes[name] = self.sizes.get(name, 0.0) + float(largest.sum())
-        flat = flat[kept.to(sample.device)] if len(kept) < len(flat) else flat
-        scale = max(1, flat.shape[1]) ** -0.5
-        half = flat[:, : flat.shape[1] // 2]
-        numbers = torch.stack(
-            [row_norms(flat), flat.sum(1).double() * scale, half.sum(1).double() * scale]
-        )
-        before = self.numbers.get(name)
-        self.numbers[name] = numbers if before is None else torch.cat([before, numbers], 1)
-        self.dtypes[name] = sample.dtype
-
-
-_OTHERS = (
-    "the per-example gradients of {name} must add up to its gradient, got others: it is used "
-    "outside of its layer too, or the formula for the layer is wrong; grad_sample_mode='vmap' has "
-    "no such limits"
-)
-
-
-def _check_outputs(found: _Gradients, alone: _Trial) -> None:
-    """Refuse a model that computes something else where examples have their own positions."""
-    same = len(found.outputs) == len(alone.outputs) and all(
-        a.shape == b.shape and _same(a, b)
-        for a, b in zip(found.outputs, alone.outputs, strict=True)
-    )
-    if not same:
-        raise of_rows(
-            "the model must compute the same where each example has its own copy of what all "
-            "share (positions, tokens), got other outputs: grad_sample_mode='vmap' has no such "
-            "limits"
-        )
-
-
-def _check_sums(found: _Gradients, alone: _Trial, trained: set[str]) -> None:
-    """Refuse parameters whose examples' gradients have another sum than autograd's gradient.
-
-    Rounding is allowed for, and values that are not finite have no sum.
-    """
-    sizes = found.sizes
-    largest = max(sizes.values(), default=0.0)
-    if not math.isfinite(largest):
-        return
-    for name, total in alone.gradients.items():
-        if name not in trained:
-            continue
-        if name not in found.totals:
-            raise of_rows(_OTHERS.format(name=name))
-        rounding = _ROUNDING.get(found.dtypes[name], _ROUNDING_OF_HALVES)[1]
-        away = (found.totals[name] - total.double()).abs()
-        # A gradient that is 0 but for rounding is measured by those beside it.
-        if away.numel() and float(away.max()) > rounding * (sizes[name] + 0.1 * largest):
-            raise of_rows(_OTHERS.format(name=name))
 
 
 def _backward(outputs: Any, rows: int, changed: list[int] | None) -> list[Tensor]:
@@ -533,31 +448,6 @@ def _check_packing(label: str, layer: nn.Module, args: Any, kwargs: Any) -> None
             f"{label} must get sequences packed in the order of their examples, got them sorted: "
             "let the loader's collate_fn sort a batch by length, and pack with enforce_sorted=True"
         )
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return True  # padded to other lengths, which tells nothing
-    if not a.dtype.is_floating_point:
-        return torch.equal(a, b)
-    size = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
-    rounding = _ROUNDING.get(a.dtype, _ROUNDING_OF_HALVES)[0]
-    return torch.allclose(a, b, rtol=rounding, atol=rounding * size, equal_nan=True)
-
-
-def _same_rows(kept: Tensor) -> Callable[[Tensor, Tensor], bool]:
-    def same(a: Tensor, b: Tensor) -> bool:
-        rows = kept[kept < min(len(a), len(b))].to(a.device)
-        return _same(a[rows], b[rows])
-
-    return same
-
-
-def _apart(a: Tensor, b: Tensor, rows: int, kept: Tensor, first: int) -> bool:
-    """Whether an output has a dimension of examples along which those kept are the same."""
-    dims = [dim for dim in (first, 1 - first) if a.dim() > dim and a.shape[dim] == rows]
-    same = _same_rows(kept)
-    return not dims or any(same(a.movedim(dim, 0), b.movedim(dim, 0)) for dim in dims)
 
 
 def _copied(x: Any) -> Any:

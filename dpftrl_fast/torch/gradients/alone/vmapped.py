@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.gradients.example_passes import Chunk, ExamplePasses
-from dpftrl_fast.torch.gradients.example_trees import Rows, put_together, taken_apart
+from dpftrl_fast.torch.gradients.alone.example_passes import Chunk, ExamplePasses
+from dpftrl_fast.torch.gradients.alone.example_trees import Rows, put_together, taken_apart
+from dpftrl_fast.torch.gradients.alone.held import nothing_kept, refuse_held
+from dpftrl_fast.torch.gradients.alone.rows_of_outputs import joined, rows_of_outputs
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
-from dpftrl_fast.torch.gradients.held import nothing_kept, refuse_held
 from dpftrl_fast.torch.gradients.layers import check_layers
 from dpftrl_fast.torch.gradients.owned import owned_names
-from dpftrl_fast.torch.gradients.rows_of_outputs import joined, rows_of_outputs
 
 Loss = Callable[[Any, Any], Tensor]
 

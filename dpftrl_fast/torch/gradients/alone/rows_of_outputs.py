@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dpftrl_fast.torch.gradients.example_trees import Rows, taken_apart
+from dpftrl_fast.torch.gradients.alone.example_trees import Rows, taken_apart
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 
