@@ -24,9 +24,12 @@ SAYS = {
     "private_torch.py": "epsilon of the run: 8.000 at delta 1e-06",
     "sgd_with_residuals.py": "epsilon 2.000",
     "shards.py": "the same bits: True",
+    "trainer_run.py": "8 steps, of which the ledger has 8\nepsilon of the run: 8.000 at delta 1e-05",
 }
 #: Of the examples that take any: small settings.
 ARGUMENTS = {"images.py": ["1", "2000"], "mechanisms.py": ["memory.png", "20", "3"]}
+#: Packages that no part of this one needs.
+TOOLS = {"trainer_run.py": ["transformers", "accelerate"]}
 #: Examples that start processes of their own.
 WITH_CHILDREN = {"shards.py"}
 
@@ -58,6 +61,8 @@ def test_example(
 ) -> None:
     if path.name == "images.py" and not FASHION_MNIST_FOLDER.exists():
         pytest.skip("needs the Debian package dataset-fashion-mnist")
+    for tool in TOOLS.get(path.name, []):
+        pytest.importorskip(tool)
     # From another folder: the installed package is meant, not the sources beside examples/.
     if path.name in WITH_CHILDREN:
         done = subprocess.run(
