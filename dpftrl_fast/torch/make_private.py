@@ -23,6 +23,7 @@ from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
+from dpftrl_fast.torch.frameworks.accelerate import plain_loader, plain_optimizer
 from dpftrl_fast.torch.given import (
     check_optimizer,
     check_plain,
@@ -242,6 +243,7 @@ def make_private(
     order = Order({}, None)
     try:
         mode = check_mode(grad_sample_mode)
+        optimizer, data_loader = plain_optimizer(optimizer), plain_loader(data_loader)
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a Module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):

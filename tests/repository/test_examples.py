@@ -19,6 +19,7 @@ SAYS = {
     "daily_counts.py": "epsilon 1 at delta 1e-09",
     "epochs.py": "epsilon 8 at delta 1e-06",
     "images.py": "epsilon of the run: 8.000 at delta 1e-05",
+    "lightning_run.py": "60 steps, of which the ledger has 60\nepsilon of the run: 8.000 at",
     "mechanisms.py": "no mechanism has a smaller rms than",
     "out_of_core.py": "the model of the rows in memory: True",
     "private_torch.py": "epsilon of the run: 8.000 at delta 1e-06",
@@ -29,7 +30,7 @@ SAYS = {
 #: Of the examples that take any: small settings.
 ARGUMENTS = {"images.py": ["1", "2000"], "mechanisms.py": ["memory.png", "20", "3"]}
 #: Packages that no part of this one needs.
-TOOLS = {"trainer_run.py": ["transformers", "accelerate"]}
+TOOLS = {"lightning_run.py": ["lightning"], "trainer_run.py": ["transformers", "accelerate"]}
 #: Examples that start processes of their own.
 WITH_CHILDREN = {"shards.py"}
 

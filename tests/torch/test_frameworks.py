@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpftrl_fast.torch import make_private
-from dpftrl_fast.torch.frameworks import make_trainer_private
+from dpftrl_fast.torch.frameworks import lightning_callback, make_trainer_private
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the tools, among themselves
 
@@ -76,9 +76,7 @@ def trainer_of(folder: Path, network: nn.Module | None = None, **changes: Any) -
     }
     model = Network() if network is None else network
     args = transformers.TrainingArguments(str(folder), **settings)
-    return transformers.Trainer(
-        model, args, train_dataset=Rows(), optimizers=(sgd(model), None)
-    )
+    return transformers.Trainer(model, args, train_dataset=Rows(), optimizers=(sgd(model), None))
 
 
 def by_hand(**changes: Any) -> Tensor:
@@ -159,3 +157,235 @@ def test_what_the_trainer_decides_is_not_given(tmp_path: Path) -> None:
         make_trainer_private(trainer_of(tmp_path), grad_sample_mode="vmap", **BUDGET)
     with pytest.raises(TypeError, match="trainer must be a transformers Trainer, got Linear"):
         make_trainer_private(nn.Linear(1, 1), **BUDGET)
+
+
+# ---- Lightning ----
+
+INPUTS = torch.arange(30.0).reshape(10, 3) / 10
+DATA = TensorDataset(INPUTS, INPUTS.sum(1))
+
+
+def adam_with_schedule(module: nn.Module) -> Any:
+    adam = torch.optim.Adam(module.parameters(), 0.1)
+    return [adam], [torch.optim.lr_scheduler.StepLR(adam, 1, 0.5)]
+
+
+def module_of(configure: Callable[[nn.Module], Any] = sgd, *, call: str = "layer") -> Any:
+    """A LightningModule whose step calls its network, itself, or two networks."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(3, 1)
+            self.automatic_optimization = call != "by hand"
+            self.passes = 0
+            if call.startswith("two"):
+                self.other = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.layer(x)
+            return found + self.other(x) if call.startswith("two") else found
+
+        def training_step(self, batch: list[Tensor], place: int) -> Tensor | None:
+            self.passes += 1
+            x, y = batch
+            found = self(x) if call.endswith("self") else self.layer(x)
+            if call == "two":
+                found = found + self.other(x)
+            loss = nn.functional.mse_loss(found[:, 0], y)
+            if call != "by hand":
+                return loss
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return None
+
+        def configure_optimizers(self) -> Any:
+            return configure(self)
+
+    return Module()
+
+
+def lightning_trainer(folder: Path, callback: Any, **changes: Any) -> Any:
+    lightning = pytest.importorskip("lightning.pytorch")
+    settings = {
+        "max_epochs": EPOCHS,
+        "callbacks": [callback],
+        "default_root_dir": folder,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        **changes,
+    }
+    return lightning.Trainer(**settings)
+
+
+def callback_of(**changes: Any) -> Any:
+    pytest.importorskip("lightning.pytorch")
+    return lightning_callback(DataLoader(DATA, BATCH), epochs=EPOCHS, **{**BUDGET, **changes})
+
+
+def weights_by_hand(configure: Callable[[nn.Module], Any] = sgd) -> Tensor:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 1)
+    found = configure(layer)
+    optimizer, schedulers = (
+        (found, []) if isinstance(found, torch.optim.SGD) else (found[0][0], found[1])
+    )
+    private = make_private(
+        layer, optimizer, DataLoader(DATA, BATCH), epochs=EPOCHS, order_seed=1, key=KEY, **BUDGET
+    )
+    for _ in range(EPOCHS):
+        for x, y in private.data_loader.batches():
+            nn.functional.mse_loss(layer(x)[:, 0], y).backward()
+            private.optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    return layer.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("configure", "call"),
+    [(sgd, "layer"), (sgd, "self"), (sgd, "by hand"), (adam_with_schedule, "layer")],
+    ids=["network", "module", "manual optimisation", "Adam with a schedule"],
+)
+def test_a_fit_has_the_bits_of_a_loop(tmp_path: Path, configure: Any, call: str) -> None:
+    callback, module = callback_of(order_seed=1, key=KEY), module_of(configure, call=call)
+    trainer = lightning_trainer(tmp_path, callback)
+    trainer.fit(module, callback.batches)
+    assert torch.equal(module.layer.weight, weights_by_hand(configure))
+    assert trainer.global_step == callback.ledger.steps_taken == module.passes == 4
+    assert callback.ledger.epsilon_spent() == callback.private.data_loader.plan.epsilon(1e-5)
+    assert without_key(tmp_path)
+
+
+def test_a_fit_does_not_resume_from_a_checkpoint_without_key(tmp_path: Path) -> None:
+    callback = callback_of()
+    lightning_trainer(tmp_path, callback).fit(module_of(), callback.batches)
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    callback = callback_of()
+    trainer = lightning_trainer(tmp_path, callback)
+    with pytest.raises(ValueError, match=r"resume the run from its folder \(TrainingRun\)"):
+        trainer.fit(module_of(), callback.batches, ckpt_path=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accumulate_grad_batches": 2}, "must be 1, since a step"),
+        ({"gradient_clip_val": 0.5}, "gradient_clip_val must be left out, got 0.5"),
+        ({"max_epochs": 3}, r"for the 2 whole epochs .*got max_epochs=3"),
+        ({"max_steps": 3}, r"no limits of steps or batches\), got .*max_steps=3"),
+        ({"limit_train_batches": 1}, "no limits of steps or batches.*limit_train_batches=1"),
+        ({"fast_dev_run": True}, "no limits of steps or batches"),
+    ],
+)
+def test_a_lightning_trainer_with_other_steps_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    module, callback = module_of(), callback_of()
+    with pytest.raises(ValueError, match=message):
+        lightning_trainer(tmp_path, callback, **changes).fit(module, callback.batches)
+    trainer = lightning_trainer(tmp_path, callback, max_steps=4)
+    trainer.fit(module, callback.batches)
+    assert trainer.global_step == callback.ledger.steps_taken == 4
+
+
+def test_a_fit_without_the_batches_of_the_callback_is_refused(tmp_path: Path) -> None:
+    callback = callback_of()
+    with pytest.raises(ValueError, match=r"trainer.fit\(module, callback.batches\)"):
+        lightning_trainer(tmp_path, callback).fit(module_of(), DataLoader(DATA, BATCH))
+    assert callback.ledger.steps_taken == 0
+    with pytest.raises(ValueError, match="a callback is for one trainer.fit"):
+        lightning_trainer(tmp_path, callback).fit(module_of(), callback.batches)
+
+
+def test_a_module_after_a_fit_that_was_refused(tmp_path: Path) -> None:
+    """Its optimiser is made private by the callback that is in use, and by no other."""
+    module, wrong, right = (
+        module_of(),
+        callback_of(clip_norm=-1.0),
+        callback_of(order_seed=1, key=KEY),
+    )
+    with pytest.raises(ValueError, match="clip_norm must be"):
+        lightning_trainer(tmp_path, wrong).fit(module, wrong.batches)
+    lightning_trainer(tmp_path, right).fit(module, right.batches)
+    assert torch.equal(module.layer.weight, weights_by_hand())
+
+
+def test_optimisers_that_cannot_be_made_private(tmp_path: Path) -> None:
+    def scheduled(module: nn.Module) -> Any:
+        made = sgd(module)
+        return {"optimizer": made, "lr_scheduler": torch.optim.lr_scheduler.StepLR(made, 1)}
+
+    callback = callback_of()
+    with pytest.raises(ValueError, match="give keep_optimizer=True"):
+        lightning_trainer(tmp_path, callback).fit(module_of(scheduled), callback.batches)
+    callback = callback_of(keep_optimizer=True)
+    lightning_trainer(tmp_path, callback).fit(module_of(scheduled), callback.batches)
+    assert callback.ledger.steps_taken == 4
+
+    def two(module: nn.Module) -> Any:
+        return [sgd(module), sgd(module)]
+
+    callback = callback_of()
+    with pytest.raises(ValueError, match="must return one optimiser"):
+        lightning_trainer(tmp_path, callback).fit(module_of(two), callback.batches)
+
+
+def test_a_step_of_two_networks_is_refused(tmp_path: Path) -> None:
+    callback = callback_of()
+    with pytest.raises(ValueError, match="expected a call of the model that was made private"):
+        lightning_trainer(tmp_path, callback).fit(module_of(call="two"), callback.batches)
+    callback = callback_of()
+    lightning_trainer(tmp_path, callback).fit(module_of(call="two by self"), callback.batches)
+    assert callback.ledger.steps_taken == 4
+
+
+def test_what_the_callback_has_before_a_fit() -> None:
+    callback = callback_of()
+    with pytest.raises(ValueError, match="made when trainer.fit begins"):
+        _ = callback.ledger
+    with pytest.raises(ValueError, match="'auto' takes each example alone"):
+        callback_of(grad_sample_mode="vmap")
+    assert (len(callback.batches), callback.batches.batch_size) == (2, BATCH)
+
+
+# ---- Accelerate ----
+
+
+def accelerated(**changes: Any) -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.Accelerator(cpu=True, **changes)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["DPFTRL", "kept"])
+@pytest.mark.parametrize("when", ["before", "after", "both"])
+def test_accelerate_prepares_in_any_order(tmp_path: Path, when: str, kept: bool) -> None:
+    accelerator = accelerated()
+    torch.manual_seed(0)
+    model: Any = nn.Linear(3, 1)
+    optimizer: Any = sgd(model)
+    loader: Any = DataLoader(DATA, BATCH)
+    if when != "after":
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    options = {**BUDGET, "order_seed": 1, "key": KEY, "keep_optimizer": kept}
+    private = make_private(model, optimizer, loader, epochs=EPOCHS, **options)
+    noise = private.noise
+    model, optimizer, loader, ledger = private
+    if when != "before":
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(EPOCHS):
+        for x, y in loader.batches():
+            accelerator.backward(nn.functional.mse_loss(model(x)[:, 0], y))
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = weights_by_hand(lambda m: sgd(m))
+    assert torch.allclose(model.weight, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.weight, expected) or kept
+    assert ledger.steps_taken == 4
+    accelerator.save_state(str(tmp_path))
+    assert without_key(tmp_path)
+    assert noise.state_dict(secrets=True)["noise"]["key"] in (KEY, KEY.hex())

@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -39,7 +40,7 @@ class PrivateFit:
 
     @property
     def private(self) -> PrivateTraining:
-        """The module, its optimiser, loader and ledger, from the beginning of ``trainer.fit``."""
+        """The network, its optimiser, loader and ledger, from the beginning of ``trainer.fit``."""
         if self._made is None:
             raise ValueError(
                 "the private training is made when trainer.fit begins, got none yet: use it after"
@@ -111,20 +112,19 @@ class PrivateFit:
                 "configure_optimizers: give keep_optimizer=True, with the same noise and epsilon"
             )
         made = make_private(
-            module, optimizer, self._given, epochs=self._epochs, **self._arguments
+            _network(module), optimizer, self._given, epochs=self._epochs, **self._arguments
         )
         _take_closures(made.optimizer)
         self._made = made
         return replaced(made.optimizer)
 
 
-def lightning_callback(
-    data_loader: DataLoader[Any], *, epochs: int, **arguments: Any
-) -> Any:
+def lightning_callback(data_loader: DataLoader[Any], *, epochs: int, **arguments: Any) -> Any:
     """Return a callback that makes a fit of Lightning private.
 
     The module does not change: its optimiser is made private, and its loss is a mean over the
-    batch, as usual::
+    batch, as usual. Its training step must call one network: the attribute that has all parameters,
+    or else the module itself, ``self(x)``::
 
         private = lightning_callback(
             DataLoader(data, batch_size=250), epochs=5, epsilon=8.0, delta=1e-6, clip_norm=1.0
@@ -176,6 +176,18 @@ def lightning_callback(
     base = importlib.import_module("lightning.pytorch" if found else "pytorch_lightning").Callback
     kind: Callable[..., Any] = type("PrivateFitCallback", (PrivateFit, base), {})
     return kind(data_loader, epochs, arguments)
+
+
+def _network(module: nn.Module) -> nn.Module:
+    """Return the part that has all parameters, since steps may call it; or else the module.
+
+    A call of the module that calls this part is a call of it too.
+    """
+    parts = [part for part in module.children() if next(part.parameters(), None) is not None]
+    own = next(module.parameters(recurse=False), None)
+    if own is not None or len(parts) != 1 or isinstance(parts[0], (nn.ModuleList, nn.ModuleDict)):
+        return module
+    return parts[0]
 
 
 def _take_closures(optimizer: Optimizer) -> None:
