@@ -44,6 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
+        enable_model_summary=False,
     )
     trainer.fit(module, private.batches)
 accuracy = (module.layers(unseen).argmax(1) == (unseen[:, 0] > 0)).float().mean()

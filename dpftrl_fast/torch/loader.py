@@ -231,7 +231,7 @@ class FixedOrderLoader:
         return (piece for pieces in batches for piece in pieces)
 
     def batches(self) -> Batches:
-        """Return an object whose iterations yield batches alone: ``for x, y in loader.batches()``."""
+        """Return what yields the batches alone: ``for x, y in loader.batches()``."""
         return Batches(self)
 
     def in_pieces(self, rows: int) -> Iterator[Iterator[tuple[Ints, Any]]]:

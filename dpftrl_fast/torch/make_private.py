@@ -23,7 +23,6 @@ from dpftrl_fast.plan.epoch_order import steps_per_epoch
 from dpftrl_fast.plan.from_budget import participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
-from dpftrl_fast.torch.frameworks.accelerate import plain_loader, plain_optimizer
 from dpftrl_fast.torch.given import (
     check_optimizer,
     check_plain,
@@ -40,6 +39,7 @@ from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.prepared import plain_loader, plain_optimizer
 from dpftrl_fast.torch.public_state import keep_position
 from dpftrl_fast.torch.residual import ResidualNoise
 from dpftrl_fast.torch.same_data import check_same_examples, examples_hash

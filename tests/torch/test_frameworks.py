@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from dpftrl_fast.torch import make_private
+from dpftrl_fast.torch import TrainingRun, make_private
 from dpftrl_fast.torch.frameworks import lightning_callback, make_trainer_private
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the tools, among themselves
@@ -49,7 +50,7 @@ class Network(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(3, 1)
-        #: Whether a loss of the batch's tokens was asked for, as language models of transformers do.
+        #: What each call was told of the batch's tokens.
         self.counts: list[Any] = []
 
     def forward(self, x: Tensor, labels: Tensor, **others: Any) -> dict[str, Tensor]:
@@ -298,7 +299,7 @@ def test_a_fit_without_the_batches_of_the_callback_is_refused(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"trainer.fit\(module, callback.batches\)"):
         lightning_trainer(tmp_path, callback).fit(module_of(), DataLoader(DATA, BATCH))
     assert callback.ledger.steps_taken == 0
-    with pytest.raises(ValueError, match="a callback is for one trainer.fit"):
+    with pytest.raises(ValueError, match=r"a callback is for one trainer\.fit"):
         lightning_trainer(tmp_path, callback).fit(module_of(), callback.batches)
 
 
@@ -346,7 +347,7 @@ def test_a_step_of_two_networks_is_refused(tmp_path: Path) -> None:
 
 def test_what_the_callback_has_before_a_fit() -> None:
     callback = callback_of()
-    with pytest.raises(ValueError, match="made when trainer.fit begins"):
+    with pytest.raises(ValueError, match=r"made when trainer\.fit begins"):
         _ = callback.ledger
     with pytest.raises(ValueError, match="'auto' takes each example alone"):
         callback_of(grad_sample_mode="vmap")
@@ -356,14 +357,25 @@ def test_what_the_callback_has_before_a_fit() -> None:
 # ---- Accelerate ----
 
 
-def accelerated(**changes: Any) -> Any:
+@pytest.fixture
+def accelerated() -> Iterator[Callable[..., Any]]:
+    """Make an `Accelerator`; what all of a process share is as it was afterwards."""
     accelerate = pytest.importorskip("accelerate")
-    return accelerate.Accelerator(cpu=True, **changes)
+
+    def reset() -> None:
+        accelerate.state.AcceleratorState._reset_state(True)
+        accelerate.state.GradientState._reset_state()
+
+    reset()
+    yield functools.partial(accelerate.Accelerator, cpu=True)
+    reset()
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["DPFTRL", "kept"])
 @pytest.mark.parametrize("when", ["before", "after", "both"])
-def test_accelerate_prepares_in_any_order(tmp_path: Path, when: str, kept: bool) -> None:
+def test_accelerate_prepares_in_any_order(
+    tmp_path: Path, accelerated: Callable[..., Any], when: str, kept: bool
+) -> None:
     accelerator = accelerated()
     torch.manual_seed(0)
     model: Any = nn.Linear(3, 1)
@@ -388,4 +400,58 @@ def test_accelerate_prepares_in_any_order(tmp_path: Path, when: str, kept: bool)
     assert ledger.steps_taken == 4
     accelerator.save_state(str(tmp_path))
     assert without_key(tmp_path)
-    assert noise.state_dict(secrets=True)["noise"]["key"] in (KEY, KEY.hex())
+    torch.save(noise.state_dict(secrets=True), tmp_path / "secret.pt")
+    assert not without_key(tmp_path)
+
+
+def prepared(accelerator: Any, **loading: Any) -> tuple[Any, Any, Any]:
+    model = nn.Linear(3, 1)
+    loader = DataLoader(DATA, BATCH, **loading)
+    found: tuple[Any, Any, Any] = accelerator.prepare(model, sgd(model), loader)
+    return found
+
+
+def test_accelerate_with_other_steps_is_refused(accelerated: Callable[..., Any]) -> None:
+    made = prepared(accelerated(gradient_accumulation_steps=2))
+    with pytest.raises(ValueError, match=r"must be 1.*got 2: .*in pieces \(loader.in_pieces\)"):
+        make_private(*made, epochs=EPOCHS, **BUDGET)
+
+
+def test_accelerate_with_a_scaler_or_a_shuffle_is_refused(accelerated: Callable[..., Any]) -> None:
+    accelerator = accelerated()
+    model, optimizer, loader = prepared(accelerator)
+    optimizer.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="must be 'bf16' or 'no' for private training"):
+        make_private(model, optimizer, loader, epochs=EPOCHS, **BUDGET)
+    optimizer.scaler = None
+    with pytest.raises(ValueError, match=r"must not shuffle or sample .*got \w*RandomSampler"):
+        make_private(
+            model, optimizer, prepared(accelerator, shuffle=True)[2], epochs=EPOCHS, **BUDGET
+        )
+    private = make_private(model, optimizer, loader, epochs=EPOCHS, **BUDGET)
+    for pieces in private.data_loader.in_pieces(2):
+        for _, (x, y) in pieces:
+            accelerator.backward(nn.functional.mse_loss(model(x)[:, 0], y))
+        private.optimizer.step()
+    assert private.ledger.steps_taken == 2
+
+
+def test_a_run_in_a_folder_resumes_with_accelerate(
+    tmp_path: Path, accelerated: Callable[..., Any]
+) -> None:
+    expected = weights_by_hand()
+    for epoch in range(EPOCHS):  # each in a program of its own
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        options = {**BUDGET, "order_seed": 1, "key": KEY}
+        loader = DataLoader(DATA, BATCH)
+        private = make_private(model, sgd(model), loader, epochs=EPOCHS, **options)
+        with TrainingRun(tmp_path / "run", model, private.optimizer, private.data_loader) as run:
+            accelerator = accelerated()
+            model, optimizer = accelerator.prepare(model, private.optimizer)
+            assert private.data_loader.epoch == epoch
+            for _, (x, y) in run:
+                accelerator.backward(nn.functional.mse_loss(model(x)[:, 0], y))
+                optimizer.step()
+    assert torch.equal(model.weight, expected)
+    assert private.ledger.steps_taken == 4

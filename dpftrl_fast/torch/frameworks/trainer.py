@@ -96,7 +96,7 @@ def _loader(given: Any, args: Any) -> DataLoader[Any]:
             "the trainer must choose its batches at random or in order, since the order is part of "
             f"the plan, got {type(sampler).__name__}: leave out group_by_length and samplers"
         )
-    workers = {}
+    workers: dict[str, Any] = {}
     if given.num_workers:
         workers = {"prefetch_factor": given.prefetch_factor, "timeout": given.timeout}
     return DataLoader(

@@ -38,7 +38,9 @@ def plain_loader(given: Any) -> Any:
     batches = given.batch_sampler
     if type(batches) is not BatchSampler:
         return given
-    options = {"prefetch_factor": given.prefetch_factor} if given.num_workers else {}
+    options: dict[str, Any] = (
+        {"prefetch_factor": given.prefetch_factor} if given.num_workers else {}
+    )
     return DataLoader(
         given.dataset,
         batch_size=batches.batch_size,
