@@ -34,4 +34,6 @@ for _ in range(epochs):
 accuracy = (model(unseen.to(accelerator.device)).argmax(1).cpu() == (unseen[:, 0] > 0)).float()
 print(f"accuracy on test data {accuracy.mean():.2f}")
 print(f"{ledger.steps_taken} steps", end=", ")
-print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta 1e-05")
+replaced = ledger.epsilon_spent(neighbours="replace-one")
+print(f"epsilon of the run: {ledger.epsilon_spent():.3f} at delta 1e-05", end=" ")
+print(f"(replace-one {replaced:.3f})")

@@ -50,4 +50,6 @@ with tempfile.TemporaryDirectory() as folder:
 accuracy = (module.layers(unseen).argmax(1) == (unseen[:, 0] > 0)).float().mean()
 print(f"accuracy on test data {accuracy:.2f}")
 print(f"{trainer.global_step} steps, of which the ledger has {private.ledger.steps_taken}")
-print(f"epsilon of the run: {private.ledger.epsilon_spent():.3f} at delta 1e-05")
+replaced = private.ledger.epsilon_spent(neighbours="replace-one")
+print(f"epsilon of the run: {private.ledger.epsilon_spent():.3f} at delta 1e-05", end=" ")
+print(f"(replace-one {replaced:.3f})")

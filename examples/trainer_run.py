@@ -48,4 +48,6 @@ with tempfile.TemporaryDirectory() as folder:
     private = make_trainer_private(trainer, epsilon=8.0, delta=1e-5, clip_norm=1.0)
     trainer.train()
 print(f"{trainer.state.global_step} steps, of which the ledger has {private.ledger.steps_taken}")
-print(f"epsilon of the run: {private.ledger.epsilon_spent():.3f} at delta 1e-05")
+replaced = private.ledger.epsilon_spent(neighbours="replace-one")
+print(f"epsilon of the run: {private.ledger.epsilon_spent():.3f} at delta 1e-05", end=" ")
+print(f"(replace-one {replaced:.3f})")

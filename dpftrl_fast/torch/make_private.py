@@ -27,6 +27,8 @@ from dpftrl_fast.torch.given import (
     check_optimizer,
     check_plain,
     check_trained,
+    plain_loader,
+    plain_optimizer,
     refuse_steps,
     trained_parameters,
 )
@@ -39,7 +41,6 @@ from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
 from dpftrl_fast.torch.optimizer import DPFTRL
-from dpftrl_fast.torch.prepared import plain_loader, plain_optimizer
 from dpftrl_fast.torch.public_state import keep_position
 from dpftrl_fast.torch.residual import ResidualNoise
 from dpftrl_fast.torch.same_data import check_same_examples, examples_hash

@@ -23,7 +23,7 @@ from dpftrl_fast.torch.make_private import PrivateTraining, make_private
 
 
 class PrivateFit:
-    """What the callback of `lightning_callback` has and does.
+    """A private fit of Lightning: the part of the callback that is not Lightning's.
 
     Attributes
     ----------
