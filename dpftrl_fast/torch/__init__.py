@@ -9,7 +9,7 @@ which makes any other optimiser private.
 
 from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.fix_model import FixedModel, fix_model
-from dpftrl_fast.torch.gradients.per_example_loss import PerExampleLoss
+from dpftrl_fast.torch.gradients.loss.per_example_loss import PerExampleLoss
 from dpftrl_fast.torch.make_private import make_private
 from dpftrl_fast.torch.model_state import model_state_dict, unwrap
 from dpftrl_fast.torch.optimizer import DPFTRL

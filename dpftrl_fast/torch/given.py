@@ -23,6 +23,11 @@ def check_plain(model: nn.Module) -> None:
             f"model must be the network itself, got it in a {name}: give model.module, whose "
             "gradients the private optimiser adds up over all processes"
         )
+    if "_orig_mod" in model._modules:
+        raise ValueError(
+            f"model must be the network itself, got it compiled ({name}): give "
+            "dpftrl_fast.torch.unwrap(model), and compile what make_private returns"
+        )
     fully = "FullyShardedDataParallel"
     wrapped = any(type(layer).__name__ == fully for layer in model.modules())
     if wrapped or any(is_sharded(p) for p in model.parameters()):

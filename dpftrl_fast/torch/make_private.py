@@ -35,8 +35,8 @@ from dpftrl_fast.torch.given import (
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipped_sums import sum_dtype
 from dpftrl_fast.torch.gradients.clipping import Clipping, clipping_of
-from dpftrl_fast.torch.gradients.grad_sample import check_criterion
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, check_mode
+from dpftrl_fast.torch.gradients.loss.criterion import check_criterion
 from dpftrl_fast.torch.gradients.vmapped import VmapModule
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
@@ -205,8 +205,8 @@ def make_private(
 
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few
     steps (see `gradients.rows`): a model that does not treat the rows as separate examples is
-    refused. The loss is tried in the first backward pass (see `gradients.loss_trial`): one that
-    mixes examples is refused. Sums of clipped gradients get noise and are divided by B, also in a
+    refused. The loss is tried in the first backward pass (see `gradients.loss`): one that mixes
+    examples is refused. Sums of clipped gradients get noise and are divided by B, also in a
     smaller last batch.
 
     Examples

@@ -37,12 +37,10 @@ def made(group: Any, keep: bool, *, other_rows: bool = False, **options: Any) ->
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
     x, y = torch.randn(ROWS, 4), torch.randint(0, 3, (ROWS,))
-    if other_rows:
-        x = x + 0.1
     torch.manual_seed(dist.get_rank())  # dropout of each rank is its own
     optimizer = torch.optim.Adam(net.parameters(), 0.1)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    return make_private(
+    of = make_private(
         net,
         optimizer if keep else sgd,
         DataLoader(TensorDataset(x, y), batch_size=BATCH),
@@ -53,6 +51,9 @@ def made(group: Any, keep: bool, *, other_rows: bool = False, **options: Any) ->
         process_group=group,
         **options,
     )
+    if other_rows:  # after the comparison of the data
+        x.add_(0.1)
+    return of
 
 
 def steps(run: Any, of: PrivateTraining, last: int) -> None:

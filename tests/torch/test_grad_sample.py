@@ -22,12 +22,12 @@ from torch_cases import (
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
-from dpftrl_fast.torch.gradients.grad_sample import check_criterion
 from dpftrl_fast.torch.gradients.layers import (
     check_layers,
     check_mode,
     incompatible_layers,
 )
+from dpftrl_fast.torch.gradients.loss.criterion import check_criterion
 from dpftrl_fast.torch.gradients.rows import hook_gradients
 from dpftrl_fast.torch.gradients.vmapped import VmapModule
 

@@ -19,8 +19,8 @@ from torch_cases import accumulator, flat_sums, grads, one_by_one
 from dpftrl_fast.torch import PerExampleLoss, make_private
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
+from dpftrl_fast.torch.gradients.loss.trace import Traced
 from dpftrl_fast.torch.gradients.rows import hook_gradients
-from dpftrl_fast.torch.gradients.trace import Traced
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 

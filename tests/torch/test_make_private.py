@@ -373,7 +373,7 @@ def test_a_term_of_the_loss_that_passes_no_layer_is_refused() -> None:
         ({"source": data_loader(shuffle=True)}, ValueError, "RandomSampler"),
         ({"source": [1, 2]}, TypeError, "DataLoader"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, ValueError, "BatchNorm1d"),
-        ({"model": nn.LSTM(4, 3)}, ValueError, "LSTM"),
+        ({"model": nn.LSTM(4, 3), "grad_sample_mode": "hooks"}, ValueError, "LSTM"),
         ({"optimizer": lambda p, lr: None}, TypeError, "optimizer"),
         ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS"),
         ({"optimizer": torch.optim.SparseAdam}, ValueError, "SparseAdam"),
@@ -420,7 +420,11 @@ def test_a_term_of_the_loss_that_passes_no_layer_is_refused() -> None:
             ValueError,
             "as many participations",
         ),
-        ({"epsilon": 1.0, "chunk_size": 2}, ValueError, "chunk_size belongs to"),
+        (
+            {"epsilon": 1.0, "chunk_size": 2, "grad_sample_mode": "hooks"},
+            ValueError,
+            "chunk_size belongs to",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(

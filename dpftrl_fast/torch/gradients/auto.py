@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -118,4 +119,8 @@ def _own_forward(network: nn.Module) -> Any:
 
 
 def _tell(choice: str) -> None:
+    """Print the choice, on the first of several processes."""
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
+        return
     print(f"dpftrl_fast: grad_sample_mode={choice}", file=sys.stderr)

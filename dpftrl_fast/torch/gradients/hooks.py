@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.formulas import Formula, formula_of, has_formula
 from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, is_remade
-from dpftrl_fast.torch.gradients.loss_trial import LossTrial
+from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
 
 # Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
@@ -248,9 +247,11 @@ class HookGradients:
                 _Hook(self._before_model), with_kwargs=True, prepend=True
             )
         )
-        for name, module in model.named_modules():
-            if isinstance(module, _BatchNorm):
-                self.add_before(module, partial(_check_constant, name or "the model"))
+        self._norms = [
+            (name or "the model", module)
+            for name, module in model.named_modules()
+            if isinstance(module, _BatchNorm)
+        ]
 
     def add_before(self, module: nn.Module, call: Callable[..., Any]) -> None:
         """Call `call` with (module, args, kwargs) before passes of a module that are captured."""
@@ -310,6 +311,8 @@ class HookGradients:
             # Complete gradients belong to an earlier piece. Without any, this is one of several
             # forward passes that share a backward pass.
             rows = self.sums.rows_due
+            for name, norm in self._norms:
+                _check_constant(name, norm)
             self.sums.take()
             self._spent = 0 if self.sums.rows_due else rows
             if not self._spent and not self._is_right(args, kwargs):
@@ -355,13 +358,15 @@ class HookGradients:
         return None
 
     def _before_layer(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self._state is _State.OBSERVED:
-            self._tell(layer, args, kwargs)
-            return None
-        if not self.captures:
-            return None
         # Within a backward pass, a checkpoint runs its part of the forward pass again.
-        if not self._inside and torch._C._current_graph_task_id() == -1:
+        again = torch._C._current_graph_task_id() != -1
+        if self._state is _State.OBSERVED:
+            if not again:
+                self._tell(layer, args, kwargs)
+            return None
+        if not (self.captures and torch.is_grad_enabled()):
+            return None
+        if not (self._inside or again):
             raise ValueError(
                 f"expected a call of the model that was made private, got one of {layer.label} in "
                 "it: what the model does around its layers is tried in its own forward pass"
@@ -399,14 +404,12 @@ class HookGradients:
                 f"{layer.label} must return one tensor, got {type(output).__name__}: "
                 "grad_sample_mode='vmap' takes any"
             )
-        if not output.requires_grad:
-            output = _rooted(self._anchor, [output])
+        if output.grad_fn is None:
+            # It may be a leaf, made one by another hook for checkpoints.
+            output = _rooted(self._anchor, [_alias(output) if output.requires_grad else output])
         elif output._is_view() and layer.may_change:
-            alias = torch.empty_like(output.detach()[:0])
-            alias.set_(
-                output.untyped_storage(), output.storage_offset(), output.size(), output.stride()
-            )
-            output = _aliased(output, [alias])
+            output = _aliased(output, [_alias(output)])
+        assert output.grad_fn is not None
         waiting = _Waiting(self, layer, x.detach(), self._batch, output.output_nr)
         output.grad_fn.register_prehook(waiting)  # after hooks of the model on the output itself
         return output
@@ -597,6 +600,12 @@ class _Alias(torch.autograd.Function):
         return gradients[0], None
 
 
+def _alias(x: Tensor) -> Tensor:
+    """Return a tensor of its own with the memory of x."""
+    alias = torch.empty_like(x.detach()[:0])
+    return alias.set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
+
+
 _rooted: Callable[[Tensor, list[Tensor]], Tensor] = _Root.apply
 _aliased: Callable[[Tensor, list[Tensor]], Tensor] = _Alias.apply
 
@@ -638,7 +647,7 @@ def do_nothing(*given: Any) -> None:
     """Stand for a hook in a copy of a network."""
 
 
-def _check_constant(name: str, layer: _BatchNorm, args: Any, kwargs: Any) -> None:
+def _check_constant(name: str, layer: _BatchNorm) -> None:
     if not is_constant(layer):
         raise ValueError(
             f"{name} ({type(layer).__name__}) must stay in evaluation mode, in which examples do "

@@ -41,8 +41,8 @@ from dpftrl_fast.torch.gradients.hooks import (
     one_tensor,
     wrong_rows,
 )
-from dpftrl_fast.torch.gradients.loss_inside import losses_of
-from dpftrl_fast.torch.gradients.loss_trial import LossTrial
+from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of
+from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 

@@ -19,15 +19,14 @@ import zoo_plain
 import zoo_transformers
 from zoo import Case
 
-from dpftrl_fast.torch import fix_model
+from dpftrl_fast.torch import fix_model, unwrap
 
+COMPILED = "torch.compile before"
 CASES: dict[str, Case] = {**zoo_plain.CASES, **zoo_transformers.CASES, **zoo_images.CASES}
-# Wrapped: fix_model refuses it.
-NOT_FIXED = {"torch.compile before"}
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow) if case.slow else name
     for name, case in CASES.items()
-    if name not in NOT_FIXED
+    if name != COMPILED
 ]
 
 # What "auto" refuses without fix_model, and "hooks" with it. All else works.
@@ -46,8 +45,6 @@ REFUSED_BY_HOOKS = {
     "GPT-2, tied head": INSIDE,
     "Llama": INSIDE,
     "tied weight": "it is used outside of its layer too",
-    "checkpoints": ROWS,
-    "BERT, checkpoints": ROWS,
     "DeBERTa": ROWS,
     "T5": SHARED,
     "BART": "must get one tensor",
@@ -85,3 +82,11 @@ def test_fixed_by_hooks(name: str) -> None:
         assert result == "refused" and REFUSED_BY_HOOKS[name] in off, off
     else:
         assert result == "works", off
+
+
+@pytest.mark.parametrize("mode", ["auto", "hooks", "functorch", "vmap"])
+def test_what_is_compiled_before_is_handed_out_itself(mode: str) -> None:
+    result, off = zoo_cells.cell(CASES[COMPILED], mode)
+    assert result == "refused" and "must be the network itself, got it compiled" in off, off
+    result, off = zoo_cells.cell(CASES[COMPILED], mode, fix=unwrap)  # the remedy
+    assert result == "works", off

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpftrl_fast.torch.gradients.torch_calls import (
+from dpftrl_fast.torch.gradients.loss.torch_calls import (
     ARITHMETIC,
     FEW,
     READERS,

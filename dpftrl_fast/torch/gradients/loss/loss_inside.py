@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_map, tree_unflatten
 
-from dpftrl_fast.torch.gradients.loss_variants import (
+from dpftrl_fast.torch.gradients.loss.loss_variants import (
     IGNORED,
     Rows,
     changed_rows,
@@ -25,7 +25,7 @@ from dpftrl_fast.torch.gradients.loss_variants import (
     rows_of,
     same_rows,
 )
-from dpftrl_fast.torch.gradients.torch_calls import tensors
+from dpftrl_fast.torch.gradients.loss.torch_calls import tensors
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 _Gradients = list[tuple[Tensor, Rows]]

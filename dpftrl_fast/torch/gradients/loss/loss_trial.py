@@ -5,8 +5,8 @@ A loss can mix examples that the model keeps apart: a mean over the targets that
 mean with class weights, a masked mean, a contrastive loss. One example then changes the gradients
 of all others, and clipping bounds nothing. So the loss is tried once, in the user's own first
 backward pass: between the batch, the model's output and ``backward()`` the functions of torch are
-recorded (`gradients.trace`), and run again on other values. When the gradient of the loss has come
-to the model's output, and before it enters the model, the record must give
+recorded (`loss.trace`), and run again on other values. When the gradient of the loss has come to
+the model's output, and before it enters the model, the record must give
 
 - the gradient that came, from the values that were: otherwise it is not complete, and a warning
   says that the loss was not tried;
@@ -35,11 +35,17 @@ from torch.utils.hooks import RemovableHandle
 
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.gradients.loss_inside import losses_of, mixes_inside
-from dpftrl_fast.torch.gradients.loss_variants import Values, Variants, chosen, rounding, same_rows
+from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of, mixes_inside
+from dpftrl_fast.torch.gradients.loss.loss_variants import (
+    Values,
+    Variants,
+    chosen,
+    rounding,
+    same_rows,
+)
+from dpftrl_fast.torch.gradients.loss.torch_calls import Call, tensors
+from dpftrl_fast.torch.gradients.loss.trace import Record
 from dpftrl_fast.torch.gradients.recheck import made_up
-from dpftrl_fast.torch.gradients.torch_calls import Call, tensors
-from dpftrl_fast.torch.gradients.trace import Record
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 _REMEDY = (

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpftrl_fast.torch.gradients.torch_calls import is_comparison
-from dpftrl_fast.torch.gradients.trace import Leaf, Record
+from dpftrl_fast.torch.gradients.loss.torch_calls import is_comparison
+from dpftrl_fast.torch.gradients.loss.trace import Leaf, Record
 
 IGNORED = -100  # the target that losses of torch and of transformers leave out
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
