@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import BatchSampler, DataLoader
 
 from dpftrl_fast.torch.flat.tensors import is_sharded
 from dpftrl_fast.torch.optimizer import DPFTRL
@@ -87,3 +88,54 @@ def refuse_steps(optimizer: Optimizer) -> None:
         )
 
     optimizer.register_step_pre_hook(before)
+
+
+# ---- Objects that Accelerate has prepared ----
+
+
+def _is_of_accelerate(given: Any) -> bool:
+    """Whether an object is of a class of Accelerate."""
+    return type(given).__module__.partition(".")[0] == "accelerate"
+
+
+def plain_optimizer(given: Any) -> Any:
+    """Return the optimiser in a prepared one; any other object as it is."""
+    if not _is_of_accelerate(given) or not hasattr(given, "optimizer"):
+        return given
+    if given.scaler is not None:
+        raise ValueError(
+            "mixed_precision must be 'bf16' or 'no' for private training, got 'fp16': its "
+            "GradScaler skips steps by private values"
+        )
+    if given.gradient_state.num_steps != 1:
+        raise ValueError(
+            "gradient_accumulation_steps of the Accelerator must be 1, since a step is one batch "
+            f"of the plan, got {given.gradient_state.num_steps}: make the batch as large, and hand "
+            "it out in pieces (loader.in_pieces)"
+        )
+    return given.optimizer
+
+
+def plain_loader(given: Any) -> Any:
+    """Return the loader that was prepared, if it was for one process; any other as it is."""
+    if not _is_of_accelerate(given) or not isinstance(given, DataLoader):
+        return given
+    batches = given.batch_sampler
+    if type(batches) is not BatchSampler:
+        return given
+    options: dict[str, Any] = (
+        {"prefetch_factor": given.prefetch_factor} if given.num_workers else {}
+    )
+    return DataLoader(
+        given.dataset,
+        batch_size=batches.batch_size,
+        sampler=batches.sampler,
+        drop_last=batches.drop_last,
+        collate_fn=given.collate_fn,
+        num_workers=given.num_workers,
+        pin_memory=given.pin_memory,
+        timeout=given.timeout,
+        worker_init_fn=given.worker_init_fn,
+        multiprocessing_context=given.multiprocessing_context,
+        **options,
+    )

@@ -21,6 +21,7 @@ from torch.utils.data import (
 from dpftrl_fast._validate import equal, flag, integer, positive_integer, shown
 from dpftrl_fast.plan.epoch_order import EpochOrder
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.torch.batches import Batches
 from dpftrl_fast.torch.flat.distributed import Order
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 
@@ -228,6 +229,10 @@ class FixedOrderLoader:
         """Return an iterator over (ids, batch) for the rest of the present epoch."""
         batches = self.in_pieces(self.batch_size)
         return (piece for pieces in batches for piece in pieces)
+
+    def batches(self) -> Batches:
+        """Return what yields the batches alone: ``for x, y in loader.batches()``."""
+        return Batches(self)
 
     def in_pieces(self, rows: int) -> Iterator[Iterator[tuple[Ints, Any]]]:
         """Return an iterator over batches, each an iterator over pieces (ids, rows of it).

@@ -27,6 +27,8 @@ from dpftrl_fast.torch.given import (
     check_optimizer,
     check_plain,
     check_trained,
+    plain_loader,
+    plain_optimizer,
     refuse_steps,
     trained_parameters,
 )
@@ -242,6 +244,7 @@ def make_private(
     order = Order({}, None)
     try:
         mode = check_mode(grad_sample_mode)
+        optimizer, data_loader = plain_optimizer(optimizer), plain_loader(data_loader)
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a Module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):
