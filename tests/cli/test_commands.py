@@ -138,7 +138,7 @@ def test_validate_only_looks(tmp_path: Path) -> None:
         ({"epsilon": "nan"}, "epsilon must be a finite number > 0, got nan"),
         ({"epsilon": 1, "noise-multiplier": 1}, "exactly one of epsilon and noise_multiplier"),
         ({"delta": 2}, "delta must be a finite number > 0 and < 1, got 2.0"),
-        ({"noise-multiplier": 0.01}, "delta must be above the floor"),
+        ({"noise-multiplier": 0.01}, "noise_multiplier must be large enough for an epsilon"),
         ({"batch-size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"loss": "hinge"}, "loss of a regression task must be one of 'squared', 'huber', "),
         ({"noise-seed": -1}, "noise_seed must be an integer >= 0"),

@@ -91,7 +91,7 @@ def of_training(mechanism: Any, seed: Any = None, **given: Any) -> AuditResult:
         clip_norm=0.5,
         mechanism=mechanism,
         noise_seed=seed,
-        **options(128, 6, given),
+        **options(512, 4, given),
     )
 
 
