@@ -13,11 +13,7 @@ from torch import Tensor
 from dpftrl_fast.torch.gradients.clipped_sums import add_clipped_, row_norms
 from dpftrl_fast.torch.gradients.hooked_layers import Layer
 from dpftrl_fast.torch.gradients.row_errors import of_rows
-
-# Rounding errors allowed in an activation and in a gradient, relative to the largest of a tensor.
-# Products in float32 may have the precision of half of it (TF32).
-ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
-ROUNDING_OF_HALVES = (0.05, 0.1)
+from dpftrl_fast.torch.gradients.trials import close, rounding
 
 
 class Trial(NamedTuple):
@@ -99,10 +95,10 @@ def check_sums(found: GradientsOfRows, alone: Trial, trained: set[str]) -> None:
             continue
         if name not in found.totals:
             raise of_rows(OTHERS.format(name=name))
-        rounding = ROUNDING.get(found.dtypes[name], ROUNDING_OF_HALVES)[1]
+        part = rounding(found.dtypes[name])[1]
         away = (found.totals[name] - total.double()).abs()
         # A gradient that is 0 but for rounding is measured by those beside it.
-        if away.numel() and float(away.max()) > rounding * (sizes[name] + 0.1 * largest):
+        if away.numel() and float(away.max()) > part * (sizes[name] + 0.1 * largest):
             raise of_rows(OTHERS.format(name=name))
 
 
@@ -112,9 +108,7 @@ def same(a: Tensor, b: Tensor) -> bool:
         return True  # padded to other lengths
     if not a.dtype.is_floating_point:
         return torch.equal(a, b)
-    size = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
-    rounding = ROUNDING.get(a.dtype, ROUNDING_OF_HALVES)[0]
-    return torch.allclose(a, b, rtol=rounding, atol=rounding * size, equal_nan=True)
+    return close(a, b, rounding(a.dtype)[0])
 
 
 def same_rows(kept: Tensor) -> Callable[[Tensor, Tensor], bool]:

@@ -32,8 +32,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.compared import (
     OTHERS,
-    ROUNDING,
-    ROUNDING_OF_HALVES,
     GradientsOfRows,
     Trial,
     apart,
@@ -48,7 +46,7 @@ from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, of_rows, wrong_rows
-from dpftrl_fast.torch.plain_states import random_state, restore_random_state
+from dpftrl_fast.torch.gradients.trials import changed_rows, copied, rounding, unchanged
 
 # Most rows of a trial are this share of those of the pass, but these at least.
 _SHARE, _LEAST = 8, 4
@@ -106,7 +104,7 @@ input, each in its own row; grad_sample_mode='vmap' has no such limits
 @contextmanager
 def _alone(hooks: HookGradients) -> Iterator[nn.Module]:
     """Give a model without its hooks, and put its buffers back."""
-    with _unchanged(hooks.model), hooks.off():
+    with unchanged(hooks.model), hooks.off():
         yield hooks.model
 
 
@@ -189,7 +187,7 @@ class _Watch:
     def _compare(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the model on two batches that share rows, and compare what belongs to these."""
         repeated = [0, *range(rows)]  # a batch that is sorted stays so, in both
-        changed = _changed(rows)
+        changed = changed_rows(rows)
         replaced = [repeated[i + 1] if i in changed else repeated[i] for i in range(rows + 1)]
         kept = torch.tensor([i for i in range(rows + 1) if i not in changed])
         with _constant_parameters(self._model):
@@ -247,7 +245,7 @@ class _Watch:
         They are those of a sum of the outputs with weights. A backward pass can mix examples that
         the forward pass keeps apart: a hook that divides by the norm of a whole gradient, say.
         """
-        changed = _changed(rows)
+        changed = changed_rows(rows)
         places = [i - 1 if i in changed else i for i in range(rows)]
         kept = torch.tensor([i for i in range(rows) if i not in changed])
         uncertain = [loose for loose in self._hooks.loose if not loose.is_certain]
@@ -270,10 +268,10 @@ class _Watch:
         sizes = {name: float(n[0].nan_to_num(0.0).max()) for name, n in first.numbers.items()}
         largest = max(sizes.values(), default=0.0)
         for name in {*first.numbers} & {*second.numbers}:
-            rounding = ROUNDING.get(first.dtypes[name], ROUNDING_OF_HALVES)[0]
-            allowed = rounding * (sizes[name] + 0.1 * largest)
+            part = rounding(first.dtypes[name])[0]
+            allowed = part * (sizes[name] + 0.1 * largest)
             pair = first.numbers[name], second.numbers[name]
-            if not torch.allclose(*pair, rounding, allowed, equal_nan=True):
+            if not torch.allclose(*pair, part, allowed, equal_nan=True):
                 raise of_rows(
                     f"the model must treat each example apart, got a gradient of {name} for one "
                     "that depends on others, in the backward pass: is there a hook?",
@@ -290,8 +288,8 @@ class _Watch:
         hooks, model = self._hooks, self._model
         names = {id(p): name for name, p in model.named_parameters()}
         found = GradientsOfRows([], {}, {}, {}, {})
-        with _unchanged(model), hooks.captured(rows):
-            args, kwargs = tree_map(_copied, given)
+        with unchanged(model), hooks.captured(rows):
+            args, kwargs = tree_map(copied, given)
             try:
                 outputs = model(*args, **kwargs)
             except ValueError:
@@ -327,8 +325,8 @@ class _Watch:
             seen.setdefault(layer, []).append(x.detach().movedim(self._of(layer, x), 0).clone())
 
         totals: dict[str, Tensor] = {}
-        with _unchanged(model), self._hooks.observed(tell):
-            args, kwargs = tree_map(_copied, given)
+        with unchanged(model), self._hooks.observed(tell):
+            args, kwargs = tree_map(copied, given)
             try:
                 outputs = model(*args, **kwargs)
             except ValueError:
@@ -406,25 +404,6 @@ def _is_tensor(x: Any) -> bool:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put random numbers and buffers back."""
-    state = random_state()
-    buffers = [
-        (layer, name, x, x.detach().clone())
-        for layer in model.modules()
-        for name, x in layer.named_buffers(recurse=False)
-    ]
-    try:
-        yield
-    finally:
-        restore_random_state(state)
-        for layer, name, x, old in buffers:
-            if not torch.equal(x, old):  # a copy would count as a change in place
-                x.detach().copy_(old)
-            setattr(layer, name, x)
-
-
-@contextmanager
 def _constant_parameters(model: nn.Module) -> Iterator[None]:
     """Raise if a forward pass changes a parameter, after putting all back."""
     before = [(name, p, p.detach().clone()) for name, p in model.named_parameters()]
@@ -450,18 +429,6 @@ def _check_packing(label: str, layer: nn.Module, args: Any, kwargs: Any) -> None
         )
 
 
-def _copied(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) else x
-
-
 def _weights(x: Tensor) -> Tensor:
     """Return numbers of either sign, in which no sum over a dimension vanishes."""
     return torch.arange(1.0, x.numel() + 1.0, device=x.device).sin().to(x.dtype).view(x.shape)
-
-
-def _changed(rows: int) -> list[int]:
-    """Return the rows that a trial replaces by their neighbours.
-
-    A third of them: rows that turned round or moved are others.
-    """
-    return [i for i in range(rows) if i % 7 in (1, 2, 4)]

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.gradients.alone.example_trees import Rows, taken_apart
-from dpftrl_fast.torch.plain_states import random_state, restore_random_state
+from dpftrl_fast.torch.gradients.trials import unchanged
 
 
 def rows_of_outputs(
@@ -31,7 +30,7 @@ def rows_of_outputs(
     """
     try:
         args, kwargs = given.picked([0, 0])
-        with torch.no_grad(), _unchanged(network):
+        with torch.no_grad(), unchanged(network):
             doubled = [x.shape for x in taken_apart(network(*args, **kwargs))[0]]
     except Exception:  # it runs one example at a time only
         doubled = []
@@ -83,21 +82,3 @@ def _dimension(one: torch.Size, two: torch.Size) -> int | None:
         "the model's outputs must have the examples along one dimension, got an output of shape "
         f"{tuple(one)} for one example and of shape {tuple(two)} for two"
     )
-
-
-@contextmanager
-def _unchanged(network: nn.Module) -> Iterator[None]:
-    state = random_state()
-    buffers = [
-        (layer, name, x, x.detach().clone())
-        for layer in network.modules()
-        for name, x in layer.named_buffers(recurse=False)
-    ]
-    try:
-        yield
-    finally:
-        restore_random_state(state)
-        for layer, name, x, old in buffers:
-            if not torch.equal(x, old):
-                x.detach().copy_(old)
-            setattr(layer, name, x)

@@ -19,13 +19,12 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map, tree_unflatten
 from dpftrl_fast.torch.gradients.loss.loss_variants import (
     IGNORED,
     Rows,
-    changed_rows,
     chosen,
-    rounding,
     rows_of,
     same_rows,
 )
 from dpftrl_fast.torch.gradients.loss.torch_calls import tensors
+from dpftrl_fast.torch.gradients.trials import changed_rows, copied
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 _Gradients = list[tuple[Tensor, Rows]]
@@ -98,7 +97,7 @@ class _Inside:
                 continue
             kept = [i for i in range(self._rows) if i not in changed]
             if len(gradients) == len(base) and not all(
-                a.shape != b.shape or same_rows(a, b, where, kept, rounding(a))
+                a.shape != b.shape or same_rows(a, b, where, kept)
                 for (a, where), (b, _) in zip(base, gradients, strict=True)
             ):
                 return name
@@ -139,7 +138,7 @@ class _Inside:
         handles = [layer.register_forward_hook(keep) for layer in self._layers]
         restore_random_state(state)
         try:
-            args, kwargs = tree_map(_copied, (args, kwargs))
+            args, kwargs = tree_map(copied, (args, kwargs))
             outputs = self._model(*args, **kwargs)
         finally:
             for handle in handles:
@@ -172,7 +171,3 @@ def _numbers(name: str, x: Tensor, integer: bool) -> Iterator[Any]:
 def _label(path: Any) -> str:
     last = getattr(path[-1], "key", None) if path else None
     return f"argument {last!r}" if isinstance(last, str) else "targets"
-
-
-def _copied(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) else x

@@ -40,12 +40,12 @@ from dpftrl_fast.torch.gradients.loss.loss_variants import (
     Values,
     Variants,
     chosen,
-    rounding,
     same_rows,
 )
 from dpftrl_fast.torch.gradients.loss.torch_calls import Call, tensors
 from dpftrl_fast.torch.gradients.loss.trace import Record
 from dpftrl_fast.torch.gradients.recheck import made_up
+from dpftrl_fast.torch.gradients.trials import rounding
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 _REMEDY = (
@@ -325,7 +325,7 @@ class _Trial:
             except Exception:
                 found = None
             if found is not None and all(
-                place in found and same_rows(g, found[place], None, [], rounding(g))
+                place in found and same_rows(g, found[place], None, [])
                 for place, g in self._came.items()
             ):
                 return root, found
@@ -360,7 +360,9 @@ class _Trial:
             except Exception:  # the loss does not take such values
                 continue
             if found is not None and not all(
-                same_rows(g, found[place], variants.where.get(place), variants.kept, rounding(g))
+                same_rows(
+                    g, found[place], variants.where.get(place), variants.kept, rounding(g.dtype)[0]
+                )
                 for place, g in base.items()
             ):
                 return False
@@ -426,7 +428,7 @@ def _ratio(base: Gradients, found: Gradients, variants: Variants, part: int) -> 
     if not (size > 0 and math.isfinite(products) and math.isfinite(size)):
         return None
     ratio = products / size
-    allowed = max(rounding(g) for g in base.values())
+    allowed = max(rounding(g.dtype)[0] for g in base.values())
     alike = all(a.shape == b.shape and same_rows(a * ratio, b, None, [], allowed) for a, b in pairs)
     return ratio if alike else None
 

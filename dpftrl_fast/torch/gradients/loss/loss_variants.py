@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from dpftrl_fast.torch.gradients.loss.torch_calls import is_comparison
 from dpftrl_fast.torch.gradients.loss.trace import Leaf, Record
+from dpftrl_fast.torch.gradients.trials import changed_rows, close, rounding
 
 IGNORED = -100  # the target that losses of torch and of transformers leave out
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
-_ROUNDING_OF_HALVES = 0.05
 _IGNORING = {"cross_entropy", "nll_loss", "nll_loss2d"}
 
 Values = Mapping[int, Tensor]
@@ -32,17 +31,6 @@ class Rows(NamedTuple):
 
     dim: int
     block: int
-
-
-def changed_rows(rows: int) -> list[int]:
-    """Return the rows that are replaced: a third of them, so that rows in another order show.
-
-    Examples
-    --------
-    >>> changed_rows(8)
-    [1, 2, 4]
-    """
-    return [i for i in range(rows) if i % 7 in (1, 2, 4)]
 
 
 def rows_of(shape: torch.Size, rows: int, first: int, blocks: frozenset[int]) -> Rows | None:
@@ -220,16 +208,16 @@ def _may_be_data(x: Tensor) -> bool:
     return x.dim() > 1 or not torch.equal(x, torch.arange(len(x), device=x.device).to(x.dtype))
 
 
-def rounding(x: Tensor) -> float:
-    """Return the rounding error allowed in a gradient, relative to the largest."""
-    return _ROUNDING.get(x.dtype, _ROUNDING_OF_HALVES)
+def same_rows(
+    a: Tensor, b: Tensor, where: Rows | None, kept: list[int], allowed: float | None = None
+) -> bool:
+    """Whether two gradients agree in the rows that are kept, relative to the largest of these.
 
-
-def same_rows(a: Tensor, b: Tensor, where: Rows | None, kept: list[int], allowed: float) -> bool:
-    """Whether two gradients agree in the rows that are kept, relative to the largest of these."""
+    By default up to the rounding of their dtype.
+    """
+    part = rounding(a.dtype)[0] if allowed is None else allowed
     if where is not None:
         a, b = chosen(a, where, kept), chosen(b, where, kept)
-    if a.dtype not in _ROUNDING:
+    if a.dtype not in (torch.float64, torch.float32):
         a, b = a.float(), b.float()
-    size = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
-    return torch.allclose(a, b, allowed, allowed * size, equal_nan=True)
+    return close(a, b, part)
