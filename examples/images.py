@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import warnings
 
 import numpy as np
 import torch
@@ -18,9 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpftrl_fast.datasets import fashion_mnist
 from dpftrl_fast.torch.make_private import make_private
-
-# torch warns of hooks on layers whose inputs need no gradient; that is intended here.
-warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 
 def up(epsilon: float) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import torch
 from torch import nn
@@ -13,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpftrl_fast.torch import make_private
 
 # torch warns of hooks on layers whose inputs need no gradient; that is intended here.
-warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 
 def up(epsilon: float) -> str:

@@ -173,7 +173,6 @@ def advanced() -> dpf.TreeNoise:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize(("argument", "call"), FLAG_CASES)
 def test_flags_are_bools(argument: str, call: Callable[[Any], Any]) -> None:
     for value in (True, False, np.True_, np.False_):

@@ -10,8 +10,6 @@ from types import ModuleType
 import pytest
 from package_source import modules, names
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-
 # Packages of the extras, by the folder that needs them.
 EXTRAS = {
     "audit.estimators": ["sklearn"],

@@ -21,7 +21,6 @@ def test_the_readme_has_examples() -> None:
 
 
 # torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize(
     "block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "pytorch", "federated"]
 )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,6 @@ PLAN = PrivacyPlan(1.0, 2.0, FixedEpochs(3, EPOCHS), mechanism=Tree(restart_ever
 
 def trained(order_seed: int | None, keep: bool, **options: Any) -> dict[str, Any]:
     """Train; return the examples this process had in each step, and the parameters."""
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     data = TensorDataset(torch.randn(ROWS, 4), torch.randint(0, 3, (ROWS,)))

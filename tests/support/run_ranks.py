@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ ACCEPT = (1e9, DELTA)
 
 def made(group: Any, keep: bool, *, other_rows: bool = False, **options: Any) -> PrivateTraining:
     """A new program on each rank of a group, with the default shuffle."""
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
     x, y = torch.randn(ROWS, 4), torch.randint(0, 3, (ROWS,))

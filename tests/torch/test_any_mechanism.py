@@ -28,8 +28,6 @@ from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader
 from dpftrl_fast.torch.make_private import PrivateTraining
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-
 CPU = torch.device("cpu")
 T = 10
 

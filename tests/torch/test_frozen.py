@@ -16,8 +16,6 @@ from dpftrl_fast.torch import make_private
 from dpftrl_fast.torch.make_private import PrivateTraining
 from dpftrl_fast.torch.optimizer import DPFTRL
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(24, 4, generator=GENERATOR)
 Y = torch.randint(0, 3, (24,), generator=GENERATOR)

@@ -33,7 +33,6 @@ from dpftrl_fast.torch.gradients.rows import hook_gradients
 
 pytestmark = [
     # torch says so where the inputs need no gradient, which is as it should be.
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
     # Opacus's functorch mode takes integer inputs for mixed precision, which torch then leaves be.
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),
 ]
@@ -164,6 +163,7 @@ def test_half_precision_parameters_get_sums_in_float32(way: str) -> None:
         torch.testing.assert_close(got, expected, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # Opacus's
 def test_positions_that_cancel_are_clipped_by_what_is_added() -> None:
     """Ghost clipping in float32 can find a norm of 0 where the gradient has 38 clip norms."""
     torch.manual_seed(0)

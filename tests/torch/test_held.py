@@ -16,7 +16,6 @@ from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.gradients.rows import hook_gradients
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 ROWS = 4
 X, Y = torch.eye(ROWS), torch.zeros(ROWS, dtype=torch.long)
 

@@ -20,7 +20,6 @@ from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.gradients.layers import check_layers, incompatible_layers
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),

@@ -22,8 +22,6 @@ from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.gradients.loss.trace import Traced
 from dpftrl_fast.torch.gradients.rows import hook_gradients
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-
 ROWS, CLASSES, LENGTH = 8, 5, 3
 Loss = Callable[[Any, Any], Tensor]
 
@@ -528,7 +526,6 @@ def test_per_example_loss_says_what_it_takes() -> None:
 def test_no_warnings_for_the_usual_loop() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
         train(printed)
 
 

@@ -31,8 +31,6 @@ from dpftrl_fast.torch.make_private import PrivateTraining, make_private
 from dpftrl_fast.torch.optimizer import DPFTRL
 from dpftrl_fast.torch.residual import ResidualNoise
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-
 N, B, DELTA = 22, 8, 1e-5
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(N, 4, generator=GENERATOR)

@@ -256,7 +256,6 @@ def train(made: Any, steps: int) -> None:
                 break
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("keep", [False, True])
 def test_checkpoints_of_tools_hold_no_key_and_are_no_way_round_the_account(keep: bool) -> None:
     """A kept Adam's moments are made of noisy gradients; its state knows where its noise is."""
@@ -308,7 +307,6 @@ def test_checkpoints_of_tools_hold_no_key_and_are_no_way_round_the_account(keep:
         assert torch.equal(p, q)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_program_that_torchrun_started_again_does_not_begin_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, keep: bool

@@ -24,7 +24,6 @@ from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),
     pytest.mark.filterwarnings("ignore:Implicit dimension choice:UserWarning"),
 ]

@@ -140,7 +140,6 @@ def test_groups_have_schedules_of_their_own() -> None:
     assert_near(by_dpftrl(dpftrl, ours, schedule(dpftrl)), expected, "float64")
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook:UserWarning")
 @pytest.mark.parametrize("decay", ["cosine", "steps"])
 def test_a_falling_rate_keeps_what_was_learnt(decay: str) -> None:
     """On two classes that a line separates: the rate ends at about 0."""
