@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader
 
 from dpftrl_fast.torch.flat.tensors import is_sharded
+from dpftrl_fast.torch.loader import loader_options
 from dpftrl_fast.torch.optimizer import DPFTRL
 
 
@@ -123,19 +124,10 @@ def plain_loader(given: Any) -> Any:
     batches = given.batch_sampler
     if type(batches) is not BatchSampler:
         return given
-    options: dict[str, Any] = (
-        {"prefetch_factor": given.prefetch_factor} if given.num_workers else {}
-    )
     return DataLoader(
         given.dataset,
         batch_size=batches.batch_size,
         sampler=batches.sampler,
         drop_last=batches.drop_last,
-        collate_fn=given.collate_fn,
-        num_workers=given.num_workers,
-        pin_memory=given.pin_memory,
-        timeout=given.timeout,
-        worker_init_fn=given.worker_init_fn,
-        multiprocessing_context=given.multiprocessing_context,
-        **options,
+        **loader_options(given),
     )

@@ -152,7 +152,6 @@ class FixedOrderLoader:
         2
         """
         check_loader(loader)
-        names = [*_OPTIONS, *(_WORKER_OPTIONS if loader.num_workers else ())]
         size = loader.batch_size
         assert size is not None
         return cls(
@@ -163,7 +162,7 @@ class FixedOrderLoader:
             order_seed=order_seed,
             drop_last=loader.drop_last,
             shard=shard,
-            **{name: getattr(loader, name) for name in names},
+            **loader_options(loader),
         )
 
     def attach(self, accumulator: Accumulator) -> None:
@@ -367,6 +366,12 @@ class _Pieces:
             ids = self._loader._mine(step)
             for start in range(0, ids.size, self._size):
                 yield ids[start : start + self._size].tolist()
+
+
+def loader_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the options of a DataLoader that do not choose the examples of a batch."""
+    names = [*_OPTIONS, *(_WORKER_OPTIONS if loader.num_workers else ())]
+    return {name: getattr(loader, name) for name in names}
 
 
 def check_loader(loader: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from dpftrl_fast.torch.loader import loader_options
 from dpftrl_fast.torch.make_private import PrivateTraining, make_private
 
 #: What the Trainer clips to unless it is told otherwise.
@@ -96,18 +97,13 @@ def _loader(given: Any, args: Any) -> DataLoader[Any]:
             "the trainer must choose its batches at random or in order, since the order is part of "
             f"the plan, got {type(sampler).__name__}: leave out group_by_length and samplers"
         )
-    workers: dict[str, Any] = {}
-    if given.num_workers:
-        workers = {"prefetch_factor": given.prefetch_factor, "timeout": given.timeout}
+    options = loader_options(given)
+    options["pin_memory"] = given.pin_memory and torch.cuda.is_available()
     return DataLoader(
         given.dataset,
         batch_size=args.train_batch_size,
-        collate_fn=given.collate_fn,
         drop_last=args.dataloader_drop_last,
-        num_workers=given.num_workers,
-        worker_init_fn=given.worker_init_fn,
-        pin_memory=given.pin_memory and torch.cuda.is_available(),
-        **workers,
+        **options,
     )
 
 
