@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 
 
-def check_first_pass(model: nn.Module, sums: Accumulator, given: Iterable[Any]) -> None:
+def check_first_pass(model: nn.Module, sums: Accumulator, given: Any) -> None:
     """Refuse a pass in evaluation mode, or on the ids of the batch, before the first step.
 
-    Called before passes of the model with its arguments. Passes without gradients, between batches
-    and after the first step are not looked at: a later refusal may not depend on a batch.
+    Called before passes of the model with its arguments, in any containers. Passes without
+    gradients, between batches and after the first step are not looked at: a later refusal may not
+    depend on a batch.
 
     Examples
     --------
@@ -37,7 +38,7 @@ write `for ids, (x, y) in loader`
     """
     if sums.steps_taken > 0 or not sums.rows_due or not torch.is_grad_enabled():
         return
-    if any(_is_ids(value, model, sums.ids) for value in given):
+    if any(_is_ids(value, model, sums.ids) for value in tree_leaves(given)):
         raise ValueError(
             "the model must get the batch, got its ids: the loader yields (ids, batch), so write "
             "`for ids, (x, y) in loader`"

@@ -50,7 +50,7 @@ def _known(layer: nn.Module) -> Formula | None:
         and kind.__name__ == "Conv1D"
         and kind.__module__ == "transformers.pytorch_utils"
     ):
-        own = _transposed_linear
+        own = _linear_of(transposed=True)
     if own is not None:
         return own
     known = GradSampleModule.GRAD_SAMPLERS.get(kind)
@@ -86,25 +86,19 @@ def _of_opacus(known: Callable[..., Any]) -> Formula:
     return formula
 
 
-def _linear(layer: Any, x: Tensor, g: Tensor, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found, (x, g) = {}, _as_rows(x, g)
-    if layer.weight.requires_grad:
-        found["weight"] = _product(g, x, room.get("weight"))
-    if layer.bias is not None and layer.bias.requires_grad:
-        found["bias"] = g.sum(1)
-    return found
+def _linear_of(*, transposed: bool) -> Formula:
+    """Return the formula of a linear layer; transformers' ``Conv1D`` has its weight transposed."""
 
+    def formula(layer: Any, x: Tensor, g: Tensor, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found, (x, g) = {}, _as_rows(x, g)
+        if layer.weight.requires_grad:
+            pair = (x, g) if transposed else (g, x)
+            found["weight"] = _product(*pair, room.get("weight"))
+        if layer.bias is not None and layer.bias.requires_grad:
+            found["bias"] = g.sum(1)
+        return found
 
-def _transposed_linear(
-    layer: Any, x: Tensor, g: Tensor, room: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Do it for transformers' ``Conv1D``, a linear layer with its weight transposed."""
-    found, (x, g) = {}, _as_rows(x, g)
-    if layer.weight.requires_grad:
-        found["weight"] = _product(x, g, room.get("weight"))
-    if layer.bias.requires_grad:
-        found["bias"] = g.sum(1)
-    return found
+    return formula
 
 
 def _as_rows(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +146,7 @@ def _layer_norm(layer: Any, x: Tensor, g: Tensor, room: Mapping[str, Tensor]) ->
 
 
 _OWN: dict[type, Formula] = {
-    nn.Linear: _linear,
+    nn.Linear: _linear_of(transposed=False),
     nn.Embedding: _embedding,
     nn.LayerNorm: _layer_norm,
 }

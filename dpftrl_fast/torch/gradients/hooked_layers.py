@@ -10,7 +10,7 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.gradients.formulas import Formula, has_formula
-from dpftrl_fast.torch.gradients.layers import is_remade
+from dpftrl_fast.torch.gradients.layers import is_remade, label_of
 from dpftrl_fast.torch.gradients.row_errors import of_rows
 
 
@@ -55,8 +55,7 @@ class Loose:
     def leaf(self, rows: int) -> Tensor:
         """Return the copies of so many examples."""
         p = self.parameter.detach()
-        leads = p.dim() > 1 and p.shape[0] == 1
-        shape = p.shape[1:] if leads else (*(1,) * (self.ones or 0), *p.shape)
+        shape = p.shape[1:] if self.is_certain else (*(1,) * (self.ones or 0), *p.shape)
         return p.reshape(1, *shape).expand(rows, *shape).requires_grad_()
 
     @property
@@ -85,7 +84,7 @@ def trained_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         if id(module) in seen:
             return
         seen.add(id(module))
-        label = f"{name or 'the model'} ({type(module).__name__})"
+        label = label_of(name, module)
         children = [(f"{name}.{n}" if name else n, c) for n, c in module.named_children()]
         if is_remade(module) and any(p.requires_grad for p in module.parameters()):
             seen.update(map(id, module.modules()))

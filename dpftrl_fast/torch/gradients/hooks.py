@@ -22,7 +22,6 @@ import torch
 from opacus.layers.dp_rnn import RNNLinear
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
 
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
@@ -30,7 +29,7 @@ from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.formulas import formula_of
 from dpftrl_fast.torch.gradients.graph import Inert, in_graph
 from dpftrl_fast.torch.gradients.hooked_layers import Layer, Loose, one_tensor, trained_layers
-from dpftrl_fast.torch.gradients.layers import check_layers, is_constant
+from dpftrl_fast.torch.gradients.layers import check_layers, is_constant, label_of
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import check_unwrapped, owned_names
 from dpftrl_fast.torch.gradients.row_errors import does_mix, wrong_rows
@@ -198,7 +197,7 @@ class HookGradients:
             )
         )
         self._norms = [
-            (name or "the model", module)
+            (label_of(name, module), module)
             for name, module in model.named_modules()
             if isinstance(module, _BatchNorm)
         ]
@@ -254,15 +253,15 @@ class HookGradients:
 
     def _before_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if self._state is _State.READY:
-            check_first_pass(model, self.sums, tree_leaves((args, kwargs)))
+            check_first_pass(model, self.sums, (args, kwargs))
         if not self.captures:
             return
         if self._state is _State.READY:
             # Complete gradients belong to an earlier piece. Without any, this is one of several
             # forward passes that share a backward pass.
             rows = self.sums.rows_due
-            for name, norm in self._norms:
-                _check_constant(name, norm)
+            for label, norm in self._norms:
+                _check_constant(label, norm)
             self.sums.take()
             self._spent = 0 if self.sums.rows_due else rows
             if not self._spent and not self._is_right(args, kwargs):
@@ -391,7 +390,7 @@ class HookGradients:
             return None
         rows, uses, leaves = self.sums.rows_due, self._uses, self._leaves
         outside = [i for i, p in enumerate(self._parameters) if p.grad is not None]
-        self._forget()
+        self.settle()
         if outside:
             names = {id(p): name for name, p in self.model.named_parameters()}
             raise ValueError(f"{names[id(self._parameters[outside[0]])]} {_OUTSIDE}")
@@ -466,7 +465,8 @@ class HookGradients:
             self._room[i] = held
         return held[:rows]
 
-    def _forget(self) -> None:
+    def settle(self) -> None:
+        """Forget forward passes that no backward pass followed."""
         self._batch += 1
         self._uses, self._leaves = [], []
         self._clear_gradients()
@@ -475,10 +475,6 @@ class HookGradients:
         for p in self.model.parameters():
             if p.requires_grad:
                 p.grad = None
-
-    def settle(self) -> None:
-        """Forget forward passes that no backward pass followed."""
-        self._forget()
 
     # ---- Trials ----
 
@@ -499,12 +495,12 @@ class HookGradients:
     def captured(self, rows: int) -> Iterator[None]:
         """Capture passes of so many rows, whose gradients :meth:`chunks` returns."""
         self._rows = rows
-        self._forget()
+        self.settle()
         with self._in_state(_State.CAPTURED):
             try:
                 yield
             finally:
-                self._forget()
+                self.settle()
 
     def chunks(self, rows: int) -> Iterator[list[Tensor | None]]:
         """Return the per-example gradients of a captured pass, some at a time and not scaled."""
@@ -534,9 +530,9 @@ class _Waiting:
             self._source.keep(self._layer, self._x, self._version, self._batch, g)
 
 
-def _check_constant(name: str, layer: _BatchNorm) -> None:
+def _check_constant(label: str, layer: _BatchNorm) -> None:
     if not is_constant(layer):
         raise ValueError(
-            f"{name} ({type(layer).__name__}) must stay in evaluation mode, in which examples do "
-            "not mix, got it in training mode: call its eval() after each model.train()"
+            f"{label} must stay in evaluation mode, in which examples do not mix, got it in "
+            "training mode: call its eval() after each model.train()"
         )

@@ -71,6 +71,17 @@ def check_mode(mode: Any) -> GradSampleMode:
     return known
 
 
+def label_of(name: str, layer: nn.Module) -> str:
+    """Return how a layer is named in messages.
+
+    Examples
+    --------
+    >>> label_of("head", nn.Linear(2, 1)), label_of("", nn.Linear(2, 1))
+    ('head (Linear)', 'the model (Linear)')
+    """
+    return f"{name or 'the model'} ({type(layer).__name__})"
+
+
 def incompatible_layers(
     model: nn.Module, mode: GradSampleMode = "hooks", *, batch_first: bool | None = None
 ) -> list[str]:
@@ -90,7 +101,7 @@ def incompatible_layers(
     check_mode(mode)
     first = optional(flag, "batch_first", batch_first)
     return [
-        f"{name or 'the model'} ({type(layer).__name__}): {reason}"
+        f"{label_of(name, layer)}: {reason}"
         for name, layer in model.named_modules()
         for reason in _reasons(layer, mode, first)
     ]

@@ -42,6 +42,7 @@ from dpftrl_fast.torch.gradients.compared import (
 )
 from dpftrl_fast.torch.gradients.hooked_layers import Layer, one_tensor
 from dpftrl_fast.torch.gradients.hooks import HookGradients
+from dpftrl_fast.torch.gradients.layers import label_of
 from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
@@ -119,8 +120,7 @@ class _Watch:
         self._warned = False
         for name, layer in self._model.named_modules():
             if isinstance(layer, DPRNNBase):
-                label = f"{name or 'the model'} ({type(layer).__name__})"
-                hooks.add_before(layer, partial(_check_packing, label))
+                hooks.add_before(layer, partial(_check_packing, label_of(name, layer)))
 
     def before_model(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Try the model before a pass, if it is due."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, grad_and_value, vmap
-from torch.utils._pytree import tree_leaves
 
 from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -21,7 +20,7 @@ from dpftrl_fast.torch.gradients.alone.example_trees import Rows, put_together, 
 from dpftrl_fast.torch.gradients.alone.held import nothing_kept, refuse_held
 from dpftrl_fast.torch.gradients.alone.rows_of_outputs import joined, rows_of_outputs
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
-from dpftrl_fast.torch.gradients.layers import check_layers
+from dpftrl_fast.torch.gradients.layers import check_layers, label_of
 from dpftrl_fast.torch.gradients.owned import owned_names
 
 Loss = Callable[[Any, Any], Tensor]
@@ -127,7 +126,7 @@ class VmapModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network: each example alone where gradients of examples are due."""
         network, sums = self._module, self._accumulator
-        check_first_pass(network, sums, tree_leaves((args, kwargs)))
+        check_first_pass(network, sums, (args, kwargs))
         if not (network.training and torch.is_grad_enabled() and sums.rows_due > 0):
             return network(*args, **kwargs)
         if self._passes is not None and self._passes.has_begun:
@@ -237,7 +236,7 @@ class VmapModule(nn.Module):
                 "model.backward(x, y) needs the criterion, got None: give make_private one, or "
                 "call criterion(model(x), y).backward()"
             )
-        check_first_pass(self._module, self._accumulator, tree_leaves(inputs))
+        check_first_pass(self._module, self._accumulator, inputs)
         sizes = {t.shape[0] if t.dim() else 0 for t in [*_tensors(inputs), *_tensors(targets)]}
         if len(sizes) != 1 or not max(sizes):
             raise ValueError(
@@ -394,7 +393,7 @@ def _layer_of(network: nn.Module, error: Exception) -> str:
     while frames is not None:
         layer = frames.tb_frame.f_locals.get("self")
         if isinstance(layer, nn.Module) and id(layer) in names:
-            found = f"{names[id(layer)] or 'the model'} ({type(layer).__name__})"
+            found = label_of(names[id(layer)], layer)
         frames = frames.tb_next
     return found
 

@@ -360,9 +360,7 @@ class _Trial:
             except Exception:  # the loss does not take such values
                 continue
             if found is not None and not all(
-                same_rows(
-                    g, found[place], variants.where.get(place), variants.kept, rounding(g.dtype)[0]
-                )
+                same_rows(g, found[place], variants.where.get(place), variants.kept)
                 for place, g in base.items()
             ):
                 return False
