@@ -279,7 +279,7 @@ class TrainingRun(PrivacyStatement):
     def _write_ahead(self, step: int, ids: NDArray[np.int64], sums: list[Tensor]) -> None:
         journal, ranks = self._journal, self._ranks
         if ranks.reduces:
-            names = hashlib.sha256(ids.tobytes()).hexdigest()
+            names = self._noise.run_steps.ids_hash()
             ranks.open_step(step, True, sums[0].device, examples=names)
         kept = journal.kept() if self._keep_sums else None
         if kept is not None:

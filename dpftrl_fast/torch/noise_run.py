@@ -267,9 +267,7 @@ class NoiseRun:
         layout = self.layout if self.started else ParameterLayout.of(groups)
         return {
             "secrets": False,
-            "plan": self.plan.to_dict(),
-            "parameters": layout.fingerprint(),
-            "dtype": self._dtype_name,
+            **self._identity(layout),
             "start": self._before + 1,
             "abandoned": [list(pair) for pair in self._abandoned],
             "steps_taken": self.steps_taken,
@@ -292,7 +290,7 @@ class NoiseRun:
         """Return identity and position of the run, and the state of the noise, **a secret**."""
         self.steps.check_whole()
         return {
-            **self._identity(),
+            **self._identity(self.layout),
             "start": self._before + 1,
             "reproducible": self.reproducible,
             "noise": self.noise.state_dict(),
@@ -305,7 +303,7 @@ class NoiseRun:
 
         `own` are further entries that must be the same, shown in errors; `more` must be present.
         """
-        self._check_facts(state, own, self._identity(), ("noise", *more))
+        self._check_facts(state, own, self._identity(self.layout), ("noise", *more))
         if not equal(state["start"], self._before + 1):
             raise ValueError(
                 f"state must be of noise that began with step {self._before + 1}, got "
@@ -345,10 +343,10 @@ class NoiseRun:
         self._seeded = bool(state["reproducible"])
         self.steps.restored()
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, layout: ParameterLayout) -> dict[str, Any]:
         return {
             "plan": self.plan.to_dict(),
-            "parameters": self.layout.fingerprint(),
+            "parameters": layout.fingerprint(),
             "dtype": self._dtype_name,
         }
 

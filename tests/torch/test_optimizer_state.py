@@ -84,11 +84,12 @@ def test_every_fact_of_a_run_has_another_that_is_refused() -> None:
     """Those of the test above, and `test_bad_states_are_refused` of the residual noise."""
     dpftrl = DPFTRL(parameters(), 1.0, plan=plan_of(12, 1.0), batch_size=4)
     state = dpftrl.state_dict(secrets=True)
-    assert dpftrl._run._identity().keys() == {"plan", "parameters", "dtype"}
+    assert dpftrl._run._identity(dpftrl._run.layout).keys() == {"plan", "parameters", "dtype"}
     assert dpftrl._settings().keys() == {"batch_size", "radius"}
     residual = ResidualNoise(parameters(), plan=plan_of(12, 1.0), batch_size=4)
     saved = residual.state_dict(secrets=True)
-    assert residual._run._identity().keys() == dpftrl._run._identity().keys()
+    facts = dpftrl._run._identity(dpftrl._run.layout)
+    assert residual._run._identity(residual._run.layout).keys() == facts.keys()
     for change in (
         {"plan": plan_of(13, 1.0)},
         {"params": [nn.Parameter(torch.zeros(24))]},
