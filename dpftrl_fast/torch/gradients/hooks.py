@@ -415,46 +415,27 @@ class HookGradients:
         self, part: slice, uses: Sequence[_Use], leaves: Sequence[tuple[Loose, Tensor]]
     ) -> list[Tensor | None]:
         """Return the gradients of some examples, a tensor for each parameter or None for zeros."""
-        state, self._state = self._state, _State.OFF
-        found: list[Tensor | None] = [None] * len(self._parameters)
-        owned: set[int] = set()
-        count = part.stop - part.start
-        try:
+        found = _Found(part.stop - part.start, len(self._parameters))
+        with self._in_state(_State.OFF), torch.no_grad():
             for layer, x, g in uses:
                 some = slice(part.start, min(part.stop, len(x)))
                 if some.stop <= some.start:
                     continue
-                places = layer.places
-                whole = some.stop == part.stop
-                free = {name: i for name, i in places.items() if whole and found[i] is None}
-                room = {name: self._room_of(i, count, g.dtype) for name, i in free.items()}
-                with torch.no_grad():
-                    samples = layer.formula(layer.module, x[some], g[some], room)
-                    for name, sample in samples.items():
-                        if name not in places:
-                            continue
-                        i, before = places[name], found[places[name]]
-                        if before is None and whole:
-                            found[i] = sample
-                            if sample is room.get(name):
-                                owned.add(i)
-                            continue
-                        if i not in owned:
-                            own = sample.new_zeros(count, *sample.shape[1:])
-                            found[i] = own if before is None else own.add_(before)
-                            owned.add(i)
-                        held = found[i]
-                        assert held is not None
-                        held[: len(sample)].add_(sample)
-        finally:
-            self._state = state
-        for loose, leaf in leaves:
-            place = self._places.get(id(loose.parameter))
-            if place is not None and leaf.grad is not None:
-                sample = leaf.grad[part].reshape(count, *loose.parameter.shape)
-                before = found[place]
-                found[place] = sample if before is None else before + sample
-        return found
+                places, whole = layer.places, some.stop == part.stop
+                room = {
+                    name: self._room_of(i, found.rows, g.dtype)
+                    for name, i in places.items()
+                    if whole and found.samples[i] is None
+                }
+                for name, sample in layer.formula(layer.module, x[some], g[some], room).items():
+                    if name in places:
+                        found.add(places[name], sample, own=sample is room.get(name))
+            for loose, leaf in leaves:
+                place = self._places.get(id(loose.parameter))
+                if place is not None and leaf.grad is not None:
+                    shape = loose.parameter.shape
+                    found.add(place, leaf.grad[part].reshape(found.rows, *shape))
+        return found.samples
 
     def _room_of(self, i: int, rows: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the gradients of a parameter, which is kept between calls."""
@@ -513,6 +494,30 @@ class HookGradients:
             yield
         finally:
             self._state = before
+
+
+class _Found:
+    """Sums of per-example gradients over the uses of each parameter, of so many rows."""
+
+    def __init__(self, rows: int, parameters: int) -> None:
+        self.rows = rows
+        self.samples: list[Tensor | None] = [None] * parameters
+        self._owned: set[int] = set()  # those that may be changed in place
+
+    def add(self, i: int, sample: Tensor, *, own: bool = False) -> None:
+        """Add those of the first rows; `own` is whether no one else has the memory."""
+        before = self.samples[i]
+        if before is None and len(sample) == self.rows:
+            self.samples[i] = sample
+            if own:
+                self._owned.add(i)
+            return
+        if before is None or i not in self._owned:
+            total = sample.new_zeros(self.rows, *sample.shape[1:])
+            before = total if before is None else total.add_(before)
+            self.samples[i] = before
+            self._owned.add(i)
+        before[: len(sample)].add_(sample)
 
 
 class _Waiting:
