@@ -2,8 +2,9 @@
 """A whole training step in PyTorch: plain SGD, Opacus (hooks, ghost clipping), and `make_private`.
 
 `python benches/bench_training.py` starts one process for each model and way, in turn, and prints
-the medians of docs/torch.md: CPU time of the first step and of a later one, and the peak memory of
-the process, imports included. Everything runs in one thread. Models: a transformer of 10.0 million
+the medians of docs/torch.md: CPU time of all that comes before the first step (imports too, other
+than torch's), of the first step and of a later one, and the peak memory of the process, imports
+included. Everything runs in one thread. Models: a transformer of 10.0 million
 parameters (batches of 32 sequences of 64), and the paper's network for images (batches of 250).
 
 "clipping" is the norms, factors and weighted sum alone, on the image network's gradients of a
@@ -105,7 +106,7 @@ SMALL: Model = (
 
 
 def steps_of(way: str, model: Model, steps: int) -> Iterator[nn.Module]:
-    """Take one training step each time, and yield the network."""
+    """Yield the network when it can be trained, and again after each training step."""
     make, batch, inputs = model
     torch.manual_seed(0)
     network = make()
@@ -117,6 +118,7 @@ def steps_of(way: str, model: Model, steps: int) -> Iterator[nn.Module]:
     wrapped, loss_of = network, cross_entropy
     if way != "sgd":
         wrapped, optimizer, loss_of = _opacus(way, network, optimizer, batch)
+    yield network
     for start in range(0, steps * batch, batch):
         optimizer.zero_grad()
         loss_of(wrapped(x[start : start + batch]), y[start : start + batch]).backward()
@@ -140,6 +142,7 @@ def _ours(
         grad_sample_mode=way,  # type: ignore[arg-type]
         threads=1,
     )
+    yield network
     for _, (x, y) in made.data_loader:
         cross_entropy(made.model(x), y).backward()
         made.optimizer.step()
@@ -160,18 +163,18 @@ def _opacus(way: str, network: nn.Module, optimizer: Any, batch: int) -> tuple[A
 
 
 def measured(way: str, model: Model) -> dict[str, float]:
-    """Return the CPU time of the first step and of typical later ones, and the peak memory."""
+    """Return the CPU time of parts of a run, and the peak memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    times, steps = [], steps_of(way, model, STEPS)
-    while True:
-        start = time.process_time()
-        if next(steps, None) is None:
-            break
+    times, start = [], time.process_time()
+    for _ in steps_of(way, model, STEPS):
         times.append(time.process_time() - start)
+        start = time.process_time()
+    setup, *steps = times
     return {
-        "first": times[0],
-        "later": statistics.median(times[i] for i in TYPICAL),
+        "setup": setup,
+        "first": steps[0],
+        "later": statistics.median(steps[i] for i in TYPICAL),
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
 
@@ -218,7 +221,7 @@ def test_every_way_trains(way: str) -> None:
         now = torch.cat([p.detach().flatten() for p in network.parameters()])
         moved += before is not None and not torch.equal(before, now)
         before = now
-    assert before is not None and moved == 2 and bool(torch.isfinite(before).all())
+    assert before is not None and moved == 3 and bool(torch.isfinite(before).all())
 
 
 def main() -> None:
@@ -235,7 +238,9 @@ def main() -> None:
                     [sys.executable, __file__, model, way], capture_output=True, text=True
                 )
                 if done.returncode:
-                    found[way].append({"first": float("nan"), "later": float("nan"), "peak": 0.0})
+                    found[way].append(
+                        dict.fromkeys(("setup", "first", "later", "peak"), float("nan"))
+                    )
                 else:
                     found[way].append(json.loads(done.stdout.splitlines()[-1]))
         unit = statistics.median(one["later"] for one in found["sgd"])
@@ -244,7 +249,8 @@ def main() -> None:
             middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
             print(
                 f"  {way:8s} later {middle['later'] / unit:5.2f}  first / later "
-                f"{middle['first'] / middle['later']:5.2f}  peak {middle['peak']:.2f} GiB"
+                f"{middle['first'] / middle['later']:5.2f}  setup {middle['setup'] / unit:5.2f}  "
+                f"peak {middle['peak']:.2f} GiB"
             )
     times = clipping()
     print(f"clipping: ours / Opacus {times['ours'] / times['opacus']:.2f}")

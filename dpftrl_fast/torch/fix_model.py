@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -17,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpftrl_fast._validate import flag, positive_integer
 from dpftrl_fast.torch.gradients.layers import GradSampleMode, incompatible_layers
+from dpftrl_fast.torch.gradients.opacus_layers import is_wrapped
 from dpftrl_fast.torch.plain_layers import FixedNorm, NormAct, PlainBag, SplitAttention
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -145,7 +145,7 @@ def fix_model(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a Module, got {type(model).__name__}")
-    if hasattr(model, "_orig_mod") or isinstance(model, (AbstractGradSampleModule, *_WRAPPERS)):
+    if hasattr(model, "_orig_mod") or is_wrapped(model) or isinstance(model, _WRAPPERS):
         raise ValueError(
             "model must be the network itself, got one that is wrapped "
             f"({type(model).__name__}): call fix_model before the wrapper"

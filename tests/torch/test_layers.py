@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,3 +260,33 @@ def test_attention_must_have_the_dimension_of_the_batch(
     if found:
         assert f"batch_first must be that of make_private, {of_hooks}, got {of_layer}" in found[0]
     assert not incompatible_layers(model, way)
+
+
+def test_opacus_is_not_loaded_for_models_that_do_not_need_it(tmp_path: Path) -> None:
+    code = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from dpftrl_fast.torch import fix_model, make_private
+
+model = fix_model(nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Flatten(), {last})).model
+data = TensorDataset(torch.arange(8).reshape(4, 2), torch.zeros(4, 1))
+private = make_private(
+    model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(data, batch_size=4),
+    noise_multiplier=1.0, delta=1e-5, epochs=1, clip_norm=1.0,
+)
+for _, (x, y) in private.data_loader:
+    nn.functional.mse_loss(private.model(x), y).backward()
+    private.optimizer.step()
+print("opacus" in sys.modules)
+"""
+    for last, needed in [
+        ("nn.Linear(8, 1)", "False"),
+        ("nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 1, 4), nn.Flatten()", "True"),
+    ]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code.format(last=last)],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.splitlines()[-1] == needed

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+
+from dpftrl_fast.torch.gradients.opacus_layers import opacus_formula
 
 Formula = Callable[[Any, Tensor, Tensor, Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -53,7 +54,7 @@ def _known(layer: nn.Module) -> Formula | None:
         own = _linear_of(transposed=True)
     if own is not None:
         return own
-    known = GradSampleModule.GRAD_SAMPLERS.get(kind)
+    known = opacus_formula(layer)
     return None if known is None else _of_opacus(known)
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from opacus.layers.dp_rnn import RNNLinear
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.gradients.formulas import Formula, has_formula
 from dpftrl_fast.torch.gradients.layers import is_remade, label_of
+from dpftrl_fast.torch.gradients.opacus_layers import is_opacus
 from dpftrl_fast.torch.gradients.row_errors import of_rows
 
 
@@ -29,10 +29,10 @@ class Layer:
     def __init__(
         self, module: nn.Module, label: str, formula: Formula, dim: int, places: dict[str, int]
     ) -> None:
-        self.module, self.label, self.formula, self.dim = module, label, formula, dim
-        self.places = places
+        self.module, self.label, self.formula, self.places = module, label, formula, places
         self.shared: str | None = None
-        self.recurrent = isinstance(module, RNNLinear)
+        self.recurrent = is_opacus(module, "RNNLinear")  # it gets the examples of one time step
+        self.dim = 0 if self.recurrent else dim
         # Layers with formulas do not need their outputs in the backward pass.
         self.may_change = has_formula(module)
         # A layer of torch.func is taken with the layers in it.

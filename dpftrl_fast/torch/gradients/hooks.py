@@ -19,7 +19,6 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
-from opacus.layers.dp_rnn import RNNLinear
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -36,7 +35,7 @@ from dpftrl_fast.torch.gradients.row_errors import does_mix, wrong_rows
 
 # Bytes of per-example gradients that are made at a time: as much as a cache holds, but those of
 # four examples where that is no more than the larger number, since each chunk passes over the sums.
-_CACHED, _MOST = 2**25, 2**27
+_CACHED, _MOST = 2**25, 3 * 2**25
 
 _OUTSIDE = (
     "got a gradient outside of its layer: per-example gradients are those of layers, so a model "
@@ -146,13 +145,12 @@ class HookGradients:
         for kind, module, label in trained_layers(model):
             if kind == "layer":
                 formula = formula_of(module, functorch=functorch, first=self.dim)
-                dim = 0 if isinstance(module, RNNLinear) else self.dim
                 places = {
                     name: self._places[id(p)]
                     for name, p in module.named_parameters()
                     if id(p) in self._places
                 }
-                self.layers.append(Layer(module, label, formula, dim, places))
+                self.layers.append(Layer(module, label, formula, self.dim, places))
             else:
                 own = module.named_parameters(recurse=False)
                 self.loose += [Loose(module, n, p, label) for n, p in own if p.requires_grad]

@@ -13,6 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpftrl_fast._validate import choice, flag, optional
+from dpftrl_fast.torch.gradients.opacus_layers import is_opacus, objections
 
 GradSampleMode = Literal["auto", "hooks", "functorch", "vmap"]
 
@@ -153,15 +154,12 @@ def _of_opacus(
     layer: nn.Module, own: list[nn.Parameter], mode: str, batch_first: bool | None
 ) -> Iterator[str]:
     """Yield the reasons for which Opacus's hooks give wrong gradients of a layer."""
-    from opacus.layers.dp_multihead_attention import DPMultiheadAttention, SequenceBias
-    from opacus.validators import ModuleValidator
-
     from dpftrl_fast.torch.gradients.formulas import has_formula
 
     if not _trained(layer.parameters()):
         return
-    if isinstance(layer, (DPMultiheadAttention, SequenceBias)) and batch_first is not None:
-        got: bool = layer.batch_first
+    if is_opacus(layer, "DPMultiheadAttention", "SequenceBias") and batch_first is not None:
+        got: bool = layer.batch_first  # type: ignore[assignment]
         if got != batch_first:
             yield _BATCH_DIM.format(expected=batch_first, got=got)
     if is_remade(layer) and next(layer.buffers(), None) is not None:
@@ -169,9 +167,8 @@ def _of_opacus(
         return
     if not _trained(own):
         return
-    validate = ModuleValidator.VALIDATORS.get(type(layer))
-    if validate is not None and not isinstance(layer, _BatchNorm):
-        yield from map(str, validate(layer))
+    if not isinstance(layer, _BatchNorm):
+        yield from objections(layer)
     inner = [module for child in layer.children() for module in child.modules()]
     alone = not has_formula(layer) and not any(_trained(c.parameters()) for c in layer.children())
     if alone and any(isinstance(module, _DropoutNd) and module.p > 0.0 for module in inner):

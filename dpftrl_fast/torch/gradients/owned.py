@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.opacus_layers import is_wrapped
 
 
 def owned_names(model: nn.Module, accumulator: Accumulator) -> list[str]:
@@ -38,8 +39,7 @@ def check_unwrapped(model: nn.Module) -> None:
     --------
     >>> check_unwrapped(nn.Linear(2, 1))
     """
-    wrapped = type(model).__module__.startswith("opacus.grad_sample")
-    if wrapped or hasattr(model, "autograd_grad_sample_hooks"):
+    if is_wrapped(model) or hasattr(model, "autograd_grad_sample_hooks"):
         raise ValueError("model must not be wrapped by Opacus yet, got one that is")
     put = [*model._forward_pre_hooks.values(), vars(model).get("forward")]
     if any(getattr(hook, "of_dpftrl", False) for hook in put):

@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from opacus.layers.dp_rnn import DPRNNBase
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
@@ -45,6 +44,7 @@ from dpftrl_fast.torch.gradients.hooks import HookGradients
 from dpftrl_fast.torch.gradients.layers import label_of
 from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
+from dpftrl_fast.torch.gradients.opacus_layers import is_opacus
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, of_rows, wrong_rows
 from dpftrl_fast.torch.gradients.trials import changed_rows, copied, rounding, unchanged
@@ -119,7 +119,7 @@ class _Watch:
         self._step = 0  # of the last pass
         self._warned = False
         for name, layer in self._model.named_modules():
-            if isinstance(layer, DPRNNBase):
+            if is_opacus(layer, "DPRNNBase"):
                 hooks.add_before(layer, partial(_check_packing, label_of(name, layer)))
 
     def before_model(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -287,7 +287,7 @@ class _Watch:
         """
         hooks, model = self._hooks, self._model
         names = {id(p): name for name, p in model.named_parameters()}
-        found = GradientsOfRows([], {}, {}, {}, {})
+        found = GradientsOfRows([], {}, {}, {}, {}, sums=changed is None)
         with unchanged(model), hooks.captured(rows):
             args, kwargs = tree_map(copied, given)
             try:
