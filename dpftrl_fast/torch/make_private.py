@@ -40,6 +40,7 @@ from dpftrl_fast.torch.gradients.layers import GradSampleMode, check_layers, che
 from dpftrl_fast.torch.gradients.loss.criterion import check_criterion
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.loader import FixedOrderLoader, check_loader
+from dpftrl_fast.torch.model_state import remember_statistics
 from dpftrl_fast.torch.optimizer import DPFTRL
 from dpftrl_fast.torch.public_state import keep_position
 from dpftrl_fast.torch.residual import ResidualNoise
@@ -350,6 +351,7 @@ def make_private(
         raise
     # Nothing is refused from here on: a step hook stays where it was put.
     sums.noise = source
+    remember_statistics(model)
     if isinstance(source, DPFTRL):
         refuse_steps(optimizer)
         optimizer = source

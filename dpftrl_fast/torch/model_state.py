@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.flat.tensors import is_sharded
 from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
+
+
+#: Buffers of layers that kept running statistics when their model was made private.
+_PUBLIC: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -17,7 +23,8 @@ def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
     They are private if the parameters were trained under the plan only; an optimiser's own state is
     a secret. Names are those of the model itself, without the prefixes of wrappers (Opacus,
     DistributedDataParallel). DTensors of FSDP2 are gathered, for which all ranks call this.
-    ValueError if a layer keeps running statistics of the data it saw: they have no noise.
+    ValueError if a layer keeps running statistics of the data it saw: they have no noise. Those of
+    a pretrained layer that are as they were in `make_private` may be released, as its parameters.
 
     Examples
     --------
@@ -30,15 +37,46 @@ def model_state_dict(model: nn.Module) -> dict[str, Tensor]:
     tracking = [
         name
         for name, layer in model.named_modules()
-        if getattr(layer, "running_mean", None) is not None
+        if getattr(layer, "running_mean", None) is not None and not _is_as_it_was(layer)
     ]
     if tracking:
         raise ValueError(
             "a model that is released must keep no running statistics of private data, got them in "
-            f"{', '.join(tracking)}"
+            f"{', '.join(tracking)}: call it on the model that make_private returned, in which "
+            "such layers stay in evaluation mode"
         )
     state = model.state_dict()
     return {name: _whole(value) for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def remember_statistics(model: nn.Module) -> None:
+    """Remember the running statistics of a model that has seen no private data yet.
+
+    Examples
+    --------
+    >>> model = nn.BatchNorm1d(2).eval()
+    >>> remember_statistics(model)
+    >>> "running_mean" in model_state_dict(model)
+    True
+    """
+    for layer in model.modules():
+        if getattr(layer, "running_mean", None) is not None:
+            # those of a later run may have seen the data of an earlier one
+            _PUBLIC.setdefault(layer, _buffers(layer))
+
+
+def _is_as_it_was(layer: nn.Module) -> bool:
+    before, now = _PUBLIC.get(layer), _buffers(layer)
+    return (
+        before is not None
+        and before.keys() == now.keys()
+        and all(torch.equal(before[name], x) for name, x in now.items())
+    )
+
+
+def _buffers(layer: nn.Module) -> dict[str, Tensor]:
+    named = layer.named_buffers(recurse=False)
+    return {name: x.detach().to("cpu", copy=True) for name, x in named}
 
 
 def unwrap(model: nn.Module) -> nn.Module:

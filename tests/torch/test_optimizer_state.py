@@ -12,10 +12,11 @@ import pytest
 import torch
 from dpftrl_runs import gradients, parameters, plan_of, ready, run
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.torch import DPFTRL, ResidualNoise, model_state_dict
+from dpftrl_fast.torch import DPFTRL, ResidualNoise, make_private, model_state_dict
 from dpftrl_fast.torch.flat.noise import FlatNoise
 from dpftrl_fast.torch.flat.update import FlatFTRL
 
@@ -162,6 +163,46 @@ def test_running_statistics_may_not_leave() -> None:
         model_state_dict(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
     with pytest.raises(TypeError, match="must be a Module"):
         model_state_dict({})  # type: ignore[arg-type]
+
+
+def test_running_statistics_of_a_pretrained_layer_leave_as_they_came() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    model.train()(torch.randn(8, 2))  # public data
+    model.eval()
+    before = copy.deepcopy(model[1].state_dict())
+    data = TensorDataset(torch.randn(4, 2), torch.zeros(4, 1))
+
+    def private(mode: Any) -> Any:
+        return make_private(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            DataLoader(data, batch_size=2),
+            noise_multiplier=1.0,
+            delta=1e-5,
+            epochs=1,
+            clip_norm=1.0,
+            grad_sample_mode=mode,
+        )
+
+    run = private("vmap")
+    model.train()
+    model[1].eval()
+    for _, (x, y) in run.data_loader:
+        nn.functional.mse_loss(run.model(x), y).backward()
+        run.optimizer.step()
+    state = model_state_dict(run.model)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(state[f"1.{name}"], before[name])
+    copied = copy.deepcopy(run.model)
+    with pytest.raises(ValueError, match="on the model that make_private returned"):
+        model_state_dict(copied)
+    model.train()(torch.randn(8, 2))  # statistics of data that are not public
+    with pytest.raises(ValueError, match=r"running statistics.*in 1"):
+        model_state_dict(run.model)
+    model[1].eval()
+    private("vmap")  # another run does not make them public
+    with pytest.raises(ValueError, match=r"running statistics.*in 1"):
+        model_state_dict(run.model)
 
 
 def test_the_model_state_leaves_nothing_out() -> None:
