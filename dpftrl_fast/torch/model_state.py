@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from dpftrl_fast.torch.flat.tensors import is_sharded
 from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 
-
 #: Buffers of layers that kept running statistics when their model was made private.
 _PUBLIC: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
