@@ -23,8 +23,13 @@ _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _KEEPS = (
     "the {name} must keep nothing of the examples from one pass to the next, got {place}: there an "
-    "example could change the gradients of others; delete it before the pass ends"
+    "example could change the gradients of others; set it before training, or delete it before the "
+    "pass ends"
 )
+
+
+class KeptError(ValueError):
+    """A model or a loss keeps something of an example."""
 
 
 def refuse_held(**roots: Any) -> None:
@@ -45,22 +50,24 @@ def refuse_held(**roots: Any) -> None:
     Traceback (most recent call last):
     ...
     ValueError: the model must keep nothing of the examples from one pass to the next, got \
-model.last: there an example could change the gradients of others; delete it before the pass ends
+model.last: there an example could change the gradients of others; set it before training, or \
+delete it before the pass ends
     """
     seen: set[int] = set()
     for name, root in roots.items():
         for place, held in _tensors(root, name, seen):
             # One made of weights alone has no entry for each example.
             if debug_unwrap(held).dim() != held.dim():
-                raise ValueError(_KEEPS.format(name=name, place=place))
+                raise KeptError(_KEEPS.format(name=name, place=place))
 
 
 @contextmanager
-def nothing_kept(**roots: Any) -> Iterator[None]:
+def nothing_kept(*, plain: bool = True, **roots: Any) -> Iterator[None]:
     """Raise ValueError if a model changes itself in passes of single examples without ``vmap``.
 
     There an example could find what the one before it has left: a tensor, or a number. Changes are
-    looked for in the places that `refuse_held` sees.
+    looked for in the places that `refuse_held` sees; with ``plain=False`` only those of tensors and
+    floats.
 
     Examples
     --------
@@ -70,18 +77,25 @@ def nothing_kept(**roots: Any) -> Iterator[None]:
     Traceback (most recent call last):
     ...
     ValueError: the model must keep nothing of the examples from one pass to the next, got \
-model.mean: there an example could change the gradients of others; delete it before the pass ends
+model.mean: there an example could change the gradients of others; set it before training, or \
+delete it before the pass ends
     """
-    before = {name: _state(name, root) for name, root in roots.items()}
+
+    def state(name: str, root: Any) -> dict[tuple[str, int], Any]:
+        found = _state(name, root)
+        numbers = (tuple, float, complex)  # a tensor has its version beside it
+        return {key: x for key, x in found.items() if plain or isinstance(x, numbers)}
+
+    before = {name: state(name, root) for name, root in roots.items()}
     yield
     for name, root in roots.items():
-        after = _state(name, root)
+        after = state(name, root)
         if len(after) > len(before[name]):
             changed = set(after) - set(before[name])
         else:
             changed = {key for key, x in before[name].items() if not _is_same(after.get(key), x)}
         if changed:
-            raise ValueError(_KEEPS.format(name=name, place=min(place for place, _ in changed)))
+            raise KeptError(_KEEPS.format(name=name, place=min(place for place, _ in changed)))
 
 
 def _state(name: str, root: Any) -> dict[tuple[str, int], Any]:
