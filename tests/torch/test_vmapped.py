@@ -446,6 +446,125 @@ def test_a_model_that_keeps_something_of_an_example_is_refused(what: str, chunk:
         one_pass(model, lambda m: cross_entropy(m(x), y), chunk_size=chunk)
 
 
+class SetsOnce(nn.Module):
+    """Sets something once, as models of transformers do, and cannot be run by vmap."""
+
+    def __init__(self, what: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.what, self.kept, self.layer = what, None, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = self.what(x)
+        return self.layer(x) * (1.0 + 0.0 * x.max().item())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.filterwarnings(ALONE)
+def test_what_is_set_once_from_public_facts_is_taken_and_numbers_of_examples_are_not(
+    chunk: int,
+) -> None:
+    x, y = torch.randn(ROWS, 4), torch.zeros(ROWS, dtype=torch.long)
+
+    def run(what: Callable[[Tensor], Any]) -> SetsOnce:
+        model = SetsOnce(what)
+        one_pass(model, lambda m: cross_entropy(m(x), y), chunk_size=chunk)
+        return model
+
+    assert run(lambda x: str(x.dtype)).kept == "torch.float32"
+    assert run(lambda x: x.shape[1]).kept == 4
+    for what in (lambda x: x.mean().item(), lambda x: x.detach().mean(0)):
+        with pytest.raises(ValueError, match=r"must keep nothing .* model.kept.*; set it before"):
+            run(what)
+
+
+class Looks(nn.Module):
+    """Raises on large numbers and counts on small ones, in what only vmap hands to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.seen: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(x):
+            largest = float(torch.func.debug_unwrap(x, recurse=True).abs().max())
+            self.seen.append(largest)
+            if largest > 50.0:
+                raise RuntimeError("too large")
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_way_does_not_depend_on_values_of_the_examples(steps: int) -> None:
+    """Neighbours differ in one row, on which vmap fails: neither goes over to the other way."""
+    x, y = torch.rand(ROWS, 4), torch.zeros(ROWS, dtype=torch.long)
+    neighbour = x.clone()
+    neighbour[2] = 100.0
+    found = []
+    for first in (x, neighbour):
+        torch.manual_seed(0)
+        model = Looks()
+        sums = accumulator(model, FlatClipping(0.1), ROWS, steps=3)
+        module = VmapModule(model, None, sums)
+        for step in range(steps):
+            sums.begin(range(ROWS * step, ROWS * (step + 1)))
+            sums.expect(ROWS)
+            cross_entropy(module(x), y).backward()
+            sums.finish()
+            sums.done()
+        sums.begin(range(50, 50 + ROWS))
+        sums.expect(ROWS)
+        if first is neighbour:
+            with pytest.raises(RuntimeError, match="too large"):  # the model's, and no warning
+                module(first)
+        cross_entropy(module(x), y).backward()
+        sums.finish()
+        found.append(grads(model))
+        assert model.seen[0] <= 1.0  # made up
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+class Seen:
+    inputs: ClassVar[list[Tensor]] = []  # not in the model, which must keep nothing
+
+
+def test_arguments_of_another_shape_are_tried_on_made_up_values() -> None:
+    """Later in a run too, where a path may not depend on the examples."""
+
+    def apply(layer: nn.Module, x: Tensor) -> Tensor:
+        Seen.inputs.append(x.detach())
+        wide = layer(x).mean(1)
+        return wide * (1.0 + 0.0 * wide.max().item()) if x.shape[1] > 2 else wide  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Apply(apply, nn.Linear(4, 3))
+    sums = accumulator(model, FlatClipping(0.1), ROWS, steps=2)
+    module = VmapModule(model, None, sums)
+    y = torch.zeros(ROWS, dtype=torch.long)
+    for step, length in enumerate((2, 3)):
+        x = 7.0 + torch.rand(ROWS, length, 4)
+        samples = one_by_one(model, cross_entropy, x, y, list(model.parameters()))
+        seen = Seen.inputs
+        seen.clear()
+        sums.begin(range(ROWS * step, ROWS * (step + 1)))
+        sums.expect(ROWS)
+        if length == 2:
+            out = module(x)
+            assert len(seen) == 3  # made up, the batch, and the shapes of two rows
+        else:
+            with pytest.warns(UserWarning, match=r"since torch.func.vmap cannot run the model"):
+                out = module(x)
+            tried = [t for t in seen if float(torch.func.debug_unwrap(t).max()) < 5.0]
+            assert len(tried) == 3  # by vmap, with two kinds of indices, and alone
+            assert all(torch.equal(a[0], b) for a, b in zip(seen[3:], x, strict=False))
+        cross_entropy(out, y).backward()  # type: ignore[no-untyped-call]
+        sums.finish()
+        assert_same(grads(model), flat_sums(samples, 0.1))
+        sums.done()
+
+
 @pytest.fixture
 def ready() -> tuple[nn.Module, Accumulator, Any, Tensor, Tensor]:
     model, x, y = made("layers")

@@ -30,7 +30,7 @@ def uncompiled(call: Callable[..., Any]) -> Callable[..., Any]:
 
     Examples
     --------
-    >>> model = torch.compile(nn.Linear(2, 1), backend="none of these")
+    >>> model = torch.compile(nn.Linear(2, 1), backend="eager")
     >>> uncompiled(model)(torch.ones(3, 2)).shape
     torch.Size([3, 1])
     """

@@ -28,10 +28,6 @@ _KEEPS = (
 )
 
 
-class KeptError(ValueError):
-    """A model or a loss keeps something of an example."""
-
-
 def refuse_held(**roots: Any) -> None:
     """Raise ValueError if a model or a loss keeps a tensor of a pass that is over.
 
@@ -58,7 +54,7 @@ delete it before the pass ends
         for place, held in _tensors(root, name, seen):
             # One made of weights alone has no entry for each example.
             if debug_unwrap(held).dim() != held.dim():
-                raise KeptError(_KEEPS.format(name=name, place=place))
+                raise ValueError(_KEEPS.format(name=name, place=place))
 
 
 @contextmanager
@@ -95,7 +91,7 @@ delete it before the pass ends
         else:
             changed = {key for key, x in before[name].items() if not _is_same(after.get(key), x)}
         if changed:
-            raise KeptError(_KEEPS.format(name=name, place=min(place for place, _ in changed)))
+            raise ValueError(_KEEPS.format(name=name, place=min(place for place, _ in changed)))
 
 
 def _state(name: str, root: Any) -> dict[tuple[str, int], Any]:

@@ -15,7 +15,7 @@ from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.alone.example_passes import ExamplePasses
 from dpftrl_fast.torch.gradients.alone.example_trees import Rows, put_together, taken_apart
-from dpftrl_fast.torch.gradients.alone.held import KeptError, nothing_kept, refuse_held
+from dpftrl_fast.torch.gradients.alone.held import nothing_kept, refuse_held
 from dpftrl_fast.torch.gradients.alone.rows_of_outputs import joined, rows_of_outputs
 from dpftrl_fast.torch.gradients.alone.ways import (
     by_vmap,
@@ -182,14 +182,12 @@ class VmapModule(nn.Module):
                     return
             self._alone = True
         for rows in made:
-            try:
-                with unchanged(network), nothing_kept(plain=False, model=network):
+            with unchanged(network), nothing_kept(plain=False, model=network):
+                try:
                     self._run_made_up(given, [x[:1] for x in rows])
-            except KeptError:
-                raise
-            except Exception:  # values that the network does not take
-                continue
-            break
+                    break
+                except Exception:  # values that the network does not take
+                    continue
         self._tried.add(given.kind)
         if reason is not None:
             warnings.warn(
