@@ -61,11 +61,6 @@ class Rows:
         """Return the part's rows of each tensor that has rows."""
         return tuple(x[part] for x in self._tensors)
 
-    def picked(self, places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a batch with the rows at these places."""
-        at = list(places)
-        return self.rebuilt([x[at] for x in self._tensors])
-
     def rebuilt(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with other tensors in the place of those that have rows."""
         args = put_together(self._args, tensors)
