@@ -17,6 +17,7 @@ from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.torch.gradients import formulas
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
+from dpftrl_fast.torch.gradients.recheck import recheck_due
 from dpftrl_fast.torch.gradients.rows import hook_gradients
 
 ROWS, CLIP = 6, 0.3
@@ -24,7 +25,7 @@ X, Y = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0)), torch.a
 
 
 def hooked(model: nn.Module, **options: Any) -> Any:
-    plan = PrivacyPlan(CLIP, 1.0, SinglePass(3))
+    plan = PrivacyPlan(CLIP, 1.0, SinglePass(4))
     sums = Accumulator(list(model.parameters()), FlatClipping(CLIP), ROWS, plan.guard())
     hooks = hook_gradients(model, sums, **options)
     sums.begin(range(ROWS))
@@ -94,17 +95,19 @@ def test_a_layer_that_torch_func_cannot_run_is_refused(
 
 
 def test_gradients_of_a_look_in_evaluation_mode_are_no_matter() -> None:
-    """Within a later batch, before its pass."""
+    """Within a batch, before its pass, at a step whose pass is not tried."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     alone = copy.deepcopy(model)
     samples = one_by_one(alone, cross_entropy, X, Y, list(alone.parameters()))
     sums, _ = hooked(model)
-    cross_entropy(model(X), Y).backward()
-    sums.finish()
-    sums.done()
-    sums.begin(range(ROWS, 2 * ROWS))
-    sums.expect(ROWS)
+    for step in range(1, 4):
+        cross_entropy(model(X), Y).backward()
+        sums.finish()
+        sums.done()
+        sums.begin(range(ROWS * step, ROWS * (step + 1)))
+        sums.expect(ROWS)
+    assert not recheck_due(3)
     model.eval()
     model(X).sum().backward()
     model.train()
