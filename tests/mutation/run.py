@@ -166,7 +166,8 @@ class Tree:
         for path in ROOT.iterdir():
             if path.is_file():
                 self._copy(path, self.root / path.name)
-        self.build(["_core", "_chacha"])
+        if not self.build(["_core", "_chacha"]):  # each mutant would be noticed
+            raise RuntimeError(f"the core does not build: see {self._log}")
 
     def _copy(self, source: Path, target: Path) -> None:
         skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
@@ -205,6 +206,7 @@ class Tree:
             given += ["-DDPFTRL_BUILD_TESTS=ON", f"-DPython_EXECUTABLE={sys.executable}"]
             command = [*self._cmake, "-S", str(self.root), "-B", str(self._build_folder), *given]
             if self.call(command, self.root) != 0:
+                (self._build_folder / "CMakeCache.txt").unlink(missing_ok=True)
                 raise RuntimeError(f"cmake could not configure the core: see {self._log}")
         command = [*self._cmake, "--build", str(self._build_folder), "--target", *targets]
         if self.call(command, self.root) != 0:

@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from zoo import Batch, Case, Rows
 
+import dpftrl_fast
 from dpftrl_fast.torch import make_private
 
+PACKAGE = Path(dpftrl_fast.__file__).parent
 Sums = dict[str, Tensor]
 
 
@@ -91,15 +96,20 @@ def difference(sums: Sums, right: Sums, clip: float) -> float:
     return max(float((sums[name].double() - right[name]).abs().max()) for name in right) / clip
 
 
-def cell(case: Case, mode: str, fix: Any = None) -> tuple[str, str]:
-    """("works", the difference), ("wrong", it) or ("refused", its message) of one mode."""
+def difference_of(
+    case: Case, mode: str, fix: Callable[[nn.Module], nn.Module] | None = None
+) -> float:
+    """The largest error of a mode's sums, in clip norms."""
     model, batch = made(case)
     if fix is not None:
         model = fix(model).train()
     clip, right = expected(case, copy.deepcopy(model), batch)
-    try:
-        sums = sums_of(case, model, batch, clip, grad_sample_mode=mode)
-    except (ValueError, TypeError) as error:
-        return "refused", f"{type(error).__name__}: {error}"
-    off = difference(sums, right, clip)
-    return ("works" if off < 1e-5 else "wrong"), f"{off:.1e}"
+    return difference(sums_of(case, model, batch, clip, grad_sample_mode=mode), right, clip)
+
+
+def check_refused(case: Case, mode: str, sentence: str) -> None:
+    """Check that this package refuses a mode with this sentence, and not torch or a library."""
+    model, batch = made(case)
+    with pytest.raises(ValueError, match="(?s)^" + sentence) as refused:
+        sums_of(case, model, batch, 1.0, grad_sample_mode=mode)
+    assert Path(refused.traceback[-1].path).is_relative_to(PACKAGE)

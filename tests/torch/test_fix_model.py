@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import DataLoader
-from zoo_cells import cell, made
+from zoo_cells import difference_of, made
 from zoo_plain import CASES
 
 from dpftrl_fast.torch import fix_model, make_private
@@ -321,5 +321,4 @@ def test_what_is_fixed_is_trained_with_hooks(name: str) -> None:
     case = CASES[name]
     changes = fix_model(made(case)[0])
     assert changes.changes and not changes.refused("hooks")
-    result, off = cell(case, "auto", fix=lambda model: fix_model(model).model)
-    assert result == "works", off
+    assert difference_of(case, "auto", lambda model: fix_model(model).model) < 1e-5

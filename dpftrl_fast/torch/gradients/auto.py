@@ -10,7 +10,6 @@ of a batch stays refused: with each example alone it would compute something els
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import nn
 
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
+from dpftrl_fast.torch.gradients.eager import Forward
 from dpftrl_fast.torch.gradients.layers import incompatible_layers
 from dpftrl_fast.torch.gradients.owned import check_unwrapped
 from dpftrl_fast.torch.gradients.rows import hook_gradients
@@ -66,56 +66,25 @@ def auto_gradients(
     """
     check_unwrapped(model)
 
-    def alone(reason: str) -> _Forward:
+    def alone(reason: str) -> Forward:
         try:
             wrapper = VmapModule(
                 model, criterion, sums, chunk_size=chunk_size, loss_reduction=loss_reduction
             )
         except ValueError as error:
             raise ValueError(f"{error} (and with hooks: {reason})") from error
-        forward = _Forward(model, wrapper)
-        vars(model)["forward"] = forward
+        forward = Forward(model, wrapper.forward)
         short = reason.split("; ")[0].split(": use ")[0]  # without the advice to do this
         _tell(f"'vmap', each example alone, since with hooks {short}")
         return forward
 
     refused = incompatible_layers(model, "hooks", batch_first=batch_first)
     if refused:
-        alone(refused[0])
-        return lambda: vars(model).pop("forward", None)
+        return alone(refused[0]).remove
     hooks = hook_gradients(model, sums, batch_first=batch_first, loss_reduction=loss_reduction)
     hooks.fall_back = lambda error: alone(str(error))
     hooks.accepted = lambda: _tell("'hooks'")
     return hooks.remove
-
-
-class _Forward:
-    """Stands for the forward pass of one network; a copy of the network has its own again."""
-
-    of_dpftrl = True
-    __slots__ = ("_inside", "_network", "_wrapper")  # and no attributes in which tensors are sought
-
-    def __init__(self, network: nn.Module, wrapper: VmapModule) -> None:
-        self._network, self._wrapper, self._inside = network, wrapper, False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._inside:
-            return type(self._network).forward(self._network, *args, **kwargs)
-        self._inside = True
-        try:
-            return self._wrapper.forward(*args, **kwargs)
-        finally:
-            self._inside = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _own_forward(memo[id(self._network)])
-
-    def __reduce__(self) -> Any:
-        return _own_forward, (self._network,)
-
-
-def _own_forward(network: nn.Module) -> Any:
-    return types.MethodType(type(network).forward, network)
 
 
 def _tell(choice: str) -> None:

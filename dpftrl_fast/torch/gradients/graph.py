@@ -62,13 +62,17 @@ _aliased: Callable[[Tensor, list[Tensor]], Tensor] = _Alias.apply
 
 
 class Inert:
-    """A hook that stays with its network: copies and pickles of the network do nothing instead."""
+    """A hook that stays with its network: copies and pickles of the network do nothing instead.
+
+    It is never compiled.
+    """
 
     of_dpftrl = True
 
     def __init__(self, call: Callable[..., Any], *first: Any) -> None:
         self._call, self._first = call, first
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *given: Any) -> Any:
         """Call the hook."""
         return self._call(*self._first, *given)

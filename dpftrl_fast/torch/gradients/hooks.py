@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpftrl_fast._validate import choice, flag
 from dpftrl_fast.torch.gradients.accumulate import Accumulator, PerExample
+from dpftrl_fast.torch.gradients.eager import Forward, uncompiled
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.formulas import formula_of
 from dpftrl_fast.torch.gradients.graph import Inert, in_graph
@@ -174,7 +175,7 @@ class HookGradients:
         self._instead: Callable[..., Any] | None = None
         self.handles: list[Any] = [
             model.register_forward_hook(
-                Inert(self._after_model), with_kwargs=True, always_call=True
+                Inert(uncompiled(self._after_model)), with_kwargs=True, always_call=True
             ),
         ]
         for layer in self.layers:
@@ -191,9 +192,10 @@ class HookGradients:
             ]
         self.handles.append(  # after those of layers, and so before them
             model.register_forward_pre_hook(
-                Inert(self._before_model), with_kwargs=True, prepend=True
+                Inert(uncompiled(self._before_model)), with_kwargs=True, prepend=True
             )
         )
+        self._forward = Forward(model)
         self._norms = [
             (label_of(name, module), module)
             for name, module in model.named_modules()
@@ -218,9 +220,11 @@ class HookGradients:
         self.loss_trial, self.sums.handed_out = trial, trial.batch
         self.handles += [
             self.model.register_forward_pre_hook(
-                Inert(when_ready, trial.before), with_kwargs=True, prepend=True
+                Inert(uncompiled(when_ready), trial.before), with_kwargs=True, prepend=True
             ),
-            self.model.register_forward_hook(Inert(when_ready, trial.after), with_kwargs=True),
+            self.model.register_forward_hook(
+                Inert(uncompiled(when_ready), trial.after), with_kwargs=True
+            ),
         ]
 
     def remove(self) -> None:
@@ -230,6 +234,7 @@ class HookGradients:
             self.sums.handed_out = None
         for handle in self.handles:
             handle.remove()
+        self._forward.remove()
         self.settle()
 
     # ---- A forward pass ----

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors about rows of layers that are not the examples of the batch."""
+"""Errors about rows of layers that are not the examples of the batch, and where they arose."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from dpftrl_fast.torch.gradients.layers import label_of
 
 _OF_ROWS, _MIXED = "_of_rows", "_mixed"  # mark errors about rows
 
@@ -44,3 +46,26 @@ def does_mix(error: BaseException) -> bool:
 def is_of_rows(error: BaseException) -> bool:
     """Whether an error is one of this package about rows, and not one of the model."""
     return getattr(error, _OF_ROWS, False)
+
+
+def layer_of(network: nn.Module, error: Exception) -> str:
+    """Name the innermost layer in which an error was raised."""
+    names = {id(layer): name for name, layer in network.named_modules()}
+    found, frames = "the model", error.__traceback__
+    while frames is not None:
+        layer = frames.tb_frame.f_locals.get("self")
+        if isinstance(layer, nn.Module) and id(layer) in names:
+            found = label_of(names[id(layer)], layer)
+        frames = frames.tb_next
+    return found
+
+
+def first_sentence(error: Exception) -> str:
+    """Return the first sentence of an error.
+
+    Examples
+    --------
+    >>> first_sentence(ValueError("x is 3. Take 4."))
+    'x is 3'
+    """
+    return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")

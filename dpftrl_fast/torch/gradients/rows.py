@@ -46,7 +46,7 @@ from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.opacus_layers import is_opacus
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
-from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, of_rows, wrong_rows
+from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, layer_of, of_rows, wrong_rows
 from dpftrl_fast.torch.gradients.trials import changed_rows, copied, rounding, unchanged
 
 # Most rows of a trial are this share of those of the pass, but these at least.
@@ -297,17 +297,18 @@ class _Watch:
             except Exception as error:
                 beside = [layer.label for layer in hooks.layers if layer.shared]
                 beside += [loose.label for loose in hooks.loose]
+                more = f" and {len(beside) - 2} more" if len(beside) > 2 else ""
                 raise ValueError(
                     "the model must take what all examples share once for each example (of "
-                    f"{', '.join(beside) or 'none'}), got {error!r}: grad_sample_mode='vmap' has "
-                    "no such limits"
+                    f"{', '.join(beside[:2]) or 'none'}{more}), got a {type(error).__name__} in "
+                    f"{layer_of(model, error)}: grad_sample_mode='vmap' has no such limits"
                 ) from error
             found.outputs.extend(_backward(outputs, rows, changed))
             for p in hooks.sums.parameters:
                 if p.grad is not None:
                     raise of_rows(OTHERS.format(name=names[id(p)]))
             start = 0
-            for samples in hooks.chunks(rows):
+            for samples in self._chunks(rows):
                 count = max(len(x) for x in samples if x is not None)
                 some = kept[(kept >= start) & (kept < start + count)] - start
                 for p, sample in zip(hooks.sums.parameters, samples, strict=True):
@@ -315,6 +316,19 @@ class _Watch:
                         found.add(names[id(p)], sample, some)
                 start += count
         return found
+
+    def _chunks(self, rows: int) -> Iterator[list[Tensor | None]]:
+        """Yield the per-example gradients of a captured pass; refuse layers that have none."""
+        try:
+            yield from self._hooks.chunks(rows)
+        except (ValueError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"{layer_of(self._model, error)} must be run for each example by torch.func, got a "
+                f"{type(error).__name__} (is there a hook on it?): grad_sample_mode='auto' finds "
+                "another way"
+            ) from error
 
     def _run(self, given: Any, *, gradients: bool = False) -> Trial:
         """Run the model without hooks on what is given, and its backward pass if told so."""
@@ -333,8 +347,8 @@ class _Watch:
                 raise
             except Exception as error:
                 raise ValueError(
-                    f"the model must take another number of examples, got {error!r}: "
-                    f"{advice(self._dim)}"
+                    f"the model must take another number of examples, got a "
+                    f"{type(error).__name__} in {layer_of(model, error)}: {advice(self._dim)}"
                 ) from error
             found = [x.detach() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
             self._hooks.returns_loss = bool(losses_of(outputs))

@@ -7,6 +7,8 @@ Right are the sums of clipped gradients that autograd gives for each example alo
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,79 +16,42 @@ if any(importlib.util.find_spec(name) is None for name in ("transformers", "peft
     pytest.skip("needs transformers, peft and timm", allow_module_level=True)
 
 import zoo_cells
-import zoo_images
-import zoo_plain
-import zoo_transformers
-from zoo import Case
+from zoo_table import CASES, FIXED, MODES, page, refusal
 
 from dpftrl_fast.torch import fix_model, unwrap
 
 COMPILED = "torch.compile before"
-CASES: dict[str, Case] = {**zoo_plain.CASES, **zoo_transformers.CASES, **zoo_images.CASES}
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) if case.slow else name
-    for name, case in CASES.items()
-    if name != COMPILED
-]
-
-# What "auto" refuses without fix_model, and "hooks" with it. All else works.
-MIXES = r"BatchNorm.*\): its output for an example depends on .* use dpftrl_fast.torch.fix_model"
-REFUSED_BY_AUTO = {
-    **dict.fromkeys(
-        ["U-Net", "ResNet of timm", "EfficientNet", "MobileNetV3 of timm", "ResNet18"], MIXES
-    ),
-    "MobileNetV3": MIXES,
-    "GRU": "use dpftrl_fast.torch.fix_model, which makes it the DPLSTM, DPGRU or DPRNN",
-}
-ROWS = "examples must be along the first dimension of every trained layer's input"
-INSIDE = "the loss that the model returns must treat each example apart"
-SHARED = "must take what all examples share once for each example"
-REFUSED_BY_HOOKS = {
-    "GPT-2, tied head": INSIDE,
-    "Llama": INSIDE,
-    "tied weight": "it is used outside of its layer too",
-    "DeBERTa": ROWS,
-    "T5": SHARED,
-    "BART": "must get one tensor",
-    "DoRA on BERT": "must get one tensor",
-    "IA3 on BERT": "it is used outside of its layer too",
-    "prompt tuning of BERT": SHARED,
-    "ConvNeXt": SHARED,
-    "Swin": ROWS,
-}
+PAGE = Path(__file__).parents[3] / "docs" / "torch_models.md"
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 
 
-def fixed(model):  # type: ignore[no-untyped-def]
-    return fix_model(model).model
+def cells(names: Any) -> list[Any]:
+    """Each model with each mode."""
+    return [
+        pytest.param(name, mode, marks=pytest.mark.slow if CASES[name].slow else ())
+        for name in names
+        for mode in MODES
+    ]
 
 
-@pytest.mark.parametrize("name", SLOW)
-def test_as_it_is_by_auto(name: str) -> None:
-    case = CASES[name]
-    if name not in REFUSED_BY_AUTO:
-        result, off = zoo_cells.cell(case, "auto")
-        assert result == "works", off
-        return
-    model, batch = zoo_cells.made(case)
-    with pytest.raises(ValueError, match=REFUSED_BY_AUTO[name]):
-        zoo_cells.sums_of(case, model, batch, 1.0, grad_sample_mode="auto")
-    result, off = zoo_cells.cell(case, "auto", fix=fixed)  # the remedy
-    assert result == "works", off
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_fixed_by_hooks(name: str) -> None:
-    result, off = zoo_cells.cell(CASES[name], "hooks", fix=fixed)
-    if name in REFUSED_BY_HOOKS:
-        assert result == "refused" and REFUSED_BY_HOOKS[name] in off, off
+@pytest.mark.parametrize(("name", "mode"), cells(CASES))
+def test_as_its_library_builds_it(name: str, mode: str) -> None:
+    expected = refusal(name, mode)
+    if expected is None:
+        assert zoo_cells.difference_of(CASES[name], mode) < 1e-5
     else:
-        assert result == "works", off
+        zoo_cells.check_refused(CASES[name], mode, expected.sentence)
 
 
-@pytest.mark.parametrize("mode", ["auto", "hooks", "functorch", "vmap"])
+@pytest.mark.parametrize(("name", "mode"), cells(["frozen BatchNorm", *FIXED]))
+def test_fixed(name: str, mode: str) -> None:
+    assert zoo_cells.difference_of(CASES[name], mode, lambda m: fix_model(m).model) < 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_what_is_compiled_before_is_handed_out_itself(mode: str) -> None:
-    result, off = zoo_cells.cell(CASES[COMPILED], mode)
-    assert result == "refused" and "must be the network itself, got it compiled" in off, off
-    result, off = zoo_cells.cell(CASES[COMPILED], mode, fix=unwrap)  # the remedy
-    assert result == "works", off
+    assert zoo_cells.difference_of(CASES[COMPILED], mode, unwrap) < 1e-5
+
+
+def test_the_page_of_models_says_what_is_tested() -> None:
+    assert PAGE.read_text() == page(), "write zoo_table.page() to docs/torch_models.md"

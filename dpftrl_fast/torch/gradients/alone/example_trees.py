@@ -51,14 +51,15 @@ class Rows:
                 "tensor, got none with so many"
             )
 
+    @property
+    def kind(self) -> Any:
+        """Shapes of an example's rows, dtypes and all else that is public; to be compared."""
+        rows = [(x.shape[1:], x.dtype, x.device) for x in self._tensors]
+        return repr((rows, _described(self._args), _described(self._kwargs)))
+
     def split(self, part: slice) -> tuple[Tensor, ...]:
         """Return the part's rows of each tensor that has rows."""
         return tuple(x[part] for x in self._tensors)
-
-    def picked(self, places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a batch with the rows at these places."""
-        at = list(places)
-        return self.rebuilt([x[at] for x in self._tensors])
 
     def rebuilt(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with other tensors in the place of those that have rows."""
@@ -89,6 +90,21 @@ class Rows:
             f"{type(x).__name__}{' in the list' if in_list else ''} as {place}: what belongs to an "
             "example must be a row of a tensor"
         )
+
+
+def _described(tree: Any) -> Any:
+    """Return a tree with the shapes of its tensors, and the types of its floats."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype, tree.device
+    if isinstance(tree, (float, complex)):
+        return type(tree)
+    if isinstance(tree, _At):
+        return tree.index
+    if isinstance(tree, Mapping):
+        return [(key, _described(x)) for key, x in tree.items()]
+    if isinstance(tree, (tuple, list)):
+        return [_described(x) for x in tree]
+    return tree
 
 
 class _At:

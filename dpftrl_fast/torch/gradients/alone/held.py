@@ -23,7 +23,8 @@ _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _KEEPS = (
     "the {name} must keep nothing of the examples from one pass to the next, got {place}: there an "
-    "example could change the gradients of others; delete it before the pass ends"
+    "example could change the gradients of others; set it before training, or delete it before the "
+    "pass ends"
 )
 
 
@@ -45,7 +46,8 @@ def refuse_held(**roots: Any) -> None:
     Traceback (most recent call last):
     ...
     ValueError: the model must keep nothing of the examples from one pass to the next, got \
-model.last: there an example could change the gradients of others; delete it before the pass ends
+model.last: there an example could change the gradients of others; set it before training, or \
+delete it before the pass ends
     """
     seen: set[int] = set()
     for name, root in roots.items():
@@ -56,11 +58,12 @@ model.last: there an example could change the gradients of others; delete it bef
 
 
 @contextmanager
-def nothing_kept(**roots: Any) -> Iterator[None]:
+def nothing_kept(*, plain: bool = True, **roots: Any) -> Iterator[None]:
     """Raise ValueError if a model changes itself in passes of single examples without ``vmap``.
 
     There an example could find what the one before it has left: a tensor, or a number. Changes are
-    looked for in the places that `refuse_held` sees.
+    looked for in the places that `refuse_held` sees; with ``plain=False`` only those of tensors and
+    floats.
 
     Examples
     --------
@@ -70,12 +73,19 @@ def nothing_kept(**roots: Any) -> Iterator[None]:
     Traceback (most recent call last):
     ...
     ValueError: the model must keep nothing of the examples from one pass to the next, got \
-model.mean: there an example could change the gradients of others; delete it before the pass ends
+model.mean: there an example could change the gradients of others; set it before training, or \
+delete it before the pass ends
     """
-    before = {name: _state(name, root) for name, root in roots.items()}
+
+    def state(name: str, root: Any) -> dict[tuple[str, int], Any]:
+        found = _state(name, root)
+        numbers = (tuple, float, complex)  # a tensor has its version beside it
+        return {key: x for key, x in found.items() if plain or isinstance(x, numbers)}
+
+    before = {name: state(name, root) for name, root in roots.items()}
     yield
     for name, root in roots.items():
-        after = _state(name, root)
+        after = state(name, root)
         if len(after) > len(before[name]):
             changed = set(after) - set(before[name])
         else:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.gradients.alone.example_trees import Rows, taken_apart
+from dpftrl_fast.torch.gradients.alone.ways import made_up_rows
 from dpftrl_fast.torch.gradients.trials import unchanged
 
 
@@ -17,10 +19,10 @@ def rows_of_outputs(
 ) -> list[int | None]:
     """Return the dimension of the rows in each output for a batch, None where there is none.
 
-    The shapes of the outputs for one example are compared with those for a batch of it, twice: a
-    scalar is a loss of the whole batch, or one number for each example from which the model has
-    taken all dimensions of size 1 (``squeeze``). Only shapes are looked at. Random numbers and
-    buffers are as they were afterwards.
+    The shapes of the outputs for one example are compared with those for a batch of two made-up
+    ones: a scalar is a loss of the whole batch, or one number for each example from which the model
+    has taken all dimensions of size 1 (``squeeze``). Random numbers and buffers are as they were
+    afterwards.
 
     Examples
     --------
@@ -28,12 +30,13 @@ def rows_of_outputs(
     >>> rows_of_outputs(nn.Linear(2, 5), given, [torch.Size([1, 5])])
     [0]
     """
-    try:
-        args, kwargs = given.picked([0, 0])
-        with torch.no_grad(), unchanged(network):
+    doubled: list[torch.Size] = []
+    for made in made_up_rows(given.split(slice(0, 1)), 0):
+        args, kwargs = given.rebuilt([x[[0, 0]] for x in made])
+        with suppress(Exception), torch.no_grad(), unchanged(network):
             doubled = [x.shape for x in taken_apart(network(*args, **kwargs))[0]]
-    except Exception:  # it runs one example at a time only
-        doubled = []
+            break
+    # It may run one example at a time only.
     if len(doubled) != len(shapes):
         doubled = [torch.Size([2, *shape[1:]]) if shape else shape for shape in shapes]
     return [_dimension(one, two) for one, two in zip(shapes, doubled, strict=True)]

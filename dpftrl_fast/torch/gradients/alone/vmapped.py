@@ -4,30 +4,36 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, grad_and_value, vmap
 
 from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
-from dpftrl_fast.torch.gradients.alone.example_passes import Chunk, ExamplePasses
+from dpftrl_fast.torch.gradients.alone.example_passes import ExamplePasses
 from dpftrl_fast.torch.gradients.alone.example_trees import Rows, put_together, taken_apart
 from dpftrl_fast.torch.gradients.alone.held import nothing_kept, refuse_held
 from dpftrl_fast.torch.gradients.alone.rows_of_outputs import joined, rows_of_outputs
+from dpftrl_fast.torch.gradients.alone.ways import (
+    by_vmap,
+    made_up_rows,
+    one_by_one,
+    vmap_alone,
+)
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
-from dpftrl_fast.torch.gradients.layers import check_layers, label_of
+from dpftrl_fast.torch.gradients.layers import check_layers
 from dpftrl_fast.torch.gradients.owned import owned_names
+from dpftrl_fast.torch.gradients.row_errors import first_sentence, layer_of
+from dpftrl_fast.torch.gradients.trials import unchanged
 
 Loss = Callable[[Any, Any], Tensor]
 
 _CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
 _OWN = {"_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean"} | {
-    *("_passes", "_alone", "_layout", "_gradients", "training")
+    *("_passes", "_alone", "_tried", "_layout", "_gradients", "training", "_compiled_call_impl")
 }
 
 
@@ -38,9 +44,11 @@ class VmapModule(nn.Module):
     ``model(**batch).loss.backward()``. In training mode, with examples due, each example passes
     through the network alone, as a batch of one with parameters of its own, so that the model
     cannot mix two. Its gradients are clipped and added up in the backward pass. Examples are taken
-    in chunks, by ``torch.func.vmap``. Where vmap cannot run the network (recurrent layers, control
-    flow that depends on values, activation checkpointing), they are taken one by one, after a
-    warning.
+    in chunks, by ``torch.func.vmap``. If vmap cannot run the network (recurrent layers, control
+    flow that depends on values, activation checkpointing), they are taken one by one from then on,
+    after a warning. This is decided on made-up values, before the first pass on arguments of new
+    shapes: the two ways round differently, so the choice may not depend on the examples. An error
+    of the network on the examples themselves is not caught.
 
     Other calls run the network as it is. Attributes are those of the network, so are the names of
     its state. A copy (``copy.deepcopy``, ``torch.save``) is one of the network alone.
@@ -64,7 +72,9 @@ class VmapModule(nn.Module):
 
     Notes
     -----
-    Buffers are constants. A model that keeps tensors of one pass for the next is refused. Two
+    Buffers are constants. A model that keeps tensors of one pass for the next is refused, or
+    numbers. The pass on made-up values may leave what is no float and no tensor (the kind of a
+    loss, which models of transformers set once). Two
     forward passes on the same rows may share a backward pass: an example's gradients are added
     before they are clipped. A term of the loss that uses parameters directly, such as a weight
     penalty, belongs to no example and is refused at the step.
@@ -105,8 +115,13 @@ class VmapModule(nn.Module):
         self._accumulator = accumulator
         self._passes: ExamplePasses | None = None
         self._alone = self._chunk == 1
+        self._tried: set[Any] = set()  # kinds of arguments
         self._layout: tuple[Any, list[int | None]] | None = None
         vars(self)["_module"] = model
+        from dpftrl_fast.torch.gradients.eager import uncompiled  # imports the compiler
+
+        for call in (self.forward, self.backward):
+            vars(self)[call.__name__] = uncompiled(call)
         # Members under the names of the network itself: no prefix in states and listings.
         for own in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             vars(self)[own] = vars(model)[own]
@@ -135,30 +150,73 @@ class VmapModule(nn.Module):
                 "before: iterate the loader anew to begin this batch again"
             )
         given = Rows(args, kwargs, sums.rows_due)
-        if not self._alone:
-            try:
-                with _vmap_alone():
-                    return self._run(given)
-            except Exception as error:
-                refuse_held(model=network)
-                reason, place = error, _layer_of(network, error)
-            self._passes = None
+        self._try(given)
+        before = self._passes
         try:
-            alone, self._alone = self._alone, True
-            with nothing_kept(model=network):
-                outputs = self._run(given)
+            with nothing_kept(model=network) if self._alone else vmap_alone():
+                return self._run(given)
         except BaseException:
-            self._alone, self._passes = alone, None
+            self._passes = before
             raise
-        if not alone:
+
+    def _try(self, given: Rows) -> None:
+        """Before the first pass on arguments of a new kind, try made-up rows, alone if vmap cannot.
+
+        The network may then set what it sets once. Nothing here depends on the examples.
+        """
+        if given.kind in self._tried:
+            return
+        network, reason = self._module, None
+        made = made_up_rows(given.split(slice(0, 2)), self._accumulator.steps_taken)
+        if not self._alone:
+            for rows in made:
+                try:
+                    with unchanged(network), vmap_alone():
+                        self._run_made_up(given, rows)
+                except Exception as error:
+                    reason = reason or error
+                    refuse_held(model=network)
+                else:
+                    refuse_held(model=network)
+                    self._tried.add(given.kind)
+                    return
+            self._alone = True
+        for rows in made:
+            with unchanged(network), nothing_kept(plain=False, model=network):
+                try:
+                    self._run_made_up(given, [x[:1] for x in rows])
+                    break
+                except Exception:  # values that the network does not take
+                    continue
+        self._tried.add(given.kind)
+        if reason is not None:
             warnings.warn(
                 "examples pass one after the other, since torch.func.vmap cannot run "
-                f"{place}: {_first_sentence(reason)} (chunk_size=1 does the same without this "
-                "warning)",
+                f"{layer_of(network, reason)}: {first_sentence(reason)} (chunk_size=1 does the "
+                "same without this warning)",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return outputs
+
+    def _run_made_up(self, given: Rows, tensors: Sequence[Tensor]) -> None:
+        rows = len(tensors[0])
+        (chunk,) = ExamplePasses(self._accumulator, rows, rows).chunks
+        run = one_by_one if self._alone else by_vmap
+        fixed = self._fixed()
+        run(lambda copies, ones: self._one(given, fixed, copies, ones)[0], chunk, tuple(tensors))
+
+    def _one(
+        self,
+        given: Rows,
+        fixed: dict[str, Tensor],
+        copies: tuple[Tensor, ...],
+        ones: tuple[Tensor, ...],
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """Return the output for one example, taken apart."""
+        args, kwargs = given.rebuilt([x.unsqueeze(0) for x in ones])
+        trained = dict(zip(self._names, copies, strict=True))
+        tensors, rest = taken_apart(_called(self._module, fixed | trained, args, kwargs))
+        return tuple(tensors), rest
 
     def _run(self, given: Rows) -> Any:
         sums, network = self._accumulator, self._module
@@ -167,16 +225,14 @@ class VmapModule(nn.Module):
             size = 1 if self._alone else self._size(rows)
             self._passes = ExamplePasses(sums, rows, size)
         fixed = self._fixed()
-        run = _one_by_one if self._alone else _by_vmap
+        run = one_by_one if self._alone else by_vmap
         found: list[tuple[Tensor, ...]] = []
         rest: Any = None
 
         def example(copies: tuple[Tensor, ...], ones: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             nonlocal rest
-            args, kwargs = given.rebuilt([x.unsqueeze(0) for x in ones])
-            trained = dict(zip(self._names, copies, strict=True))
-            tensors, rest = taken_apart(_called(network, fixed | trained, args, kwargs))
-            return tuple(tensors)
+            tensors, rest = self._one(given, fixed, copies, ones)
+            return tensors
 
         for chunk in self._passes.chunks:
             found.append(run(example, chunk, given.split(chunk.part)))
@@ -250,7 +306,7 @@ class VmapModule(nn.Module):
         self._accumulator.check_room(rows)
         for start in range(0, rows, size := self._size(rows)):
             x, y = (_part(tree, slice(start, start + size)) for tree in (inputs, targets))
-            with _vmap_alone():
+            with vmap_alone():
                 gradients, values = self._gradients(trained, self._fixed(), x, y)
             refuse_held(model=self._module, criterion=self._criterion)
             self._accumulator.add([gradients[name] for name in self._names])
@@ -357,49 +413,6 @@ def _called(
     finally:
         for layer, weights in lists:
             layer._flat_weights = weights
-
-
-Example = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
-
-
-def _by_vmap(example: Example, chunk: Chunk, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = vmap(example, randomness="different")(chunk.copies, rows)
-    return found
-
-
-def _one_by_one(example: Example, chunk: Chunk, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    copies = [x.unbind() if len(x) > 1 else (x.squeeze(0),) for x in chunk.copies]
-    places = range(chunk.part.stop - chunk.part.start)
-    found = [example(tuple(x[i] for x in copies), tuple(x[i] for x in rows)) for i in places]
-    return tuple(map(torch.stack, zip(*found, strict=True)))
-
-
-@contextmanager
-def _vmap_alone() -> Iterator[None]:
-    """Keep torch's notes on slow operations to itself, and refuse recomputation of activations.
-
-    That would come in the backward pass, outside of ``vmap``.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        with disable_saved_tensors_hooks("activation checkpointing runs a part of it again"):
-            yield
-
-
-def _layer_of(network: nn.Module, error: Exception) -> str:
-    """Name the innermost layer in which an error was raised."""
-    names = {id(layer): name for name, layer in network.named_modules()}
-    found, frames = "the model", error.__traceback__
-    while frames is not None:
-        layer = frames.tb_frame.f_locals.get("self")
-        if isinstance(layer, nn.Module) and id(layer) in names:
-            found = label_of(names[id(layer)], layer)
-        frames = frames.tb_next
-    return found
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
 
 
 def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trial of a model with hooks: wrong formulas, other outputs, errors of torch.func."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_cases import cross_entropy, flat_sums, one_by_one
+
+from dpftrl_fast import PrivacyPlan
+from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.torch.gradients import formulas
+from dpftrl_fast.torch.gradients.accumulate import Accumulator
+from dpftrl_fast.torch.gradients.clipping import FlatClipping
+from dpftrl_fast.torch.gradients.recheck import recheck_due
+from dpftrl_fast.torch.gradients.rows import hook_gradients
+
+ROWS, CLIP = 6, 0.3
+X, Y = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0)), torch.arange(ROWS) % 3
+
+
+def hooked(model: nn.Module, **options: Any) -> Any:
+    plan = PrivacyPlan(CLIP, 1.0, SinglePass(4))
+    sums = Accumulator(list(model.parameters()), FlatClipping(CLIP), ROWS, plan.guard())
+    hooks = hook_gradients(model, sums, **options)
+    sums.begin(range(ROWS))
+    sums.expect(ROWS)
+    return sums, hooks
+
+
+def test_a_formula_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = formulas._OWN[nn.Linear]
+
+    def wrong(*given: Any) -> dict[str, Tensor]:
+        return {name: 2.0 * g for name, g in right(*given).items()}
+
+    monkeypatch.setitem(formulas._OWN, nn.Linear, wrong)
+    model = nn.Linear(4, 3)
+    hooked(model)
+    with pytest.raises(ValueError, match=r"must add up to its gradient, got others: .*formula"):
+        model(X)
+
+
+class Counts(nn.Module):
+    """Its outputs, not its gradients, depend on the shape of a parameter beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.scale) + self.scale.numel()  # type: ignore[no-any-return]
+
+
+def test_a_model_that_computes_something_else_with_copies_is_refused() -> None:
+    model = Counts()
+    hooked(model)
+    with pytest.raises(ValueError, match=r"own copy of what all share .* got other outputs"):
+        model(X)
+
+
+def requiring(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """A hook as of activation checkpoints in transformers."""
+    return output.requires_grad_()
+
+
+class Scaled(nn.Module):
+    """A layer without a formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize(("make", "functorch"), [(lambda: nn.Linear(4, 3), True), (Scaled, False)])
+def test_a_layer_that_torch_func_cannot_run_is_refused(
+    make: Callable[[], nn.Module], functorch: bool
+) -> None:
+    model = nn.Sequential(nn.Tanh(), make())
+    model[1].register_forward_hook(requiring)
+    hooked(model, functorch=functorch)
+    with pytest.raises(
+        ValueError,
+        match=r"^1 \(\w+\) must be run .* got a RuntimeError .*: grad_sample_mode='auto'",
+    ):
+        model(X)
+
+
+def test_gradients_of_a_look_in_evaluation_mode_are_no_matter() -> None:
+    """Within a batch, before its pass, at a step whose pass is not tried."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    alone = copy.deepcopy(model)
+    samples = one_by_one(alone, cross_entropy, X, Y, list(alone.parameters()))
+    sums, _ = hooked(model)
+    for step in range(1, 4):
+        cross_entropy(model(X), Y).backward()
+        sums.finish()
+        sums.done()
+        sums.begin(range(ROWS * step, ROWS * (step + 1)))
+        sums.expect(ROWS)
+    assert not recheck_due(3)
+    model.eval()
+    model(X).sum().backward()
+    model.train()
+    cross_entropy(model(X), Y).backward()
+    sums.finish()
+    for p, expected in zip(model.parameters(), flat_sums(samples, CLIP), strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad.double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_is_taken_off_leaves_the_model_as_it_was(own: bool) -> None:
+    """Also one that was given another forward pass, as by Accelerate."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    if own:
+        model.forward = model[0].forward  # type: ignore[method-assign]
+    before = {name: x for name, x in vars(model).items() if name == "forward"}
+    _, hooks = hooked(model)
+    assert vars(model)["forward"] is not before.get("forward")
+    hooks.remove()
+    assert {name: x for name, x in vars(model).items() if name == "forward"} == before
