@@ -27,7 +27,8 @@ def check_plain(model: nn.Module) -> None:
     if "_orig_mod" in model._modules:
         raise ValueError(
             f"model must be the network itself, got it compiled ({name}): give "
-            "dpftrl_fast.torch.unwrap(model), and compile what make_private returns"
+            "dpftrl_fast.torch.unwrap(model), and compile the model that make_private returns "
+            "with grad_sample_mode='vmap' (hooks cannot be compiled)"
         )
     fully = "FullyShardedDataParallel"
     wrapped = any(type(layer).__name__ == fully for layer in model.modules())
