@@ -35,7 +35,7 @@ SAYS = {
     "torch_lora_gpt2.py": "trainable params: 5,632 ||",
     "torch_resnet.py": "bn1 (BatchNorm2d): now a GroupNorm of 16 groups",
     "torch_run.py": "start 2: from step 20 of 60",
-    "trainer_run.py": "8 steps, of which the ledger has 8\nepsilon of the run: 8.000 at",
+    "trainer_run.py": "60 steps, of which the ledger has 60\nepsilon of the run: 8.000 at",
 }
 #: Of the examples that take any: small settings.
 ARGUMENTS = {
@@ -50,6 +50,7 @@ LEARNT = {
     "torch_bert.py": (r"accuracy on test data ([\d.]+)", 0.7, 1.0),
     "torch_lora_gpt2.py": (r"loss on test data ([\d.]+)", 0.5, 2.5),
     "torch_resnet.py": (r"accuracy on test data ([\d.]+)", 0.7, 1.0),
+    "trainer_run.py": (r"accuracy on test data ([\d.]+)", 0.7, 1.0),
     "torch_run.py": (r"accuracy on test data ([\d.]+)", 0.8, 1.0),
 }
 #: Packages that no part of this one needs.
