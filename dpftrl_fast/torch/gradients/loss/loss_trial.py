@@ -244,7 +244,8 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
         if reason is not None:
             warnings.warn(
                 "the loss could not be tried, so that it is not noticed if one example changes "
-                f"the gradients of others: {reason}; grad_sample_mode='vmap' has no such limits",
+                f"the gradients of others: {reason}; with grad_sample_mode='vmap' and a criterion, "
+                "model.backward(x, y) computes each example's loss alone",
                 UserWarning,
                 stacklevel=2,
             )
