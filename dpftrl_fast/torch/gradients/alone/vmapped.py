@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_map
 
 from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -21,13 +22,14 @@ from dpftrl_fast.torch.gradients.alone.held import nothing_kept, refuse_held
 from dpftrl_fast.torch.gradients.alone.rows_of_outputs import joined, rows_of_outputs
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.layers import check_layers, label_of
+from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import owned_names
 
 Loss = Callable[[Any, Any], Tensor]
 
 _CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
 _OWN = {"_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean"} | {
-    *("_passes", "_alone", "_layout", "_gradients", "training")
+    *("_passes", "_alone", "_layout", "_gradients", "_trial", "training")
 }
 
 
@@ -64,10 +66,11 @@ class VmapModule(nn.Module):
 
     Notes
     -----
-    Buffers are constants. A model that keeps tensors of one pass for the next is refused. Two
-    forward passes on the same rows may share a backward pass: an example's gradients are added
-    before they are clipped. A term of the loss that uses parameters directly, such as a weight
-    penalty, belongs to no example and is refused at the step.
+    A loss outside of the model is tried in the first backward pass (`LossTrial`): one that mixes
+    examples is refused. Buffers are constants. A model that keeps tensors of one pass for the next
+    is refused. Two forward passes on the same rows may share a backward pass: an example's
+    gradients are added before they are clipped. A term of the loss that uses parameters directly,
+    such as a weight penalty, belongs to no example and is refused at the step.
 
     Examples
     --------
@@ -111,6 +114,9 @@ class VmapModule(nn.Module):
         for own in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             vars(self)[own] = vars(model)[own]
         accumulator.source = self
+        self._trial = LossTrial(accumulator, loss_reduction)
+        self._trial.inside_is_apart()
+        accumulator.handed_out = self._trial.batch
 
         def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Any, y: Any) -> Any:
             one = _map(lambda t: t.unsqueeze(0), x)
@@ -125,6 +131,17 @@ class VmapModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network: each example alone where gradients of examples are due."""
+        if torch.compiler.is_compiling():  # by which nothing is recorded
+            self._trial.missed = True
+            return self._forward(args, kwargs)
+        args, kwargs = self._trial.before(self, args, kwargs) or (args, kwargs)
+        outputs = self._forward(args, kwargs)
+        if self._trial.wanted:  # whose gradients are those of the loss, before they are scaled
+            outputs = tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) else x, outputs)
+        traced = self._trial.after(self, args, kwargs, outputs)
+        return outputs if traced is None else traced
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         network, sums = self._module, self._accumulator
         check_first_pass(network, sums, (args, kwargs))
         if not (network.training and torch.is_grad_enabled() and sums.rows_due > 0):
@@ -236,6 +253,10 @@ class VmapModule(nn.Module):
                 "model.backward(x, y) needs the criterion, got None: give make_private one, or "
                 "call criterion(model(x), y).backward()"
             )
+        plain = self._trial.before(self, (inputs, targets), {})
+        if plain is not None:
+            inputs, targets = plain[0]
+        self._trial.close()  # each example's loss is its own
         check_first_pass(self._module, self._accumulator, inputs)
         sizes = {t.shape[0] if t.dim() else 0 for t in [*_tensors(inputs), *_tensors(targets)]}
         if len(sizes) != 1 or not max(sizes):
@@ -262,6 +283,7 @@ class VmapModule(nn.Module):
 
         Those of examples are added in the backward pass.
         """
+        self._trial.tell_missed()
         found = [
             name
             for name, p in zip(self._names, self._accumulator.parameters, strict=True)

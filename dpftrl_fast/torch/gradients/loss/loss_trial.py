@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LossTrial`: with hooks, the gradient of row i of the model's output must depend on row i alone.
+"""`LossTrial`: the gradient of row i of the model's output must depend on row i alone.
 
 A loss can mix examples that the model keeps apart: a mean over the targets that are not ignored, a
 mean with class weights, a masked mean, a contrastive loss. One example then changes the gradients
@@ -112,6 +112,8 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
         self.layers: list[nn.Module] = []
         self._inside: str | None = None  # what is wrong with such a loss
         self._tried_inside = False
+        #: A pass to be tried was one of a compiled model.
+        self.missed = False
 
     @property
     def wanted(self) -> bool:
@@ -156,6 +158,10 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
                 self._try_inside(self.alone, rows, args, kwargs)
             return self.outputs(outputs, rows)
         return None
+
+    def inside_is_apart(self) -> None:
+        """Leave losses that the model returns aside: each example's is its own."""
+        self._tried_inside = True
 
     def check_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a model that returns a loss which mixes examples, before its pass."""
@@ -212,6 +218,12 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
             self._handle = register_multi_grad_hook(self._outputs, arrived)
         return tree
 
+    def tell_missed(self) -> None:
+        """Warn, once, that the loss was not tried since the model is compiled."""
+        if self.missed and not self._over:
+            self.close()
+            _warn("the model is compiled")
+
     def close(self) -> None:
         """Try nothing from now on."""
         self._reset()
@@ -242,13 +254,17 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
             self._reset()
         self._over = True
         if reason is not None:
-            warnings.warn(
-                "the loss could not be tried, so that it is not noticed if one example changes "
-                f"the gradients of others: {reason}; with grad_sample_mode='vmap' and a criterion, "
-                "model.backward(x, y) computes each example's loss alone",
-                UserWarning,
-                stacklevel=2,
-            )
+            _warn(reason)
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(
+        "the loss could not be tried, so that it is not noticed if one example changes the "
+        f"gradients of others: {reason}; with grad_sample_mode='vmap' and a criterion, "
+        "model.backward(x, y) computes each example's loss alone",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 class _Trial:
