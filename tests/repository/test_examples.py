@@ -34,7 +34,7 @@ SAYS = {
     "torch_bert.py": "epsilon of the run: 8.000 at delta 1e-05 (replace-one 19.1",
     "torch_lora_gpt2.py": "trainable params: 5,632 ||",
     "torch_resnet.py": "bn1 (BatchNorm2d): now a GroupNorm of 16 groups",
-    "torch_run.py": "start 2: from step 20 of 60",
+    "torch_run.py": ": from step 20 of 60\naccuracy",
     "trainer_run.py": "60 steps, of which the ledger has 60\nepsilon of the run: 8.000 at",
 }
 #: Of the examples that take any: small settings.
@@ -63,7 +63,8 @@ TOOLS = {
     "trainer_run.py": ["transformers", "accelerate"],
 }
 #: Examples that start processes of their own, and the program before their name.
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+# Restarts are left for a start whose port another program took first.
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
 WITH_CHILDREN: dict[str, list[str]] = {"shards.py": [], "torch_run.py": TORCHRUN}
 #: Without the second, gloo finds the addresses of the first start again.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
