@@ -3,7 +3,7 @@
 
 `pytest benches/bench_torch.py` times them one after another.
 `python benches/bench_torch.py [ROUNDS]` alternates them, which a shared machine asks for, and
-prints the ratios of docs/torch.md: times of two threads.
+prints the ratios of docs/benchmarks.md: times of two threads.
 `python benches/bench_torch.py mechanisms [ROUNDS]` compares steps with two taps and with the
 Honaker tree, in processor time of one thread: the ratios of docs/benchmarks.md.
 

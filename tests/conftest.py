@@ -45,6 +45,7 @@ PROCESS_FILES = {
     "noise/test_concurrency.py",
     "repository/test_examples.py",
     "repository/test_readme.py",
+    "repository/test_torch_pages.py",
     "run/test_journal_crashes.py",
     "torch/test_checkpoint.py",
     "torch/test_device.py",

@@ -165,8 +165,8 @@ def make_private(
         The loss. With hooks it is only checked, see `check_criterion`; with "vmap" the loop may
         call ``model.backward(x, y)`` then, which gives it one example at a time.
     loss_reduction : {"mean", "sum"}
-        Reduction of the loss over the examples of a batch; with hooks a loss with another one is
-        refused in the first backward pass.
+        Reduction of the loss over the examples of a batch; a loss with another one is refused in
+        the first backward pass.
     batch_first : bool
         Whether examples are along the first dimension of every layer's input, for the hooks.
     chunk_size : int, optional

@@ -113,7 +113,7 @@ class DPFTRL(Optimizer):
     replaced by zero, the parameters after all steps together are (epsilon, delta)-differentially
     private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
     example). The caller must ensure that sums are clipped as above (to the limit that leaves room
-    for rounding, see docs/torch.md, "Clipping"), that examples take part only as
+    for rounding, see docs/torch_gradients.md, "Clipping"), that examples take part only as
     ``plan.participation`` declares, and that key, un-noised sums and ``state_dict(secrets=True)``
     stay secret. Noisy sums are on a public grid, see docs/floating_point.md.
 

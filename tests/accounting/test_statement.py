@@ -125,6 +125,8 @@ def test_at_or_below_the_floor_there_is_no_epsilon() -> None:
     with pytest.raises(ValueError, match="delta must be above the floor of the noise stream"):
         two.epsilon(two.floor())
     assert two.epsilon(two.floor() * 1.01) > 0
+    with pytest.raises(ValueError, match=r"for replace-one neighbours, got 1e-15: take a larger"):
+        two.epsilon(1e-15, neighbours="replace-one")
 
 
 def test_beyond_all_doubles_nothing_is_promised() -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 from torch_cases import cross_entropy
 
 from dpftrl_fast import PrivacyPlan, accounting
-from dpftrl_fast.torch import DPFTRL, make_private
+from dpftrl_fast.torch import DPFTRL, make_private, unwrap
 from dpftrl_fast.torch.ledger import TrainingLedger
 from dpftrl_fast.torch.make_private import PrivateTraining
 from dpftrl_fast.torch.same_data import examples_hash
@@ -206,6 +206,20 @@ def test_a_model_on_two_devices_is_refused() -> None:
     with pytest.raises(ValueError, match=r"on the CPU or on a CUDA device, .* got meta: move the"):
         private(whole)
     train(private(whole.to_empty(device="cpu")))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_a_compiled_network_is_refused_and_its_remedy_trains() -> None:
+    compiled: Any = torch.compile(network(), backend="eager")
+    with pytest.raises(ValueError, match=r"unwrap\(model\), since private passes are not compiled"):
+        private(compiled)
+    found = []
+    for net in (network(), unwrap(compiled)):
+        run = private(net, noise_seed=1, order_seed=1)
+        model: Any = run.model if found else torch.compile(run.model, backend="eager")
+        train(run._replace(model=model))
+        found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.equal(*found)
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 from torch_cases import (
     MODELS,
     REFUSED_BY_OPACUS,
@@ -23,7 +25,7 @@ from torch_cases import (
     one_by_one,
 )
 
-from dpftrl_fast.torch import make_private, model_state_dict, unwrap
+from dpftrl_fast.torch import PerExampleLoss, make_private, model_state_dict, unwrap
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.alone.vmapped import VmapModule
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
@@ -111,7 +113,7 @@ class Noted(torch.autograd.Function):
 def test_the_gradients_of_one_chunk_are_in_memory_at_a_time(chunk: int) -> None:
     model = Apply(lambda f, x: f(Noted.apply(f(x))), nn.Linear(4, 4))  # type: ignore[no-untyped-call]
     sums = accumulator(model, FlatClipping(1.0), ROWS)
-    module = VmapModule(model, None, sums, chunk_size=chunk)
+    module = VmapModule(model, None, sums, chunk_size=chunk, loss_reduction="sum")
     add = sums.add
 
     def noted(samples: Any) -> None:
@@ -384,12 +386,14 @@ def test_outputs_have_the_shapes_of_a_batch(kind: Any, chunk: int | None) -> Non
     expected = model(x).detach()
     samples = one_by_one(model, lambda o, _: o.square().sum(), x, x, list(model.parameters()))
 
+    seen: list[Tensor] = []
+
     def loss(module: Any) -> Tensor:
-        out = module(x)
-        torch.testing.assert_close(out.detach(), expected)
-        return out.square().mean()  # type: ignore[no-any-return]
+        seen.append(module(x))
+        return seen[0].square().mean()
 
     got, _ = one_pass(model, loss, chunk_size=chunk)
+    torch.testing.assert_close(seen[0].detach(), expected)
     assert_same(got, flat_sums(samples, 0.1))
 
 
@@ -582,3 +586,72 @@ def test_the_loop_of_make_private_is_the_ordinary_one(inside: bool) -> None:
     assert run.ledger.steps_taken == 4
     assert not torch.equal(before, run.model.state_dict()["out.weight"])
     assert list(run.model.state_dict()) == names
+
+
+# ---- A loss outside of the model ----
+
+WEIGHTS = torch.tensor([1.0, 9.0, 3.0])
+OUTSIDE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "class weights": lambda o, y: nn.functional.cross_entropy(o, y, WEIGHTS),
+    "a mask": lambda o, y: o[y > 0].square().sum() / (y > 0).sum(),
+    "compared examples": lambda o, y: (o @ o.T).mean(),
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("mode", ["vmap", "auto"])
+def test_a_loss_that_mixes_examples_is_refused_before_anything_is_added(
+    kind: str, mode: Any
+) -> None:
+    """Also where "auto" has gone over to each example alone, before the pass or in it."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 5, 4), torch.tensor([0, 1, 2, 1] * 3)
+    for inner in (nn.Linear(4, 3), nn.LSTM(4, 3, batch_first=True)):
+        model: Any = Apply(lambda f, x: _last(f(x)), inner)
+        run = make_private(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            DataLoader(TensorDataset(x, y), batch_size=ROWS),
+            **{"noise_multiplier": 1.0, "delta": 1e-5, "epochs": 1, "clip_norm": 0.1},
+            grad_sample_mode=mode,
+            chunk_size=1 if mode == "vmap" else None,
+        )
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.warns(UserWarning) if _slow(inner, mode) else nullcontext():
+            for _, (rows, targets) in run.data_loader:
+                loss = OUTSIDE[kind](run.model(rows), targets)
+                with pytest.raises(ValueError, match="the loss must treat each example apart"):
+                    loss.backward()
+                break
+        assert run.ledger.steps_taken == 0
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+def _last(found: Any) -> Tensor:
+    found = found[0] if isinstance(found, tuple) else found
+    return found[:, -1]  # type: ignore[no-any-return]
+
+
+def _slow(inner: nn.Module, mode: str) -> bool:
+    """Whether a warning says that examples pass one by one."""
+    return mode == "auto" and isinstance(inner, nn.LSTM)
+
+
+def test_a_loss_outside_keeps_examples_apart_or_is_that_of_the_model() -> None:
+    """A loss of each example trains; so does one that mixes, as `criterion` of `backward`."""
+    model, x, y = nn.Linear(4, 3), torch.randn(ROWS, 4), torch.tensor([0, 1, 2, 1, 0, 1])
+    weighted = nn.CrossEntropyLoss(WEIGHTS)
+    samples = one_by_one(model, weighted, x, y, list(model.parameters()))
+    apart = PerExampleLoss(weighted)
+    got, _ = one_pass(model, lambda m: apart(m(x), y))
+    assert_same(got, flat_sums(samples, 0.1))
+    sums = accumulator(model, FlatClipping(0.1), ROWS)
+    module = VmapModule(model, weighted, sums)
+    begun(sums)
+    assert sums.handed_out is not None
+    module.backward(*sums.handed_out((x.clone(), y.clone())))
+    sums.finish()
+    assert_same(grads(model), flat_sums(samples, 0.1))
+    with pytest.raises(ValueError, match="loss_reduction must be 'sum' for this loss, got 'mean'"):
+        one_pass(model, lambda m: m(x).square().sum())
+    one_pass(model, lambda m: m(x).square().sum(), loss_reduction="sum")

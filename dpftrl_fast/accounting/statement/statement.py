@@ -290,8 +290,8 @@ class Guarantee(PrivacyStatement):
         exact = untruncated_delta(total, self.touched, floor)
         if not exact > 0:
             raise ValueError(
-                f"delta must be above the floor of the noise stream, {text_up(floor)}, got "
-                f"{total!r}"
+                f"delta must be above the floor of the noise stream, {text_up(floor)} for "
+                f"{neighbours} neighbours, got {total!r}: take a larger delta, or more noise"
             )
         return exact
 

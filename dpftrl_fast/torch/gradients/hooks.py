@@ -231,7 +231,8 @@ class HookGradients:
         """Take the hooks off the network."""
         if self.loss_trial is not None:
             self.loss_trial.close()
-            self.sums.handed_out = None
+            if self.sums.handed_out == self.loss_trial.batch:
+                self.sums.handed_out = None
         for handle in self.handles:
             handle.remove()
         self._forward.remove()

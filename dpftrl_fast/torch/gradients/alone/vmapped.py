@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_map
 
 from dpftrl_fast._validate import choice, optional, positive_integer
 from dpftrl_fast.torch.gradients.accumulate import Accumulator
@@ -25,6 +26,7 @@ from dpftrl_fast.torch.gradients.alone.ways import (
 )
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.layers import check_layers
+from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import owned_names
 from dpftrl_fast.torch.gradients.row_errors import first_sentence, layer_of
 from dpftrl_fast.torch.gradients.trials import unchanged
@@ -33,7 +35,8 @@ Loss = Callable[[Any, Any], Tensor]
 
 _CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
 _OWN = {"_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean"} | {
-    *("_passes", "_alone", "_tried", "_layout", "_gradients", "training", "_compiled_call_impl")
+    *("_passes", "_alone", "_tried", "_trial", "_layout", "_gradients", "training"),
+    *("_compiled_call_impl",),
 }
 
 
@@ -72,12 +75,13 @@ class VmapModule(nn.Module):
 
     Notes
     -----
-    Buffers are constants. A model that keeps tensors of one pass for the next is refused, or
-    numbers. The pass on made-up values may leave what is no float and no tensor (the kind of a
-    loss, which models of transformers set once). Two
-    forward passes on the same rows may share a backward pass: an example's gradients are added
-    before they are clipped. A term of the loss that uses parameters directly, such as a weight
-    penalty, belongs to no example and is refused at the step.
+    A loss outside of the model is tried in the first backward pass (`LossTrial`): one that mixes
+    examples is refused. Buffers are constants. A model that keeps tensors of one pass for the next
+    is refused, or numbers. The pass on made-up values may leave what is no float and no tensor (the
+    kind of a loss, which models of transformers set once). Two forward passes on the same rows may
+    share a backward pass: an example's gradients are added before they are clipped. A term of the
+    loss that uses parameters directly, such as a weight penalty, belongs to no example and is
+    refused at the step.
 
     Examples
     --------
@@ -126,6 +130,9 @@ class VmapModule(nn.Module):
         for own in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             vars(self)[own] = vars(model)[own]
         accumulator.source = self
+        self._trial = LossTrial(accumulator, loss_reduction)
+        self._trial.inside_is_apart()
+        accumulator.handed_out = self._trial.batch
 
         def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Any, y: Any) -> Any:
             one = _map(lambda t: t.unsqueeze(0), x)
@@ -140,6 +147,14 @@ class VmapModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network: each example alone where gradients of examples are due."""
+        args, kwargs = self._trial.before(self, args, kwargs) or (args, kwargs)
+        outputs = self._forward(args, kwargs)
+        if self._trial.wanted:  # whose gradients are those of the loss, before they are scaled
+            outputs = tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) else x, outputs)
+        traced = self._trial.after(self, args, kwargs, outputs)
+        return outputs if traced is None else traced
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         network, sums = self._module, self._accumulator
         check_first_pass(network, sums, (args, kwargs))
         if not (network.training and torch.is_grad_enabled() and sums.rows_due > 0):
@@ -292,6 +307,10 @@ class VmapModule(nn.Module):
                 "model.backward(x, y) needs the criterion, got None: give make_private one, or "
                 "call criterion(model(x), y).backward()"
             )
+        plain = self._trial.before(self, (inputs, targets), {})
+        if plain is not None:
+            inputs, targets = plain[0]
+        self._trial.close()  # each example's loss is its own
         check_first_pass(self._module, self._accumulator, inputs)
         sizes = {t.shape[0] if t.dim() else 0 for t in [*_tensors(inputs), *_tensors(targets)]}
         if len(sizes) != 1 or not max(sizes):

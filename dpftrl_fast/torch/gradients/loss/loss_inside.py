@@ -125,7 +125,8 @@ class _Inside:
             integer = not x.is_floating_point() and x.dtype != torch.bool
             for number in [*_numbers(name, x, integer)]:
                 value = x.min() if number == "min" else x.max() if number == "max" else number
-                words = f"the {name} of others, if they are {number}" if integer else "others"
+                shown = {"min": "the smallest", "max": "the largest"}.get(number, number)
+                words = f"the {name} of others, if they are {shown}" if integer else "others"
                 yield words, first, {i: x.detach().index_fill(at.dim, index, value)}
 
     def _gradients(self, args: Any, kwargs: Any, state: Any) -> _Gradients:

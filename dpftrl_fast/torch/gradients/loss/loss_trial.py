@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LossTrial`: with hooks, the gradient of row i of the model's output must depend on row i alone.
+"""`LossTrial`: the gradient of row i of the model's output must depend on row i alone.
 
 A loss can mix examples that the model keeps apart: a mean over the targets that are not ignored, a
 mean with class weights, a masked mean, a contrastive loss. One example then changes the gradients
@@ -157,6 +157,10 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
             return self.outputs(outputs, rows)
         return None
 
+    def inside_is_apart(self) -> None:
+        """Leave losses that the model returns aside: each example's is its own."""
+        self._tried_inside = True
+
     def check_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a model that returns a loss which mixes examples, before its pass."""
         rows = self._sums.rows_due
@@ -242,12 +246,17 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
             self._reset()
         self._over = True
         if reason is not None:
-            warnings.warn(
-                "the loss could not be tried, so that it is not noticed if one example changes "
-                f"the gradients of others: {reason}; grad_sample_mode='vmap' has no such limits",
-                UserWarning,
-                stacklevel=2,
-            )
+            _warn(reason)
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(
+        "the loss could not be tried, so that it is not noticed if one example changes the "
+        f"gradients of others: {reason}; with grad_sample_mode='vmap' and a criterion, "
+        "model.backward(x, y) computes each example's loss alone",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 class _Trial:
