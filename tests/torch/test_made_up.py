@@ -136,7 +136,8 @@ def test_arguments_of_another_shape_are_tried_on_made_up_values() -> None:
         sums.expect(ROWS)
         if length == 2:
             out = module(x)
-            assert len(seen) == 3  # made up, the batch, and the shapes of two rows
+            assert len(seen) == 3  # made up, the batch, and two made-up rows for the shapes
+            assert float(torch.func.debug_unwrap(seen[1]).max()) > 7.0 > float(seen[2].max())
         else:
             with pytest.warns(UserWarning, match=r"since torch.func.vmap cannot run the model"):
                 out = module(x)

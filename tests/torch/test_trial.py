@@ -118,6 +118,37 @@ def test_gradients_of_a_look_in_evaluation_mode_are_no_matter() -> None:
         torch.testing.assert_close(p.grad.double(), expected.double(), rtol=1e-5, atol=1e-6)
 
 
+class Shifted(nn.Module):
+    """Subtracts the mean of the first rows that it gets, from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(4, 3), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)  # type: ignore[assignment]
+        return self.layer(x - self.mean)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("functorch", [False, True])
+def test_what_a_model_sets_in_its_first_pass_is_none_of_the_examples(functorch: bool) -> None:
+    """Neighbours differ in one row: the gradients of the others are the same."""
+    found = []
+    for row in (0.0, 100.0):
+        torch.manual_seed(0)
+        model = Shifted()
+        x = X.clone()
+        x[2] = row
+        sums, _ = hooked(model, functorch=functorch)
+        (model(x)[torch.arange(ROWS) != 2].sum() / ROWS).backward()
+        sums.finish()
+        found.append([p.grad for p in model.parameters()])
+        assert model.mean is not None
+    for a, b in zip(*found, strict=True):
+        assert a is not None and torch.equal(a, b)
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_what_is_taken_off_leaves_the_model_as_it_was(own: bool) -> None:
     """Also one that was given another forward pass, as by Accelerate."""

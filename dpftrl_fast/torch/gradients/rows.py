@@ -10,7 +10,8 @@ Rows must follow the first change, and rows that were not replaced must be as be
 input has no rows of examples (positions) gets it once for each example from then on. With the
 hooks, the sums of the per-example gradients must be the gradient that autograd finds without them,
 and the gradients of examples that two batches share must be the same: a backward pass can mix what
-the forward pass keeps apart. The batch's own values are looked at before the first step only.
+the forward pass keeps apart. The batch's own values are looked at before the first step only, and
+after a pass on made-up values: a model may set an attribute once, from the first rows that it gets.
 Later, and when a run resumes, the model is tried again on a public schedule, on made-up values: it
 may begin to mix examples after some passes.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -140,13 +141,25 @@ class _Watch:
             raise ValueError(
                 "the model must get sequences as tensors of rows, got packed ones: pack them in it"
             )
+        some, args, kwargs = self._first(rows, args, kwargs)
+        self._set_once(args, kwargs)
         if self._sums.steps_taken > 0:
-            some, args, kwargs = self._first(rows, args, kwargs)
             more = self._run(self._places(some, [0, *range(some)], args, kwargs))
             self._find_shared(some, more, self._run((args, kwargs)))
             self._retry(some, args, kwargs)
         else:
-            self._compare(*self._first(rows, args, kwargs))
+            self._compare(some, args, kwargs)
+
+    def _set_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model on made-up values, so that what it sets in its first pass is none of them.
+
+        An attribute that it sets once (a mean to be subtracted, say) would stay in all steps.
+        """
+        with _constant_parameters(self._model):
+            for made in self._made_up(args, kwargs):
+                with suppress(Exception):
+                    self._run(made)
+                    break
 
     def _first(
         self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -158,11 +171,7 @@ class _Watch:
 
     def _retry(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Try the model on made-up values, which cannot show anything about the batch."""
-        on_cpu = all(x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if _is_tensor(x))
-        # An index that does not exist ends the process on other devices.
-        for low in (0, 1) if on_cpu else (0,):
-            generator = torch.Generator().manual_seed(self._sums.steps_taken)
-            made = tree_map(partial(made_up, generator=generator, low=low), (args, kwargs))
+        for made in self._made_up(args, kwargs):
             try:
                 self._compare(rows, *made)
                 return
@@ -183,6 +192,14 @@ class _Watch:
                 UserWarning,
                 stacklevel=2,
             )
+
+    def _made_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+        """Yield arguments of the same shapes with made-up values; some may be no index."""
+        on_cpu = all(x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if _is_tensor(x))
+        # An index that does not exist ends the process on other devices.
+        for low in (0, 1) if on_cpu else (0,):
+            generator = torch.Generator().manual_seed(self._sums.steps_taken)
+            yield tree_map(partial(made_up, generator=generator, low=low), (args, kwargs))
 
     def _compare(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the model on two batches that share rows, and compare what belongs to these."""
