@@ -18,7 +18,6 @@ may begin to mix examples after some passes.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -48,7 +47,7 @@ from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.opacus_layers import is_opacus
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, layer_of, of_rows, wrong_rows
-from dpftrl_fast.torch.gradients.trials import changed_rows, copied, rounding, unchanged
+from dpftrl_fast.torch.gradients.trials import changed_rows, copied, rounding, unchanged, warn
 
 # Most rows of a trial are this share of those of the pass, but these at least.
 _SHARE, _LEAST = 8, 4
@@ -186,11 +185,9 @@ class _Watch:
             if _is_tensor(x)
         ):
             self._warned = True
-            warnings.warn(
+            warn(
                 "the model cannot be tried on made-up inputs, so that it is not noticed if it "
-                f"begins to mix examples after the first pass: {type(reason).__name__}",
-                UserWarning,
-                stacklevel=2,
+                f"begins to mix examples after the first pass: {type(reason).__name__}"
             )
 
     def _made_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,16 @@ from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 # Products in float32 may have the precision of half of it (TF32).
 _ROUNDING = {torch.float64: (1e-9, 1e-6), torch.float32: (1e-4, 1e-2)}
 _ROUNDING_OF_HALVES = (0.05, 0.1)
+
+_INNER = ("dpftrl_fast", "torch")  # their lines tell a caller nothing
+
+
+def warn(text: str) -> None:
+    """Warn at the line of the caller's own code, whatever parts of torch are between."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 @contextmanager

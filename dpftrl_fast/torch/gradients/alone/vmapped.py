@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from dpftrl_fast.torch.gradients.layers import check_layers
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import owned_names
 from dpftrl_fast.torch.gradients.row_errors import first_sentence, layer_of
-from dpftrl_fast.torch.gradients.trials import unchanged
+from dpftrl_fast.torch.gradients.trials import unchanged, warn
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -205,12 +204,10 @@ class VmapModule(nn.Module):
                     continue
         self._tried.add(given.kind)
         if reason is not None:
-            warnings.warn(
+            warn(
                 "examples pass one after the other, since torch.func.vmap cannot run "
                 f"{layer_of(network, reason)}: {first_sentence(reason)} (chunk_size=1 does the "
-                "same without this warning)",
-                UserWarning,
-                stacklevel=3,
+                "same without this warning)"
             )
 
     def _run_made_up(self, given: Rows, tensors: Sequence[Tensor]) -> None:

@@ -21,7 +21,6 @@ before the first step only; later, when a run resumes, made-up values take their
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -45,7 +44,7 @@ from dpftrl_fast.torch.gradients.loss.loss_variants import (
 from dpftrl_fast.torch.gradients.loss.torch_calls import Call, tensors
 from dpftrl_fast.torch.gradients.loss.trace import Record
 from dpftrl_fast.torch.gradients.recheck import made_up
-from dpftrl_fast.torch.gradients.trials import rounding
+from dpftrl_fast.torch.gradients.trials import rounding, warn
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
 _REMEDY = (
@@ -246,17 +245,11 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
             self._reset()
         self._over = True
         if reason is not None:
-            _warn(reason)
-
-
-def _warn(reason: str) -> None:
-    warnings.warn(
-        "the loss could not be tried, so that it is not noticed if one example changes the "
-        f"gradients of others: {reason}; with grad_sample_mode='vmap' and a criterion, "
-        "model.backward(x, y) computes each example's loss alone",
-        UserWarning,
-        stacklevel=3,
-    )
+            warn(
+                "the loss could not be tried, so that it is not noticed if one example changes the "
+                f"gradients of others: {reason}; with grad_sample_mode='vmap' and a criterion, "
+                "model.backward(x, y) computes each example's loss alone"
+            )
 
 
 class _Trial:
