@@ -64,6 +64,28 @@ def test_a_model_that_computes_something_else_with_copies_is_refused() -> None:
         model(X)
 
 
+class Clamped(nn.Module):
+    """Changes its parameter on large numbers, such as no made-up ones are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.detach() > 5.0).any()):
+            with torch.no_grad():
+                self.weight.data.clamp_(max=2.0)
+        return x * self.weight
+
+
+def test_a_parameter_that_a_pass_changes_for_some_values_is_refused() -> None:
+    model = Clamped()
+    hooked(model)
+    with pytest.raises(ValueError, match="must leave its parameters alone"):
+        model(10.0 + X)
+    assert bool((model.weight == 3.0).all())
+
+
 def requiring(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
     """A hook as of activation checkpoints in transformers."""
     return output.requires_grad_()
