@@ -128,8 +128,8 @@ torchvision, Opacus, torch), with random weights, and trained in an ordinary loo
   `unwrap`: give `dpftrl_fast.torch.unwrap(model)`.
 
 "auto" prints whether it takes hooks or each example alone. The modes are described in
-[torch.md](torch.md). Tests run each cell, and compare this page with the results
-(`tests/torch/models`).
+[torch_gradients.md](torch_gradients.md). Tests run each cell, and compare this page with the
+results (`tests/torch/models`).
 
 """
 
