@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from dpftrl_fast.torch.gradients.accumulate import Accumulator
 from dpftrl_fast.torch.gradients.clipping import FlatClipping
 from dpftrl_fast.torch.gradients.recheck import recheck_due
 from dpftrl_fast.torch.gradients.rows import hook_gradients
+from dpftrl_fast.torch.gradients.trials import give_back_memory
 
 ROWS, CLIP = 6, 0.3
 X, Y = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0)), torch.arange(ROWS) % 3
@@ -182,3 +185,19 @@ def test_what_is_taken_off_leaves_the_model_as_it_was(own: bool) -> None:
     assert vars(model)["forward"] is not before.get("forward")
     hooks.remove()
     assert {name: x for name, x in vars(model).items() if name == "forward"} == before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no malloc_trim")
+def test_freed_memory_is_given_back() -> None:
+    for _ in range(2):  # after the first, glibc keeps blocks of this size
+        blocks = [torch.ones(2**18) for _ in range(200)]
+        kept = blocks[::2]
+        del blocks
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    give_back_memory()
+    assert before - resident() > 2**25
+    assert all(bool((x == 1).all()) for x in kept)

@@ -47,7 +47,14 @@ from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.opacus_layers import is_opacus
 from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
 from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, layer_of, of_rows, wrong_rows
-from dpftrl_fast.torch.gradients.trials import changed_rows, copied, rounding, unchanged, warn
+from dpftrl_fast.torch.gradients.trials import (
+    changed_rows,
+    copied,
+    give_back_memory,
+    rounding,
+    unchanged,
+    warn,
+)
 
 # Most rows of a trial are this share of those of the pass, but these at least.
 _SHARE, _LEAST = 8, 4
@@ -129,8 +136,10 @@ class _Watch:
         if not self._tried:
             self._try(rows, args, kwargs)
             self._tried = True
+            give_back_memory()
         elif step != before and recheck_due(step):  # not between passes of one backward pass
             self._retry(*self._first(rows, args, kwargs))
+            give_back_memory()
         self._step = step
 
     def _try(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
