@@ -21,10 +21,10 @@ from functools import singledispatch
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpftrl_fast.mechanisms import Layout, ToeplitzLayout
 from dpftrl_fast.mechanisms.run_error import check_error_steps, std_of
+from dpftrl_fast.mechanisms.toeplitz.columns import solve_banded
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout
 
 _UNIT = 2.0**-53  # relative error of one operation
@@ -145,21 +145,13 @@ def _toeplitz_error(layout: ToeplitzLayout) -> float:
     elif kind == "bands":
         terms = size * (1 + np.abs(first).sum() * std) / first[0]
     else:
-        held = np.array([_norm_of_decayed(inverse, decay) for decay in first])
+        past = [solve_banded([1.0, -decay], inverse) for decay in first]
+        held = np.array([math.sqrt(each @ each) for each in past])
         terms = size * (1 + np.abs(second) @ (held + std))
     made = _NORMAL * (_MEAN_RADIUS + _TAIL) * inverse[0]
     filtered = _UNIT * (2 * len(first) + 2) * terms
     added = 2 * _UNIT * size * std_of(layout, 0.0).prefix.max()  # as for trees
     return float(_SLACK * (made + filtered + added))
-
-
-def _norm_of_decayed(values: NDArray[np.float64], decay: float) -> float:
-    """Return the norm of y, y_t = values_t + decay y_(t-1)."""
-    from scipy.linalg import solve_banded  # here, as its import takes longer than the package's
-
-    diagonals = np.stack([np.ones_like(values), np.full_like(values, -decay)])
-    y = solve_banded((1, 0), diagonals, values)
-    return math.sqrt(y @ y)
 
 
 @correction.register

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials of a model later in a run: when they come, and the inputs that are made for them.
+"""Made-up inputs for trials of a model, and when trials come later in a run.
 
 A refusal between two releases may not depend on private values. So later trials have inputs that
 are made up: the shapes and dtypes of the batch's arguments, with values of a fixed generator. What
@@ -8,9 +8,12 @@ they find follows from public facts and the model alone. The schedule is public 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 _EVERY = 512
 
@@ -46,3 +49,18 @@ def made_up(x: Any, generator: torch.Generator, low: int = 0) -> Any:
     else:
         made = torch.randint(low, low + 2, x.shape, generator=generator)
     return made.to(dtype=x.dtype, device=x.device).requires_grad_(x.requires_grad)
+
+
+def made_up_trees(tree: Any, seed: int) -> Iterator[Any]:
+    """Yield trees with made-up tensors, to try one after the other: some may be no index.
+
+    Examples
+    --------
+    >>> [made[0].unique().tolist() for made in made_up_trees([torch.full((99,), 7)], 0)]
+    [[0, 1], [1, 2]]
+    """
+    tensors = [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+    # An index that does not exist ends the process on other devices.
+    for low in (0, 1) if all(x.device.type == "cpu" for x in tensors) else (0,):
+        generator = torch.Generator().manual_seed(seed)
+        yield tree_map(partial(made_up, generator=generator, low=low), tree)

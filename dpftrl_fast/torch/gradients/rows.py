@@ -45,7 +45,7 @@ from dpftrl_fast.torch.gradients.layers import label_of
 from dpftrl_fast.torch.gradients.loss.loss_inside import losses_of
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.opacus_layers import is_opacus
-from dpftrl_fast.torch.gradients.recheck import made_up, recheck_due
+from dpftrl_fast.torch.gradients.recheck import made_up_trees, recheck_due
 from dpftrl_fast.torch.gradients.row_errors import advice, is_of_rows, layer_of, of_rows, wrong_rows
 from dpftrl_fast.torch.gradients.trials import (
     changed_rows,
@@ -164,7 +164,7 @@ class _Watch:
         An attribute that it sets once (a mean to be subtracted, say) would stay in all steps.
         """
         with _constant_parameters(self._model):
-            for made in self._made_up(args, kwargs):
+            for made in made_up_trees((args, kwargs), self._sums.steps_taken):
                 with suppress(Exception):
                     self._run(made)
                     break
@@ -179,7 +179,7 @@ class _Watch:
 
     def _retry(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Try the model on made-up values, which cannot show anything about the batch."""
-        for made in self._made_up(args, kwargs):
+        for made in made_up_trees((args, kwargs), self._sums.steps_taken):
             try:
                 self._compare(rows, *made)
                 return
@@ -198,14 +198,6 @@ class _Watch:
                 "the model cannot be tried on made-up inputs, so that it is not noticed if it "
                 f"begins to mix examples after the first pass: {type(reason).__name__}"
             )
-
-    def _made_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-        """Yield arguments of the same shapes with made-up values; some may be no index."""
-        on_cpu = all(x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if _is_tensor(x))
-        # An index that does not exist ends the process on other devices.
-        for low in (0, 1) if on_cpu else (0,):
-            generator = torch.Generator().manual_seed(self._sums.steps_taken)
-            yield tree_map(partial(made_up, generator=generator, low=low), (args, kwargs))
 
     def _compare(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the model on two batches that share rows, and compare what belongs to these."""

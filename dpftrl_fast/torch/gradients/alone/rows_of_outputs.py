@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpftrl_fast.torch.gradients.alone.example_trees import Rows, taken_apart
-from dpftrl_fast.torch.gradients.alone.ways import made_up_rows
+from dpftrl_fast.torch.gradients.recheck import made_up_trees
 from dpftrl_fast.torch.gradients.trials import unchanged
 
 
@@ -31,7 +31,7 @@ def rows_of_outputs(
     [0]
     """
     doubled: list[torch.Size] = []
-    for made in made_up_rows(given.split(slice(0, 1)), 0):
+    for made in made_up_trees(given.split(slice(0, 1)), 0):
         args, kwargs = given.rebuilt([x[[0, 0]] for x in made])
         with suppress(Exception), torch.no_grad(), unchanged(network):
             doubled = [x.shape for x in taken_apart(network(*args, **kwargs))[0]]

@@ -17,25 +17,21 @@ from dpftrl_fast.torch.gradients.alone.example_passes import ExamplePasses
 from dpftrl_fast.torch.gradients.alone.example_trees import Rows, put_together, taken_apart
 from dpftrl_fast.torch.gradients.alone.held import nothing_kept, refuse_held
 from dpftrl_fast.torch.gradients.alone.rows_of_outputs import joined, rows_of_outputs
-from dpftrl_fast.torch.gradients.alone.ways import (
-    by_vmap,
-    made_up_rows,
-    one_by_one,
-    vmap_alone,
-)
+from dpftrl_fast.torch.gradients.alone.ways import by_vmap, one_by_one, vmap_alone
 from dpftrl_fast.torch.gradients.first_pass import check_first_pass
 from dpftrl_fast.torch.gradients.layers import check_layers
 from dpftrl_fast.torch.gradients.loss.loss_trial import LossTrial
 from dpftrl_fast.torch.gradients.owned import owned_names
+from dpftrl_fast.torch.gradients.recheck import made_up_trees
 from dpftrl_fast.torch.gradients.row_errors import first_sentence, layer_of
 from dpftrl_fast.torch.gradients.trials import unchanged, warn
 
 Loss = Callable[[Any, Any], Tensor]
 
 _CHUNK_BYTES = 1 << 26  # of the per-example gradients that are in memory at a time
-_OWN = {"_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean"} | {
-    *("_passes", "_alone", "_tried", "_trial", "_layout", "_gradients", "training"),
-    *("_compiled_call_impl",),
+_OWN = {
+    *("_module", "_criterion", "_accumulator", "_names", "_chunk", "_mean", "_passes", "_alone"),
+    *("_tried", "_trial", "_layout", "_gradients", "training", "_compiled_call_impl"),
 }
 
 
@@ -181,7 +177,7 @@ class VmapModule(nn.Module):
         if given.kind in self._tried:
             return
         network, reason = self._module, None
-        made = made_up_rows(given.split(slice(0, 2)), self._accumulator.steps_taken)
+        made = [*made_up_trees(given.split(slice(0, 2)), self._accumulator.steps_taken)]
         if not self._alone:
             for rows in made:
                 try:

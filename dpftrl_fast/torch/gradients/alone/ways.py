@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,6 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 
 from dpftrl_fast.torch.gradients.alone.example_passes import Chunk
-from dpftrl_fast.torch.gradients.recheck import made_up
 
 Example = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -42,20 +41,3 @@ def vmap_alone() -> Iterator[None]:
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         with disable_saved_tensors_hooks("activation checkpointing runs a part of it again"):
             yield
-
-
-def made_up_rows(rows: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
-    """Return made-up rows of the same shapes to try one after the other: some may be no index.
-
-    Examples
-    --------
-    >>> [[x.unique().tolist() for x in made] for made in made_up_rows([torch.full((99,), 7)], 0)]
-    [[[0, 1]], [[1, 2]]]
-    """
-    # An index that does not exist ends the process on other devices.
-    on_cpu = all(x.device.type == "cpu" for x in rows)
-    found = []
-    for low in (0, 1) if on_cpu else (0,):
-        generator = torch.Generator().manual_seed(seed)
-        found.append([made_up(x, generator, low) for x in rows])
-    return found

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ from dpftrl_fast.torch.gradients.loss.loss_variants import (
 )
 from dpftrl_fast.torch.gradients.loss.torch_calls import Call, tensors
 from dpftrl_fast.torch.gradients.loss.trace import Record
-from dpftrl_fast.torch.gradients.recheck import made_up
+from dpftrl_fast.torch.gradients.recheck import made_up, made_up_trees
 from dpftrl_fast.torch.gradients.trials import rounding, warn
 from dpftrl_fast.torch.plain_states import random_state, restore_random_state
 
@@ -171,8 +170,7 @@ and loss_reduction='sum' in make_private), or take the mean of each example's ow
     def _try_inside(self, alone: Alone, rows: int, args: Any, kwargs: Any) -> None:
         """Try the losses that the model returns: refused if one is used."""
         if self._sums.steps_taken > 0:
-            generator = torch.Generator().manual_seed(self._sums.steps_taken)
-            args, kwargs = tree_map(partial(made_up, generator=generator), (args, kwargs))
+            args, kwargs = next(made_up_trees((args, kwargs), self._sums.steps_taken))
         first, layers = self._first == 0, self.layers
         with alone() as model:
             on = mixes_inside(model, layers, rows, args, kwargs, batch_first=first)
