@@ -51,11 +51,14 @@ class RowSource(ABC):
     ----------
     units : int
         Number of rows or (with groups) users: public.
+    rows : int
+        Number of rows: public.
     n_features : int
     feature_names : sequence of str, optional
     """
 
     units: int
+    rows: int
     n_features: int
     feature_names: Sequence[str] | None = None
 
