@@ -18,6 +18,7 @@ from dpftrl_fast.linear_model._base import PrivateLinearModel
 from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._targets import Targets
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 class PrivateGLM(PrivateLinearModel):
@@ -26,6 +27,10 @@ class PrivateGLM(PrivateLinearModel):
     @abstractmethod
     def _loss(self, parameters: Mapping[str, Any], outputs: int) -> tuple[str, float]:
         """Return the kernel's loss and its parameter."""
+
+    def _plan(self, parameters: Mapping[str, Any], units: int) -> PrivacyPlan:
+        settings: FitSettings = FitSettings.of(parameters)
+        return settings.plan(units, shuffle=parameters["shuffle"])
 
     def _start(
         self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
@@ -41,7 +46,7 @@ class PrivateGLM(PrivateLinearModel):
             constant=self._constant(parameters),
         )
         settings: FitSettings = FitSettings.of(parameters)
-        plan = settings.plan(units, shuffle=parameters["shuffle"])
+        plan = self._plan(parameters, units)
         return settings.start(objective, plan, threads=parameters["threads"])
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Any:
