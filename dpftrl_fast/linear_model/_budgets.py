@@ -17,7 +17,14 @@ from typing import Any
 
 from dpftrl_fast.linear_model._labels import group_numbers
 from dpftrl_fast.linear_model._stream import Stream
-from dpftrl_fast.run.budget import PrivacyBudget, active_budgets, charge, check
+from dpftrl_fast.run.budget import (
+    PrivacyBudget,
+    Process,
+    charge,
+    check,
+    entered_budgets,
+    this_process,
+)
 
 #: Attribute of an estimator with what its pickles and clones carry to other processes and threads.
 CARRIED = "_carried"
@@ -29,24 +36,24 @@ class Carried:
 
     Parameters
     ----------
-    budgets : tuple of PrivacyBudget
-        Those that were entered there. A process that made a budget knows itself whether it is
-        entered, and takes no such word for it.
-    announced : tuple of int, optional
+    budgets : tuple of (PrivacyBudget, process)
+        Those that were entered, and by which process. That process knows itself whether it is still
+        in the block; any other is told by this.
+    announced : tuple, optional
         Process and thread that have warned of several fits on the same rows.
     """
 
-    budgets: tuple[PrivacyBudget, ...] = ()
-    announced: tuple[int, int] | None = None
+    budgets: tuple[tuple[PrivacyBudget, Process], ...] = ()
+    announced: tuple[Process, int] | None = None
 
 
-def here() -> tuple[int, int]:
+def here() -> tuple[Process, int]:
     """Return this process and this thread."""
-    return os.getpid(), threading.get_ident()
+    return this_process(), threading.get_ident()
 
 
 def carried_by(model: Any) -> Carried:
-    """Return what holds here of that which an estimator carries.
+    """Return those of the facts that an estimator carries which are news to this place.
 
     Examples
     --------
@@ -55,18 +62,18 @@ def carried_by(model: Any) -> Carried:
     Carried(budgets=(), announced=None)
     """
     found: Carried = vars(model).get(CARRIED, Carried())
-    budgets = tuple(budget for budget in found.budgets if not budget.made_here)
+    budgets = tuple(entry for entry in found.budgets if entry[1] != this_process())
     return Carried(budgets, None if found.announced == here() else found.announced)
 
 
 def carried_on(model: Any) -> Carried:
-    """Return what a pickle of an estimator is to carry."""
+    """Return the facts that a pickle of an estimator is to carry."""
     found = carried_by(model)
-    return Carried((*active_budgets(), *found.budgets), found.announced)
+    return Carried(tuple(dict.fromkeys((*entered_budgets(), *found.budgets))), found.announced)
 
 
 def carry_to_clone(model: Any, clone: Any, *, announced: bool) -> None:
-    """Let a clone carry what its estimator does; `announced` calls have warned here."""
+    """Let a clone carry the facts of its estimator; `announced` calls have warned here."""
     found = carried_by(model)
     place = found.announced or (here() if announced else None)
     if found.budgets or place is not None:
@@ -78,8 +85,8 @@ def budgets_of(model: Any) -> tuple[PrivacyBudget, ...]:
     given = model.budget
     if given is not None and not isinstance(given, PrivacyBudget):
         raise TypeError(f"budget must be a PrivacyBudget or None, got {type(given).__name__}")
-    own = () if given is None else (given,)
-    return tuple(dict.fromkeys((*active_budgets(), *carried_by(model).budgets, *own)))
+    entered = [budget for budget, _ in (*entered_budgets(), *carried_by(model).budgets)]
+    return tuple(dict.fromkeys([*entered, *([] if given is None else [given])]))
 
 
 class Spending:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting.curve.rounding import short_up, text_down
@@ -134,7 +135,6 @@ class PrivacyBudget:
             path = Path(folder, _FILE)
         self._path = Path(path).absolute()
         self._terms = opened_terms(self._path, terms)
-        self._made_in = os.getpid()
         _known[self._terms.name] = self
 
     @classmethod
@@ -159,11 +159,6 @@ class PrivacyBudget:
     def path(self) -> Path:
         """File of the budget."""
         return self._path
-
-    @property
-    def made_here(self) -> bool:
-        """Whether this process made the handle, and did not get it from another."""
-        return self._made_in == os.getpid()
 
     @property
     def guarantee(self) -> Guarantee:
@@ -245,13 +240,13 @@ class PrivacyBudget:
 
     def __enter__(self) -> PrivacyBudget:
         """Charge the fits of all threads to this budget, until the end of the block."""
-        _active.append(self)
+        _entered.append((self, this_process()))
         return self
 
     def __exit__(self, *exception: object) -> None:
         """End the block; the budget remains, and may be entered again."""
-        place = max(place for place, budget in enumerate(_active) if budget is self)
-        del _active[place]
+        place = max(place for place, (budget, _) in enumerate(_entered) if budget is self)
+        del _entered[place]
 
     # ---- Text ----
 
@@ -322,14 +317,24 @@ class PrivacyBudget:
             return file.charges
 
 
-#: Budgets whose blocks are entered in this process, innermost last; forked processes inherit them.
-_active: list[PrivacyBudget] = []
+#: A process: its number, and a random text of the program that it was forked from.
+Process: TypeAlias = tuple[int, str]
+
+_program = secrets.token_hex(8)
+# Budgets whose blocks are entered, innermost last, and the processes that entered them; a forked
+# process inherits them.
+_entered: list[tuple[PrivacyBudget, Process]] = []
 _known: weakref.WeakValueDictionary[str, PrivacyBudget] = weakref.WeakValueDictionary()
 
 
-def active_budgets() -> tuple[PrivacyBudget, ...]:
-    """Return the budgets whose blocks are entered, in any thread of this process."""
-    return tuple(_active)
+def this_process() -> Process:
+    """Return this process, which shares its name with no other, forked or on another machine."""
+    return os.getpid(), _program
+
+
+def entered_budgets() -> tuple[tuple[PrivacyBudget, Process], ...]:
+    """Return the budgets whose blocks are entered, in any thread, and where they were entered."""
+    return tuple(_entered)
 
 
 def check(budgets: Iterable[PrivacyBudget], run: Any) -> None:
@@ -374,7 +379,6 @@ def _handle(
         return known
     found = PrivacyBudget.__new__(PrivacyBudget)
     found._path, found._terms = Path(path), Terms(epsilon, delta, neighbours, name)
-    found._made_in = 0
     _known[name] = found
     return found
 

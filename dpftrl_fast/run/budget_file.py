@@ -160,6 +160,8 @@ def locked(paths: Sequence[Path], *, read: bool = False) -> Iterator[list[Locked
             fcntl.flock(handle, fcntl.LOCK_SH if read else fcntl.LOCK_EX)
             # A process that was forked meanwhile has the handle too: closing would not unlock.
             stack.callback(fcntl.flock, handle, fcntl.LOCK_UN)
+            if os.fstat(handle).st_nlink == 0:
+                raise OSError(f"{str(path)!r} was replaced by another file: try again")
             found.append(Locked(path, handle))
         yield found
 

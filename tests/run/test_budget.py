@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import stat
 import sys
 import threading
@@ -28,7 +29,7 @@ from dpftrl_fast import accounting as acc
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run import budget_file
-from dpftrl_fast.run.budget import active_budgets, charge, check
+from dpftrl_fast.run.budget import charge, check, entered_budgets
 from dpftrl_fast.run.budget_file import locked
 from dpftrl_fast.run.budget_share import share
 
@@ -322,6 +323,27 @@ def test_a_missing_or_an_other_file_is_refused(tmp_path: Path) -> None:
         PrivacyBudget.open(path)
 
 
+def test_a_file_that_is_replaced_while_its_lock_is_awaited_is_refused(tmp_path: Path) -> None:
+    path, errors = tmp_path / "budget", []
+    budget = PrivacyBudget(10.0, DELTA, path=path)
+
+    def spend() -> None:
+        try:
+            budget.spend(plan())
+        except OSError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=spend)
+    with locked([path]):
+        thread.start()
+        handles = f"/proc/{os.getpid()}/fd"
+        while sum(os.path.realpath(f"{handles}/{n}") == str(path) for n in os.listdir(handles)) < 2:
+            thread.join(0.01)
+        os.replace(shutil.copy(path, tmp_path / "copy"), path)
+    thread.join()
+    assert len(errors) == 1 and "was replaced" in errors[0] and budget.table() == []
+
+
 def test_a_line_that_a_crash_has_cut_is_not_counted_and_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "budget"
     budget = PrivacyBudget(10.0, DELTA, path=path)
@@ -450,6 +472,9 @@ def test_handles_and_links_of_one_file_are_charged_once(tmp_path: Path) -> None:
 
 
 def test_blocks_nest_and_end_with_their_own() -> None:
+    def active_budgets() -> tuple[PrivacyBudget, ...]:
+        return tuple(budget for budget, _ in entered_budgets())
+
     outer, inner = PrivacyBudget(10.0, DELTA), PrivacyBudget(9.0, DELTA)
     with outer, inner, outer:
         assert active_budgets() == (outer, inner, outer)
@@ -487,7 +512,6 @@ CHARGES = """
 import pickle, sys
 from dpftrl_fast import BudgetExceeded, PrivacyPlan, SinglePass
 budget = pickle.loads(bytes.fromhex(sys.argv[1]))
-assert not budget.made_here
 plan = PrivacyPlan.calibrate(epsilon=float(sys.argv[2]), delta=1e-6, clip_norm=1.0,
                              participation=SinglePass(10))
 print("ready", flush=True)
