@@ -47,8 +47,10 @@ _DRAWN = (
 )
 
 
-def announce(estimator: Any) -> bool:
+def announce(estimator: Any, private: type) -> bool:
     """Warn of several fits in the calls that clone or look at an estimator, once for each call.
+
+    `private` is the base of the private estimators.
 
     Returns
     -------
@@ -64,13 +66,12 @@ def announce(estimator: Any) -> bool:
     Examples
     --------
     >>> from dpftrl_fast.linear_model import DPFTRLRegressor
-    >>> announce(DPFTRLRegressor())  # no search, no warning
+    >>> announce(DPFTRLRegressor(), DPFTRLRegressor)  # no search, no warning
     False
     """
-    kind = next(cls for cls in type(estimator).__mro__ if cls.__name__ == "PrivateLinearModel")
 
     def is_private(value: Any) -> bool:
-        return isinstance(value, kind)
+        return isinstance(value, private)
 
     calls = [*_calls(is_private)]
     if calls and budgets_of(estimator):

@@ -428,14 +428,14 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return hasattr(self, "coef_")
 
     def __sklearn_tags__(self) -> Any:
-        announce(self)
+        announce(self, PrivateLinearModel)
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.non_deterministic = self.noise_seed is None
         return tags
 
     def __sklearn_clone__(self) -> Any:
-        announced = announce(self)
+        announced = announce(self, PrivateLinearModel)
         clone = super().__sklearn_clone__()
         carry_to_clone(self, clone, announced=announced)
         return clone
