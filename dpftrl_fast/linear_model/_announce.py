@@ -132,7 +132,10 @@ def _holds(caller: Any, is_private: Any) -> bool:
     """Return whether a caller is a meta-estimator around private estimators."""
     if not isinstance(caller, BaseEstimator) or is_private(caller):
         return False
-    return any(True for _ in private_parts(caller, is_private))
+    try:
+        return any(True for _ in private_parts(caller, is_private))
+    except Exception:  # an estimator whose parameters cannot be read
+        return False
 
 
 def _fits(frame: FrameType, is_private: Any) -> Fits | None:
