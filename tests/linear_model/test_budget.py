@@ -366,17 +366,18 @@ def test_a_stream_is_charged_in_full_at_its_first_step(cls: Any) -> None:
 def test_a_stream_that_comes_into_a_block_is_charged_there(cls: Any) -> None:
     X, y = rows(cls)
     model = make(cls, epsilon=0.5, horizon=60)
-    model.partial_fit(X[:10], y[:10], **first_of(cls))
-    small, large = budget(0.4), budget()
+    small, large, first = budget(0.4), budget(), budget(99.0)
+    with first:
+        model.partial_fit(X[:10], y[:10], **first_of(cls))
     coefficients = model.coef_.copy()
     with small, pytest.raises(BudgetExceeded):
         model.partial_fit(X[10:20], y[10:20])
     assert model.n_steps_ == 1 and np.array_equal(model.coef_, coefficients)
-    with large:
+    with large, first:
         model.partial_fit(X[10:20], y[10:20])
         model.partial_fit(X[20:30], y[20:30])
     model.partial_fit(X[30:40], y[30:40])
-    assert (len(small.table()), len(large.table())) == (0, 1)
+    assert [len(one.table()) for one in (small, large, first)] == [0, 1, 1]
 
 
 @every

@@ -306,6 +306,25 @@ def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path) -> None:
             assert path.read_bytes() == content, name
 
 
+def test_every_changed_byte_is_noticed_and_every_cut_takes_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "budget"
+    budget = PrivacyBudget(10.0, DELTA, path=path)
+    for label in ("first", "second"):
+        budget.spend(plan(), label=label)
+    whole = path.read_bytes()
+    start = whole.find(b"\n") + 1
+    for place in range(len(whole) - 1):  # the last end of line is what a crash may leave out
+        changed = bytearray(whole)
+        changed[place] ^= 1 << (place % 8)
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"damaged|is cut"):
+            PrivacyBudget.open(path)
+    for size in range(start, len(whole) + 1):
+        path.write_bytes(whole[:size])
+        with locked([path], read=True) as (file,):
+            assert len(file.charges) == whole[start:size].count(b"\n")
+
+
 def test_a_missing_or_an_other_file_is_refused(tmp_path: Path) -> None:
     path, other = tmp_path / "budget", tmp_path / "other"
     budget = PrivacyBudget(10.0, DELTA, path=path)
