@@ -134,6 +134,10 @@ def command(
         int | None, typer.Option(help="Public maximum of users, instead of the schema's.")
     ] = None,
     delimiter: Delimiter = None,
+    budget: Annotated[
+        Path | None,
+        typer.Option(help="File of `budget new` that the fit is charged to."),
+    ] = None,
     test_public: Annotated[
         Path | None,
         typer.Option(help="Public test rows, for a metric and a learning curve."),
@@ -169,7 +173,7 @@ def command(
     settings = _settings(
         _method(method, declared, given), {**given, "learning_rate": _rate(learning_rate)}
     )
-    files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public)
+    files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public, budget)
     run(files, settings, json_=json_)
 
 

@@ -204,6 +204,8 @@ class FitSettings(_Common):
                 tolerated_noise(objective, self.radius),
             )
         )
+        if not isinstance(run.learning_rate, str):
+            return run
         rate = learning_rate(
             run.learning_rate,
             objective,

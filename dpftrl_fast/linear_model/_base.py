@@ -20,6 +20,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.setting_rules import check_settings
+from dpftrl_fast.linear_model._announce import announce
+from dpftrl_fast.linear_model._budgets import (
+    CARRIED,
+    Carried,
+    Spending,
+    carried_on,
+    carry_to_clone,
+    units_ahead,
+)
 from dpftrl_fast.linear_model._labels import as_labels
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._rows import (
@@ -30,7 +39,6 @@ from dpftrl_fast.linear_model._rows import (
     open_source,
     refuse_bad_rows,
 )
-from dpftrl_fast.linear_model._search import announce_search
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._stream import (
     TURN,
@@ -67,6 +75,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     @abstractmethod
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> Targets:
         """Return the encoding of targets; `y` is None where classes must be declared."""
+
+    @abstractmethod
+    def _plan(self, parameters: Mapping[str, Any], units: int) -> Any:
+        """Return the plan of a run over so many rows (or users)."""
 
     @abstractmethod
     def _start(
@@ -132,6 +144,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             For a wrong parameter, array or value, before the first step: nothing has been released
             and the estimator is unchanged. Values of a dataset or of Dask are never refused: a row
             with NaN, null, infinity or an unknown class keeps its slot and counts as zero.
+        BudgetExceeded
+            If the fit does not fit into a privacy budget (`budget`, or ``with PrivacyBudget(..)``).
+            It is charged before the first step, and stays charged if it fails later.
         RuntimeError
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
@@ -141,6 +156,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
     def _fit(self, X: Any, y: Any, groups: Any) -> None:
         parameters = self._checked_parameters()
+        spending = Spending(self)
+        spending.look_ahead(parameters, units_ahead(X, groups))
         source = self._open(parameters, X, y, groups)
         labels = source.y if isinstance(source, MemoryRows) else None
         targets = self._targets(parameters, labels)
@@ -170,6 +187,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             random_state=parameters.get("random_state"),
         )
         stepper = self._stepper(parameters, run)
+        spending.charge(parameters, run.plan, source.units)
         source.feed(stepper, order, targets.encode, self._progress(parameters, run))
         further = self._further_attributes(parameters, targets, stepper, source)
         seen = X if isinstance(source, MemoryRows) else source
@@ -218,9 +236,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any) -> None:
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
+        spending = Spending(self)
         if stream is None:
             refuse_another_start(self)
             stream = self._new_stream(self._checked_parameters(), classes)
+            spending.look_ahead(stream.parameters, stream.units)
         stream.refuse_interrupted()
         refuse_objects("X", X)
         if is_classifier(self):
@@ -241,6 +261,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
                 stream.parameters, stream.units, stream.units, p, targets.outputs
             )
             stream.run = self._start(stream.parameters, stream.units, p, targets.outputs)
+        spending.charge(stream.parameters, stream.run.plan, stream.units, stream)
         stream.run.step(batch)
         further = self._further_attributes(stream.parameters, targets, stream.run, None)
         self._publish(stream.parameters, targets, stream.run, X if first else None, 1, further)
@@ -424,18 +445,22 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return hasattr(self, "coef_")
 
     def __sklearn_tags__(self) -> Any:
+        announce(self, PrivateLinearModel)
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.non_deterministic = self.noise_seed is None
         return tags
 
     def __sklearn_clone__(self) -> Any:
-        announce_search(self)
-        return super().__sklearn_clone__()
+        announced = announce(self, PrivateLinearModel)
+        clone = super().__sklearn_clone__()
+        carry_to_clone(self, clone, announced=announced)
+        return clone
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the model only: no engine, and no attribute that is not private."""
         state: dict[str, Any] = dict(super().__getstate__())
-        for name in ("_stream", TURN, "regret_"):
+        for name in ("_stream", TURN, "regret_", CARRIED):
             state.pop(name, None)
-        return state
+        carried = carried_on(self)
+        return {**state, CARRIED: carried} if carried != Carried() else state

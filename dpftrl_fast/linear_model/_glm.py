@@ -21,6 +21,7 @@ from dpftrl_fast.linear_model._base import PrivateLinearModel
 from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._targets import Targets
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 class PrivateGLM(PrivateLinearModel):
@@ -38,8 +39,6 @@ class PrivateGLM(PrivateLinearModel):
         run = settings.resolved(
             units, objective, shuffle=parameters["shuffle"], rows_per_unit=rows / units
         )
-        if "auto" in (parameters["clip_norm"], parameters["learning_rate"]):
-            _announce_missing_bounds(parameters)
         numbers = ("batch_size", "epochs", "clip_norm", "momentum", "learning_rate")
         return {**parameters, **{name: getattr(run, name) for name in numbers}}
 
@@ -55,9 +54,18 @@ class PrivateGLM(PrivateLinearModel):
             constant=self._constant(parameters),
         )
 
+    def _plan(self, parameters: Mapping[str, Any], units: int) -> PrivacyPlan:
+        # The schedule that "auto" stands for does not depend on the norm of the rows.
+        classes = parameters.get("classes")
+        outputs = 1 if classes is None or len(classes) <= 2 else len(classes)
+        settings: RunSettings = RunSettings.of(self._resolved(parameters, units, units, 1, outputs))
+        return settings.plan(units, shuffle=parameters["shuffle"])
+
     def _start(
         self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
     ) -> GLMRun:
+        if "auto" in (self.clip_norm, self.learning_rate):
+            _announce_missing_bounds(parameters)
         objective = self._objective(parameters, n_features, outputs)
         settings: RunSettings = RunSettings.of(parameters)
         plan = settings.plan(units, shuffle=parameters["shuffle"])

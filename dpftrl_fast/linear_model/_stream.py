@@ -26,7 +26,8 @@ TURN = "_turn"
 class Stream:
     """Declarations of the first call, and the engine (None before the first step).
 
-    `units` is the horizon, in rows or users; `released` counts the steps whose model was released.
+    `units` is the horizon, in rows or users; `released` counts the steps whose model was released;
+    `charged` are the privacy budgets that have the stream.
     """
 
     run: Any
@@ -34,6 +35,7 @@ class Stream:
     targets: Targets
     units: int
     released: int = 0
+    charged: tuple[Any, ...] = ()
 
     def refuse_interrupted(self) -> None:
         """Refuse a call after one that took its step and released no model."""

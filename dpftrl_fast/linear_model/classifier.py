@@ -17,6 +17,7 @@ from dpftrl_fast._validate import choice
 from dpftrl_fast.linear_model._base import store_parameters
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import ClassTargets, classes_of
+from dpftrl_fast.run.budget import PrivacyBudget
 
 _LOSSES = ("logistic", "multinomial", "hinge")
 
@@ -44,7 +45,8 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         label counts as zero.
     epsilon, delta, noise_multiplier, batch_size, epochs, learning_rate, clip_norm, momentum, l1,
     radius, x_norm_bound, fit_intercept, intercept_scaling, mechanism, restart_every, complete,
-    variant, shuffle, random_state, horizon, average, compute_regret, threads, noise_seed, verbose
+    variant, shuffle, random_state, horizon, average, compute_regret, threads, noise_seed,
+    budget, verbose
         As for :class:`DPFTRLRegressor`.
 
     Attributes
@@ -114,6 +116,7 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         compute_regret: bool = False,
         threads: int | None = None,
         noise_seed: Any = None,
+        budget: PrivacyBudget | None = None,
         verbose: int = 0,
     ) -> None:
         store_parameters(self, locals())

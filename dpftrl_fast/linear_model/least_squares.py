@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
-from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
+from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
 from dpftrl_fast.linear_model._rows import MemoryRows
@@ -19,6 +19,7 @@ from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.rounding import clip_limit
+from dpftrl_fast.run.budget import PrivacyBudget
 
 
 class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]  # no types there
@@ -85,7 +86,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     threads : int, optional
         Maximum number of threads for the noise, which does not depend on it. BLAS has its own
         settings.
-    shuffle, random_state, horizon, noise_seed, verbose
+    shuffle, random_state, horizon, noise_seed, budget, verbose
         As for :class:`DPFTRLRegressor`.
 
     Attributes
@@ -170,6 +171,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         compute_regret: bool = False,
         threads: int | None = None,
         noise_seed: Any = None,
+        budget: PrivacyBudget | None = None,
         verbose: int = 0,
     ) -> None:
         store_parameters(self, locals())
@@ -250,19 +252,23 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         assert found != "auto"
         return found
 
-    def _start(
-        self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
-    ) -> LeastSquares:
+    def _plan(self, parameters: Mapping[str, Any], units: int) -> LeastSquaresPlan:
+        parameters = self._resolved(parameters, units, units, 1, 1)
         settings: LeastSquaresSettings = LeastSquaresSettings.of(parameters)
-        plan = settings.plan(
+        return settings.plan(
             units,
             x_norm_bound=parameters["x_norm_bound"],
             y_bound=1.0,  # targets are scaled to [-1, 1]
             constant=super()._constant(parameters),
             regret=parameters["compute_regret"],
         )
+
+    def _start(
+        self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
+    ) -> LeastSquares:
+        settings: LeastSquaresSettings = LeastSquaresSettings.of(parameters)
         return settings.start(
-            plan,
+            self._plan(parameters, units),
             n_features,
             threads=parameters["threads"],
             regret=parameters["compute_regret"],

@@ -15,6 +15,7 @@ from dpftrl_fast.convex.settings import LOSSES
 from dpftrl_fast.linear_model._base import store_parameters
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import NumberTargets
+from dpftrl_fast.run.budget import PrivacyBudget
 
 _LOSSES = {**LOSSES["regression"], "linear": None}
 
@@ -94,6 +95,9 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     noise_seed : None, int or bytes
         For tests: the noise follows from it, and the model is marked `reproducible_`, not private.
         `get_params` shows it.
+    budget : PrivacyBudget, optional
+        `dpftrl_fast.PrivacyBudget` that every fit of this estimator and of its clones is charged
+        to, besides those in whose ``with`` block it is made.
     verbose : int, default 0
         Print the number of steps done.
 
@@ -188,6 +192,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         compute_regret: bool = False,
         threads: int | None = None,
         noise_seed: Any = None,
+        budget: PrivacyBudget | None = None,
         verbose: int = 0,
     ) -> None:
         store_parameters(self, locals())

@@ -275,7 +275,10 @@ def test_columns_of_a_table_are_transformed_by_name(cls: Any) -> None:
 def test_folds_of_a_cross_validation_take_their_users_along(cls: Any) -> None:
     X, y = rows(cls)
     users = np.repeat(np.arange(30), 2)
-    found = cross_validate(make(cls), X, y, cv=3, params={"groups": users}, return_estimator=True)
+    with pytest.warns(UserWarning, match="up to 3 fits on the same rows"):
+        found = cross_validate(
+            make(cls), X, y, cv=3, params={"groups": users}, return_estimator=True
+        )
     # Rows of a fold are 40, and the users of them at most 30: as rows they would be 4 steps.
     assert all(model.n_steps_ in (2, 3) for model in found["estimator"])
 

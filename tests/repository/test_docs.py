@@ -19,7 +19,15 @@ REPLACED = re.compile(
     r"\b(lest|goes? on where|(raw|bare) sums?|of one's own|cannot be had|spare_restarts=)\b"
 )
 # Pages whose Python blocks run, one after the other.
-RUNNABLE = ("accounting", "audit", "kernels", "least_squares", "linear_model", "mechanisms")
+RUNNABLE = (
+    "accounting",
+    "audit",
+    "budget",
+    "kernels",
+    "least_squares",
+    "linear_model",
+    "mechanisms",
+)
 # Not a name to call.
 NOT_LISTED = {"__version__"}
 
@@ -158,7 +166,7 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_blocks_run(name: str) -> None:
     """They run in order, and values that stand behind them as comments are right."""
-    if name in ("audit", "least_squares", "linear_model"):
+    if name in ("audit", "budget", "least_squares", "linear_model"):
         pytest.importorskip("sklearn")
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
