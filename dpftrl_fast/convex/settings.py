@@ -7,7 +7,7 @@ the same defaults, learning rate and noise wherever it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -270,10 +270,13 @@ class LeastSquaresSettings(_Common):
         y_bound: float,
         constant: float = 0.0,
         regret: bool = False,
+        targets: int = 1,
+        squares: float = 0.0,
     ) -> LeastSquaresPlan:
         """Return the plan of a run over this many rows within these bounds.
 
-        `regret` is that of `start`: models are then made at every step.
+        `regret` is that of `start`: models are then made at every step. `targets` and `squares`
+        are those of the plan.
         """
         participation = participation_of(units, self.batch_size, 1, False)
         every = 1 if self.solve_every is None and regret else self.solve_every
@@ -295,6 +298,8 @@ class LeastSquaresSettings(_Common):
             "complete": self.complete,
             "variant": self.variant,
             "constant": constant,
+            "targets": targets,
+            "squares": squares,
         }
         if self.noise_multiplier is not None:
             plan = LeastSquaresPlan(noise_multiplier=self.noise_multiplier, **fields)
@@ -310,12 +315,14 @@ class LeastSquaresSettings(_Common):
         *,
         threads: int | None = None,
         regret: bool = False,
+        radii: Sequence[float] | None = None,
+        penalty: float = 0.0,
     ) -> LeastSquares:
-        """Return an engine with a fresh key."""
+        """Return an engine with a fresh key; `radii` are those of several targets."""
         return LeastSquares(
             plan,
             n_features,
-            radius=self.radius,
+            radius=self.radius if radii is None else radii,
             ridge_factor=self.ridge_factor,
             solve_every=1 if self.solve_every is None and regret else self.solve_every,
             solver=self.solver,
@@ -323,6 +330,7 @@ class LeastSquaresSettings(_Common):
             seed=self.noise_seed,
             threads=threads,
             regret=regret,
+            penalty=penalty,
         )
 
 
@@ -382,6 +390,8 @@ _RULES: dict[str, Rule] = {
     "fit_intercept": flag,
     "intercept_scaling": norm_bound,
     "split": probability,
+    "alpha": non_negative,
+    "intervals": flag,
     "ridge_factor": positive,
     "solve_every": _or_none(positive_integer),
     "shuffle": flag,

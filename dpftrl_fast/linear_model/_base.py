@@ -42,7 +42,7 @@ from dpftrl_fast.linear_model._stream import (
     stream_labels,
     turn_of,
 )
-from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+from dpftrl_fast.linear_model._targets import ClassTargets, Targets
 from dpftrl_fast.rounding import check_summands
 
 FloatArray = NDArray[np.float64]
@@ -223,7 +223,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             refuse_other_classes(stream.targets, classes)
             validate_data(self, X, reset=False, skip_check_array=True)
         targets = stream.targets
-        y = check_targets(y, len(rows), numbers=isinstance(targets, NumberTargets))
+        y = self._check_y(y, len(rows), targets)
         batch = stream_batch(rows, targets.encode(y), groups)
         stream.refuse_other_size(batch)
         if first:
@@ -252,8 +252,12 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
         if not numbers and hasattr(y, "dtype"):
             y = as_labels(y)  # it may hold text that is not valid, which a conversion would show
-        y = check_targets(y, len(rows), numbers=numbers)
+        y = self._check_y(y, len(rows))
         return MemoryRows(rows, y, groups)
+
+    def _check_y(self, y: Any, rows: int, targets: Targets | None = None) -> NDArray[Any]:
+        """Return targets of the right length, and in a stream of the declared kind."""
+        return check_targets(y, rows, numbers=not is_classifier(self))
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
         if parameters["horizon"] is None:
@@ -385,19 +389,19 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """
         parameters = self._checked_parameters()
         rows = check_rows(X, estimator=self)
-        y = check_targets(y, len(rows), numbers=not is_classifier(self))
+        y = self._check_y(y, len(rows))
         norms = row_norms(rows)
         invalid = ~np.isfinite(norms)
         report: dict[str, Any] = {"private": False, "rows": len(rows)}
         if not is_classifier(self):
-            invalid |= ~np.isfinite(y)
+            invalid |= ~np.isfinite(y).reshape(len(rows), -1).all(axis=1)
         report["invalid_rows"] = int(np.sum(invalid))
         x_bound, y_bound = parameters.get("x_norm_bound"), parameters.get("y_bound")
         if x_bound is not None:
             report["rows_beyond_x_norm_bound"] = int(np.sum(norms[~invalid] > x_bound * _ROUNDING))
         if y_bound is not None:
             report["targets_beyond_y_bound"] = int(
-                np.sum(np.abs(y[~invalid]) > y_bound * _ROUNDING)
+                np.sum(np.abs(y[~invalid]) > np.asarray(y_bound) * _ROUNDING)
             )
         return report
 

@@ -111,7 +111,9 @@ def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> B
     labels, missing = labels_of_users(groups, len(X))
     numbers = numbers_in_order(labels)
     numbers[missing] = len(X) + np.arange(np.count_nonzero(missing))
-    source = MemoryRows(X, np.where(missing, np.nan, targets), numbers)
+    targets = targets.copy()
+    targets[missing] = np.nan
+    source = MemoryRows(X, targets, numbers)
     batch = source.batch(slice(0, source.units), source.y)
     _, first = np.unique(numbers_in_order(numbers), return_index=True)
     ids = [secrets.randbits(63) if missing[row] else user_id(labels[row]) for row in first]

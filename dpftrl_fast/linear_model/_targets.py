@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 
+from dpftrl_fast.linear_model._several_targets import SeveralTargets
+
 FloatArray = NDArray[np.float64]
 
 
@@ -27,7 +29,10 @@ class NumberTargets:
 
     bound: float | None
 
-    outputs = 1
+    @property
+    def outputs(self) -> int:
+        """Number of parameter vectors."""
+        return 1
 
     def encode(self, y: Any) -> FloatArray:
         """Return the targets as float64, non-finite ones as NaN: such rows count as zero."""
@@ -97,7 +102,7 @@ class ClassTargets:
             )
 
 
-Targets: TypeAlias = NumberTargets | ClassTargets
+Targets: TypeAlias = NumberTargets | ClassTargets | SeveralTargets
 
 
 def classes_of(classes: Any, y: Any) -> NDArray[Any]:

@@ -12,9 +12,16 @@ from sklearn.base import RegressorMixin
 
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
-from dpftrl_fast.convex.settings import LeastSquaresSettings
+from dpftrl_fast.convex.settings import LeastSquaresSettings, check_settings
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
 from dpftrl_fast.linear_model._rows import MemoryRows
+from dpftrl_fast.linear_model._several_targets import (
+    SeveralTargets,
+    bounds_of,
+    check_bounds,
+    check_columns,
+    several_columns,
+)
 from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
@@ -37,13 +44,19 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     x_norm_bound : float
         Rows with a larger norm are scaled to it. Required, and public: a bound learned from the
         rows would reveal them.
-    y_bound : float
-        Targets are clipped to [-y_bound, y_bound]. Required and public.
+    y_bound : float or list of float
+        Targets are clipped to [-y_bound, y_bound]; for several targets, a list has a bound of each.
+        Required and public.
     batch_size : int, default 256
-        Rows of a step, at most their number.
+        Rows (with groups: users) of a step, at most their number.
+    alpha : float, default 0.0
+        Ridge penalty alpha ||coef||^2 beside the sum of squared errors, as in
+        `sklearn.linear_model.Ridge`; not on the intercept. The ridge of a model is the larger of
+        alpha and lambda_t/2, which the noise needs.
     radius : float, optional
         Radius of the L2 ball about 0 that holds all models (coefficients and
-        intercept/intercept_scaling together). Each model is the exact minimiser in the ball.
+        intercept/intercept_scaling together), of each target. Each model is the exact minimiser in
+        the ball.
     split : float, default 0.35
         Share of mu^2 for the sum of y x.
     ridge_factor : float, default 2.0
@@ -88,7 +101,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     Attributes
     ----------
     coef_, intercept_ : (p,) array, float
-        Last model.
+        Last model; of m targets, of shapes (m, p) and (m,).
     coef_average_, intercept_average_
         Mean of all models.
     coef_tail_, intercept_tail_
@@ -99,7 +112,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         ``plan_.describe(delta_)`` states it in words, replace-one neighbours included.
     solves_ : tuple of dpftrl_fast.convex.least_squares.solver.Solve
         Solution of each model: its step, its ridge and its case ("definite" or "projected"; in a
-        ball "interior", "boundary" or "hard").
+        ball "interior", "boundary" or "hard"). Of several targets, one report each.
     regret_ : float
         Mean over all rows of l(theta_t) - l(u) with l half the squared error, u being the best
         parameters in hindsight. Only with `compute_regret`; NOT PRIVATE.
@@ -108,7 +121,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
 
     See Also
     --------
-    DPFTRLRegressor : other losses, L1, several epochs, users; p instead of p^2 numbers.
+    DPFTRLRegressor : other losses, L1, several epochs; p instead of p^2 numbers.
 
     Notes
     -----
@@ -117,12 +130,13 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     continue a stream.
 
     **Formal guarantee.** All models of one run together satisfy (``epsilon_``, ``delta_``) of
-    ``plan_`` for two data sets that differ in one row, whose x and y are replaced by zero;
+    ``plan_`` for two data sets that differ in one row (with groups: one user), whose x and y are
+    replaced by zero;
     ``plan_.epsilon(delta_, neighbours="replace-one")`` is the value for replacement by another row.
     The caller must ensure that all parameters, bounds and the number of rows are public, and must
     compose several runs on the same rows (`dpftrl_fast.accounting.compose`). Not covered: a user
-    with several rows, `regret_`, `clipping_report`, scores on private rows, and a run with a
-    `noise_seed`. Floating point: docs/floating_point.md.
+    with several rows without groups, `regret_`, `clipping_report`, scores on private rows, and a
+    run with a `noise_seed`. Floating point: docs/floating_point.md.
 
     Examples
     --------
@@ -143,8 +157,9 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         noise_multiplier: float | None = None,
         *,
         x_norm_bound: float | None = None,
-        y_bound: float | None = None,
+        y_bound: Any = None,
         batch_size: int = 256,
+        alpha: float = 0.0,
         radius: float | None = None,
         split: float = DEFAULT_SPLIT,
         ridge_factor: float = 2.0,
@@ -167,38 +182,45 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     ) -> None:
         store_parameters(self, locals())
 
-    def fit(self, X: Any, y: Any) -> Any:  # type: ignore[override]  # no users here
+    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:
         """Fit the model in one pass in a run with a fresh key, whose epsilon is `epsilon_`.
 
-        Parameters, refusals and sources of rows are those of `DPFTRLRegressor.fit`, without groups.
-        A CSR row costs the square of its number of entries.
+        Parameters, refusals and sources of rows are those of `DPFTRLRegressor.fit`. A CSR row costs
+        the square of its number of entries.
 
         Parameters
         ----------
         X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
             Private rows; their number is public.
-        y : (n,) array, or str
-            Private targets, or the name of their column.
+        y : (n,) or (n, m) array, or str
+            Private targets, or the name of their column. Several targets (m >= 2) have one sum of
+            x x^T in common; they need rows in memory.
+        groups : (n,) array_like or str, optional
+            User of every row, for a guarantee per user, as for `DPFTRLRegressor.fit`: the rows of a
+            user with many are given a common weight below 1, see docs/least_squares.md.
 
         Returns
         -------
         self
         """
-        return super().fit(X, y)
+        return super().fit(X, y, groups=groups)
 
-    def partial_fit(self, X: Any, y: Any) -> Any:  # type: ignore[override]
+    def partial_fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:  # type: ignore[override]
         """Take one step with one batch of a stream, as `DPFTRLRegressor.partial_fit`.
 
         Parameters
         ----------
         X : (n, p) array or CSR matrix
-        y : (n,) array
+        y : (n,) or (n, m) array
+            For m >= 2, `y_bound` is a list of m bounds.
+        groups : (n,) array_like, optional
+            User of every row; a user that took part in an earlier step is refused.
 
         Returns
         -------
         self
         """
-        return super().partial_fit(X, y)
+        return super().partial_fit(X, y, groups=groups)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predict targets.
@@ -210,12 +232,18 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
 
         Returns
         -------
-        (n,) array of float64
+        (n,) or (n, m) array of float64
         """
         return self._linear(X)
 
     def _checked_parameters(self) -> dict[str, Any]:
-        parameters = super()._checked_parameters()
+        given = self.get_params(deep=False)
+        several = isinstance(given["y_bound"], (list, np.ndarray))
+        bounds = check_bounds("y_bound", given["y_bound"]) if several else None
+        if isinstance(bounds, list):
+            parameters = {**check_settings({**given, "y_bound": None}), "y_bound": bounds}
+        else:
+            parameters = check_settings(given if bounds is None else {**given, "y_bound": bounds})
         for name in ("x_norm_bound", "y_bound"):
             if parameters[name] is None:
                 raise ValueError(
@@ -224,8 +252,51 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
                 )
         return parameters
 
-    def _targets(self, parameters: Mapping[str, Any], y: Any) -> NumberTargets:
-        return NumberTargets(parameters["y_bound"])
+    def _targets(self, parameters: Mapping[str, Any], y: Any) -> Targets:
+        bound = parameters["y_bound"]
+        if several_columns(y):
+            targets = SeveralTargets(bounds_of(bound, y.shape[1]))
+        elif not isinstance(bound, list):
+            return NumberTargets(bound)
+        elif y is None:  # a stream, or rows that are not in memory
+            targets = SeveralTargets(tuple(bound))
+        else:
+            raise ValueError(
+                f"y must have {len(bound)} columns, as y_bound has entries, got shape {y.shape}"
+            )
+        if parameters["compute_regret"]:
+            raise ValueError("compute_regret must be False with several targets, got True")
+        return targets
+
+    def _check_y(self, y: Any, rows: int, targets: Targets | None = None) -> NDArray[Any]:
+        checked = check_columns(y, rows) if several_columns(y) else super()._check_y(y, rows)
+        columns = 1 if checked.ndim == 1 else int(checked.shape[1])
+        if targets is not None and columns != targets.outputs:
+            raise ValueError(
+                f"y must have {targets.outputs} columns, as y_bound has entries, got {columns}: in "
+                "a stream of several targets y_bound is a list with a bound of each"
+            )
+        return checked
+
+    def _open(self, parameters: Mapping[str, Any], X: Any, y: Any, groups: Any) -> RowSource:
+        source = super()._open(parameters, X, y, groups)
+        if isinstance(parameters["y_bound"], list) and not isinstance(source, MemoryRows):
+            raise ValueError("y_bound must be a number unless rows are in memory, got a list")
+        if groups is not None and parameters["compute_regret"]:
+            raise ValueError(
+                "compute_regret must be False with groups, got True: rows have weights"
+            )
+        return source
+
+    def _split(
+        self, matrix: NDArray[np.float64], constant: float, targets: Targets
+    ) -> tuple[NDArray[np.float64], Any]:
+        if not isinstance(targets, SeveralTargets):
+            return super()._split(matrix, constant, targets)
+        matrix = matrix * targets.scales[:, np.newaxis]
+        if constant == 0.0:
+            return matrix, np.zeros(len(matrix))
+        return matrix[:, :-1].copy(), matrix[:, -1] * constant
 
     def _constant(self, parameters: Mapping[str, Any]) -> float:
         # Like norms, the constant column stays slightly below its bound in the plan.
@@ -235,18 +306,26 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
     ) -> LeastSquares:
         settings: LeastSquaresSettings = LeastSquaresSettings.of(parameters)
+        y_bound, radii = parameters["y_bound"], None
+        if outputs > 1:  # encoded in units of their bounds
+            if settings.radius is not None:
+                radii = [settings.radius / bound for bound in bounds_of(y_bound, outputs)]
+            y_bound = 1.0
         plan = settings.plan(
             units,
             x_norm_bound=parameters["x_norm_bound"],
-            y_bound=parameters["y_bound"],
+            y_bound=y_bound,
             constant=super()._constant(parameters),
             regret=parameters["compute_regret"],
+            targets=outputs,
         )
         return settings.start(
             plan,
             n_features,
             threads=parameters["threads"],
             regret=parameters["compute_regret"],
+            radii=radii,
+            penalty=parameters["alpha"],
         )
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
@@ -270,5 +349,6 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
         tags.regressor_tags.poor_score = True  # on the few rows of a check, noise dominates
         return tags

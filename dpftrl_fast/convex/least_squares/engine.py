@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import non_negative, optional, positive, positive_integer, vector_of
+from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.convex.least_squares.completion import noise_at
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
@@ -136,7 +137,7 @@ class LeastSquares:
         plan: LeastSquaresPlan,
         n_features: int,
         *,
-        radius: float | None = None,
+        radius: float | Sequence[float] | None = None,
         ridge_factor: float = 2.0,
         solve_every: int | None = None,
         solver: Solver = "auto",
@@ -169,6 +170,7 @@ class LeastSquares:
         self._update = update_of(plan, p)
         self._p, self._t, self._process = p, 0, process_mark()
         self._whole, self._turn = True, threading.RLock()
+        self._guard: Guard | None = None
         size = packed_size(p)
         self._total, self._low = np.zeros(size), np.zeros(size)
         self._bias, self._bias_low, self._batch_bias = np.zeros((3, plan.bias_size(p)))
@@ -202,7 +204,8 @@ class LeastSquares:
         batch : Batch
             Rows and targets; no rows give zeros. Values are never refused: a row with a number
             that is not finite, in x or y, counts as zero. Rows of one user (`starts`) have a common
-            weight, see :func:`dpftrl_fast.convex.least_squares.weights.weights_of`.
+            weight, see :func:`dpftrl_fast.convex.least_squares.weights.weights_of`. With their
+            `ids`, the guard of the plan checks the users, in all steps of a run or in none.
 
         Raises
         ------
@@ -213,9 +216,13 @@ class LeastSquares:
             fork of the one that made the engine.
         """
         self._check_turn()
-        if len(batch.y) > MOST_ROWS:  # one addition to the sums, as for the sums of a batch
-            self.step_sums(*batch_sums(self.plan, batch))
+        if batch.starts is not None or len(batch.y) > MOST_ROWS:
+            bias, packed = batch_sums(self.plan, batch)  # one addition to the sums, as for them
+            vector_of("bias", bias, self._bias.size, (np.dtype(np.float64),))
+            self._admit(batch)
+            self.step_sums(bias, packed)
             return
+        self._admit(batch)
         before = self._objective() if self._loss is not None else 0.0
         self._whole = False
         try:
@@ -242,6 +249,25 @@ class LeastSquares:
             self._whole = True
             raise
         self._finish(bias, before)
+
+    def _admit(self, batch: Batch) -> None:
+        """Let the plan's guard check the users, in every step or in none."""
+        ids = None if batch.starts is None else batch.ids
+        guard = self._guard
+        if self._t == 0 and ids is not None:
+            guard = self.plan.bias.guard()
+        if (guard is None) != (ids is None):
+            raise ValueError("ids must be given for all steps of a run or for none, got a mixture")
+        if guard is not None and ids is not None:
+            try:
+                guard.admit(ids)
+            except ValueError:  # its message shows an id, which may be a user's label
+                raise ValueError(
+                    f"the users of step {self._t + 1} must be such as {self.plan.participation!r} "
+                    "allows, each once, got another: one who took part in an earlier step, for "
+                    "instance"
+                ) from None
+            self._guard = guard
 
     sums_follow_model = False
 
