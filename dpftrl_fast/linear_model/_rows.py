@@ -49,6 +49,7 @@ class MemoryRows(RowSource):
         self.n_features = int(X.shape[1])
         self.units = len(X)
         self._bounds: Ints | None = None
+        self.weighted = groups is not None
         if groups is not None:
             numbers = group_numbers(groups, len(X))
             self._rows = np.argsort(numbers, kind="stable")

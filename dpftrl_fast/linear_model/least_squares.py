@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.convex.least_squares.moments import Moments, column_statistics
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT
 from dpftrl_fast.convex.settings import LeastSquaresSettings, check_settings
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
@@ -25,7 +27,26 @@ from dpftrl_fast.linear_model._several_targets import (
 from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
+from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
 from dpftrl_fast.rounding import clip_limit
+
+#: kappa of the plan with `intervals`: 3 % more noise in the sums of y x.
+SQUARES = 0.25
+
+
+def _estimates(
+    parameters: Mapping[str, Any], targets: Targets, moments: Moments, given: int, rows: int | None
+) -> dict[str, Any]:
+    """Return the attributes that follow from released moments."""
+    found: dict[str, Any] = {}
+    if parameters["intervals"]:
+        several = isinstance(targets, SeveralTargets)
+        scales = targets.bounds if isinstance(targets, SeveralTargets) else (1.0,)
+        found["inference_"] = Inference(moments, rows, given, scales, not several)
+    if moments.constant > 0:
+        columns = column_statistics(moments, rows)
+        found |= {f"column_{name}_": value for name, value in columns._asdict().items()}
+    return found
 
 
 class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]  # no types there
@@ -86,6 +107,9 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         a norm of sqrt(x_norm_bound^2 + intercept_scaling^2).
     intercept_scaling : float, default 1.0
         The constant entry.
+    intervals : bool, default False
+        Release noisy sums of y^2 as well, for `inference_` and `conf_int`. At the same epsilon the
+        noise of the sum of y x is then 3 % larger.
     average : {"last", "tail", "all"}
         Coefficients for `predict`: the last model, the mean of the models after the first half of
         the steps, or the mean of all.
@@ -113,6 +137,15 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     solves_ : tuple of dpftrl_fast.convex.least_squares.solver.Solve
         Solution of each model: its step, its ridge and its case ("definite" or "projected"; in a
         ball "interior", "boundary" or "hard"). Of several targets, one report each.
+    inference_ : dpftrl_fast.linear_model.inference.Inference
+        Coefficients without a ridge, with standard errors and confidence intervals. Only with
+        `intervals`.
+    column_means_, column_variances_ : (p,) arrays
+        Estimates of the mean and variance of each column over the rows in the sums, from the noisy
+        sums alone: they cost no privacy. Only with an intercept, and of the rows as they were
+        counted: scaled where their norm exceeds the bound, weighted with groups or sample weights.
+    column_means_stderr_, column_variances_stderr_ : (p,) arrays
+        Their standard errors from the noise.
     regret_ : float
         Mean over all rows of l(theta_t) - l(u) with l half the squared error, u being the best
         parameters in hindsight. Only with `compute_regret`; NOT PRIVATE.
@@ -174,6 +207,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         shuffle: bool = False,
         random_state: Any = None,
         horizon: int | None = None,
+        intervals: bool = False,
         average: str = "last",
         compute_regret: bool = False,
         threads: int | None = None,
@@ -318,6 +352,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             constant=super()._constant(parameters),
             regret=parameters["compute_regret"],
             targets=outputs,
+            squares=SQUARES if parameters["intervals"] else 0.0,
         )
         return settings.start(
             plan,
@@ -343,9 +378,41 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         run: LeastSquares = stepper
         run.last  # noqa: B018 - makes the model if it is not made yet
         further: dict[str, Any] = {"solves_": run.solves}
+        moments = run.moments()
+        if moments is not None:
+            units = parameters["horizon"] if source is None else source.units
+            given = min(units, moments.step * parameters["batch_size"])
+            counted = isinstance(source, MemoryRows) and not source.weighted
+            further |= _estimates(parameters, targets, moments, given, given if counted else None)
         if parameters["compute_regret"] and isinstance(source, MemoryRows):
             further["regret_"] = run.regret() / (2 * source.units)
         return further
+
+    def conf_int(self, level: float = 0.95) -> ConfidenceIntervals:
+        """Return confidence intervals of coefficients and intercept, as `inference_` does.
+
+        They are of the model without a ridge, whose estimates (`inference_.coef`) are their
+        centres. A fit with `intervals` is needed.
+
+        Parameters
+        ----------
+        level : float, default 0.95
+            Probability with which an interval is to hold its coefficient.
+
+        Returns
+        -------
+        ConfidenceIntervals
+            `coef` of shape (p, 2) or (m, p, 2) and `intercept` of shape (2,) or (m, 2); infinite,
+            with a warning, if the noise is too large.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "inference_"):
+            raise ValueError(
+                "conf_int needs a model fitted with intervals=True, got none: the variance of the "
+                "errors is estimated from sums of y^2, released in the run"
+            )
+        found: ConfidenceIntervals = self.inference_.conf_int(level)
+        return found
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

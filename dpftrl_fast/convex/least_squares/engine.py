@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from dpftrl_fast._validate import non_negative, optional, positive, positive_integer, vector_of
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.convex.least_squares.completion import noise_at
+from dpftrl_fast.convex.least_squares.moments import Moments, moments_of
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
 from dpftrl_fast.convex.least_squares.sums import batch_sums, update_of
@@ -40,7 +41,7 @@ from dpftrl_fast.kernels.packed import (
 )
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.process import process_mark
-from dpftrl_fast.rounding import noisy_sum, two_sum
+from dpftrl_fast.rounding import clip_limit, noisy_sum, two_sum
 
 FloatArray = NDArray[np.float64]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -361,6 +362,17 @@ class LeastSquares:
                 "for the model again"
             )
         return self._noisy_bias.copy(), self._noisy.copy()
+
+    def moments(self) -> Moments | None:
+        """Return the noisy sums behind the last model, with the law of their noise.
+
+        None before the first model.
+        """
+        if not self._solves or self._noisy.size == 0:
+            return None
+        bias, covariance = self.released()
+        constant = clip_limit(self.plan.constant)
+        return moments_of(self.plan, self._solves[-1].step, bias, covariance, constant)
 
     @_in_turn
     def _solve(self) -> None:

@@ -37,8 +37,8 @@ def weights_of(plan: LeastSquaresPlan, batch: Batch) -> FloatArray | None:
     Raises
     ------
     TypeError, ValueError
-        If `starts` or weights are no arrays that fit the rows, or the plan has sums of squares,
-        which a user's weight does not bound.
+        If `starts` or weights are no arrays that fit the rows, or a plan with sums of squares is
+        given users, whose weights do not bound these.
 
     Examples
     --------
@@ -58,8 +58,8 @@ def weights_of(plan: LeastSquaresPlan, batch: Batch) -> FloatArray | None:
         return given
     if plan.squares > 0:
         raise ValueError(
-            "sums of squares must be those of single records, got rows of users: a user's weight "
-            "bounds its other sums only"
+            "sums of squares (intervals) must be those of single records, got rows of users "
+            "(groups): the errors of a user's rows may depend on each other"
         )
     counts = np.diff(starts)
     if not (starts.size > 0 and starts[0] == 0 and starts[-1] == n and np.all(counts >= 0)):
