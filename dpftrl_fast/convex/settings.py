@@ -392,6 +392,7 @@ _RULES: dict[str, Rule] = {
     "split": probability,
     "alpha": non_negative,
     "intervals": flag,
+    "sample_weight_bound": norm_bound,
     "ridge_factor": positive,
     "solve_every": _or_none(positive_integer),
     "shuffle": flag,

@@ -27,8 +27,10 @@ from dpftrl_fast.linear_model._rows import (
     batch_order,
     check_rows,
     check_targets,
+    check_weights,
     open_source,
     refuse_bad_rows,
+    refuse_bad_weights,
 )
 from dpftrl_fast.linear_model._search import announce_search
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
@@ -133,9 +135,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             self._fit(X, y, groups)
         return self
 
-    def _fit(self, X: Any, y: Any, groups: Any) -> None:
+    def _fit(self, X: Any, y: Any, groups: Any, weights: Any = None) -> None:
         parameters = self._checked_parameters()
         source = self._open(parameters, X, y, groups)
+        if weights is not None:
+            source = self._weighted(parameters, source, weights)
         labels = source.y if isinstance(source, MemoryRows) else None
         targets = self._targets(parameters, labels)
         if isinstance(source, MemoryRows):
@@ -206,7 +210,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             self._partial_fit(X, y, groups, classes)
         return self
 
-    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any) -> None:
+    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any, weights: Any = None) -> None:
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
         if stream is None:
@@ -224,7 +228,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             validate_data(self, X, reset=False, skip_check_array=True)
         targets = stream.targets
         y = self._check_y(y, len(rows), targets)
-        batch = stream_batch(rows, targets.encode(y), groups)
+        if weights is not None:
+            refuse_objects("sample_weight", weights)
+            weights = self._unit_weights(stream.parameters, weights, len(rows))
+        batch = stream_batch(rows, targets.encode(y), groups, weights)
         stream.refuse_other_size(batch)
         if first:
             stream.run = self._start(
@@ -258,6 +265,20 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def _check_y(self, y: Any, rows: int, targets: Targets | None = None) -> NDArray[Any]:
         """Return targets of the right length, and in a stream of the declared kind."""
         return check_targets(y, rows, numbers=not is_classifier(self))
+
+    def _weighted(
+        self, parameters: Mapping[str, Any], source: RowSource, weights: Any
+    ) -> MemoryRows:
+        """Return rows in memory with their weights, which are checked before the first step."""
+        if not isinstance(source, MemoryRows):
+            raise ValueError("sample_weight must be None unless rows are in memory, got some")
+        found = self._unit_weights(parameters, weights, len(source.X))
+        refuse_bad_weights(found)
+        return source.with_weights(found)
+
+    def _unit_weights(self, parameters: Mapping[str, Any], weights: Any, rows: int) -> FloatArray:
+        """Return weights in units of their bound, without looking at values."""
+        return check_weights(weights, rows) / float(parameters["sample_weight_bound"])
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
         if parameters["horizon"] is None:

@@ -53,6 +53,8 @@ class Inference:
         Unit of each target.
     single : bool
         Whether y was a vector.
+    weight_bound : float
+        Unit of the weights of rows.
 
     Examples
     --------
@@ -72,6 +74,7 @@ class Inference:
     n_rows: int
     scales: tuple[float, ...]
     single: bool
+    weight_bound: float = 1.0
 
     @cached_property
     def _estimates(self) -> Estimates:
@@ -107,8 +110,8 @@ class Inference:
 
     @property
     def residual_std(self) -> Any:
-        """Estimated standard deviation of the errors of y; 0 where noise hides it."""
-        found = np.sqrt(self._told().residual_variance) * self.scales
+        """Standard deviation of the errors of y at weight 1, estimated; 0 where noise hides it."""
+        found = np.sqrt(self._told().residual_variance * self.weight_bound) * self.scales
         return float(found[0]) if self.single else found
 
     def conf_int(self, level: float = 0.95) -> ConfidenceIntervals:

@@ -25,7 +25,7 @@ from dpftrl_fast.linear_model._several_targets import (
     several_columns,
 )
 from dpftrl_fast.linear_model._sources import RowSource
-from dpftrl_fast.linear_model._stream import Stream
+from dpftrl_fast.linear_model._stream import Stream, turn_of
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
 from dpftrl_fast.rounding import clip_limit
@@ -42,7 +42,8 @@ def _estimates(
     if parameters["intervals"]:
         several = isinstance(targets, SeveralTargets)
         scales = targets.bounds if isinstance(targets, SeveralTargets) else (1.0,)
-        found["inference_"] = Inference(moments, rows, given, scales, not several)
+        weight = parameters["sample_weight_bound"]
+        found["inference_"] = Inference(moments, rows, given, scales, not several, weight)
     if moments.constant > 0:
         columns = column_statistics(moments, rows)
         found |= {f"column_{name}_": value for name, value in columns._asdict().items()}
@@ -110,6 +111,9 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     intervals : bool, default False
         Release noisy sums of y^2 as well, for `inference_` and `conf_int`. At the same epsilon the
         noise of the sum of y x is then 3 % larger.
+    sample_weight_bound : float, default 1.0
+        Bound on sample weights, public; larger ones are clipped to it. The sensitivities of both
+        sums are proportional to it: in units of rows of weight 1, the noise is this much larger.
     average : {"last", "tail", "all"}
         Coefficients for `predict`: the last model, the mean of the models after the first half of
         the steps, or the mean of all.
@@ -208,6 +212,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         random_state: Any = None,
         horizon: int | None = None,
         intervals: bool = False,
+        sample_weight_bound: float = 1.0,
         average: str = "last",
         compute_regret: bool = False,
         threads: int | None = None,
@@ -216,7 +221,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     ) -> None:
         store_parameters(self, locals())
 
-    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
         """Fit the model in one pass in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Parameters, refusals and sources of rows are those of `DPFTRLRegressor.fit`. A CSR row costs
@@ -229,6 +234,9 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         y : (n,) or (n, m) array, or str
             Private targets, or the name of their column. Several targets (m >= 2) have one sum of
             x x^T in common; they need rows in memory.
+        sample_weight : (n,) array, optional
+            Weights of the rows, private as these are, and clipped to `sample_weight_bound`: a row
+            of weight w counts as w x x^T and w y x. They need rows in memory.
         groups : (n,) array_like or str, optional
             User of every row, for a guarantee per user, as for `DPFTRLRegressor.fit`: the rows of a
             user with many are given a common weight below 1, see docs/least_squares.md.
@@ -237,9 +245,13 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        return super().fit(X, y, groups=groups)
+        with np.errstate(all="ignore"), turn_of(self):
+            self._fit(X, y, groups, sample_weight)
+        return self
 
-    def partial_fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:  # type: ignore[override]
+    def partial_fit(  # type: ignore[override]
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
+    ) -> Any:
         """Take one step with one batch of a stream, as `DPFTRLRegressor.partial_fit`.
 
         Parameters
@@ -247,6 +259,9 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         X : (n, p) array or CSR matrix
         y : (n,) or (n, m) array
             For m >= 2, `y_bound` is a list of m bounds.
+        sample_weight : (n,) array, optional
+            Weights of the rows, clipped to [0, `sample_weight_bound`]; one that is not finite
+            is 0.
         groups : (n,) array_like, optional
             User of every row; a user that took part in an earlier step is refused.
 
@@ -254,7 +269,9 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        return super().partial_fit(X, y, groups=groups)
+        with np.errstate(all="ignore"), turn_of(self):
+            self._partial_fit(X, y, groups, None, sample_weight)
+        return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predict targets.
@@ -322,6 +339,13 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             )
         return source
 
+    def _weighted(
+        self, parameters: Mapping[str, Any], source: RowSource, weights: Any
+    ) -> MemoryRows:
+        if parameters["compute_regret"]:
+            raise ValueError("compute_regret must be False with sample_weight, got True")
+        return super()._weighted(parameters, source, weights)
+
     def _split(
         self, matrix: NDArray[np.float64], constant: float, targets: Targets
     ) -> tuple[NDArray[np.float64], Any]:
@@ -360,7 +384,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             threads=parameters["threads"],
             regret=parameters["compute_regret"],
             radii=radii,
-            penalty=parameters["alpha"],
+            penalty=parameters["alpha"] / parameters["sample_weight_bound"],
         )
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:

@@ -289,3 +289,111 @@ def test_users_of_a_dataset(tmp_path: Any) -> None:
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-12)
     with pytest.raises(ValueError, match="y_bound must be a number unless rows are in memory"):
         make(y_bound=[1.0, 1.0]).fit(str(tmp_path / "rows.parquet"), "y")
+
+
+# ---- Sample weights ----
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
+@pytest.mark.parametrize("bound", [1.0, 4.0])
+def test_sample_weights_are_those_of_ridge(bound: float, sparse: bool) -> None:
+    X, y = data()
+    weights = bound * np.random.default_rng(1).uniform(0, 1.5, 90)
+    weights[::7] = 0.0
+    model = make(**QUIET, alpha=0.3, sample_weight_bound=bound)
+    model.fit(scipy.sparse.csr_array(X) if sparse else X, y, weights)
+    expected = Ridge(alpha=0.3).fit(X, y, np.minimum(weights, bound))
+    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.intercept_, expected.intercept_, rtol=1e-4)
+
+
+def test_weights_beyond_their_bound_are_clipped() -> None:
+    X, y = data()
+    weights = np.where(np.arange(90) % 2 == 0, 0.5, 2.0)
+    one = make(noise_seed=1, sample_weight_bound=2.0).fit(X, y, weights)
+    for other in (np.where(weights == 2.0, 1e300, 0.5), np.where(weights == 2.0, 3.0, 0.5)):
+        more = make(noise_seed=1, sample_weight_bound=2.0).fit(X, y, sample_weight=other)
+        np.testing.assert_array_equal(one.coef_, more.coef_)
+    assert one.plan_ == make().fit(X, y).plan_.__class__.from_dict(one.plan_.to_dict())
+    # In units of rows of weight 1 the noise is sample_weight_bound times as large.
+    halved = make(noise_seed=1).fit(X, y, weights / 2)
+    np.testing.assert_array_equal(one.coef_, halved.coef_)
+    assert np.array_equal(make(noise_seed=1).fit(X, y, np.ones(90)).coef_, plain_coef(X, y))
+
+
+def plain_coef(X: Array, y: Array) -> Array:
+    return make(noise_seed=1).fit(X, y).coef_
+
+
+def test_weights_of_a_stream_are_never_refused_for_their_values() -> None:
+    X, y = data(20)
+    weights = np.full(20, 0.5)
+    found = []
+    for value in (0.0, -3.0, np.nan, np.inf, -np.inf):
+        weights[4] = value
+        model = make(noise_seed=1, horizon=90, y_bound=[1.0, 1.0]).partial_fit(X, y, weights)
+        found.append(model.coef_)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+    model = make(horizon=90, y_bound=[1.0, 1.0])
+    for wrong in (np.ones(19), np.ones((20, 1)), [1.0] * 20, np.array(["x"] * 20)):
+        with pytest.raises((TypeError, ValueError), match="sample_weight must"):
+            model.partial_fit(X, y, wrong)
+    assert not hasattr(model, "coef_")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_bad_weights_of_a_fit_are_refused_before_it(value: float) -> None:
+    X, y = data()
+    weights = np.ones(90)
+    weights[7] = value
+    model = make()
+    with pytest.raises(ValueError, match=r"sample_weight must be finite and >= 0, .* in row 7"):
+        model.fit(X, y, weights)
+    with pytest.raises(ValueError, match="compute_regret must be False with sample_weight"):
+        make(compute_regret=True).fit(X, y[:, 0], np.ones(90))
+    assert not hasattr(model, "coef_")
+
+
+def test_the_sums_of_neighbours_with_weights_and_squares() -> None:
+    rng = np.random.default_rng(1)
+    X, y = 3 * rng.normal(size=(24, 3)), 4 * rng.normal(size=(24, 2))
+    weights = 3 * rng.uniform(size=24)
+    for row, value in enumerate(EXTREMES):
+        X[row, 1], y[row + 9, 0], weights[row + 15] = value, value, value
+
+    def sums(X: Array) -> tuple[Array, Array]:
+        model = make(
+            x_norm_bound=0.7, y_bound=[0.4, 40.0], batch_size=24, horizon=48, noise_seed=1,
+            intervals=True, sample_weight_bound=2.0,
+        )  # fmt: skip
+        model.partial_fit(X, y, weights)
+        engine = model._stream.run
+        assert engine.plan.bias.clip_norm == pytest.approx(limit)
+        matrix = np.zeros((4, 4))
+        matrix[np.triu_indices(4)] = engine._total + engine._low
+        return engine._bias + engine._bias_low, matrix + np.triu(matrix, 1).T
+
+    L = np.hypot(0.7, 1.0)
+    limit = L * np.sqrt(2 * (1 + 0.25**2))
+    plain, largest = sums(X), [0.0, 0.0]
+    for row in range(24):
+        without = X.copy()
+        without[row] = np.nan
+        moved = [np.linalg.norm(a - b) for a, b in zip(plain, sums(without), strict=True)]
+        assert moved[0] <= limit and moved[1] <= L**2
+        largest = [max(a, b) for a, b in zip(largest, moved, strict=True)]
+    assert largest[1] > 0.99 * L**2
+
+
+@pytest.mark.usefixtures("no_noise")
+def test_users_with_sample_weights() -> None:
+    X, y = data(600)
+    groups, given = users_of(600), np.random.default_rng(2).uniform(0, 1, 600)
+    norms = given * np.hypot(np.linalg.norm(X, axis=1), 1.0)
+    L = np.hypot(1.0, 1.0)
+    weights = given * [min(1.0, L / norms[groups == user].sum()) for user in groups]
+    model = make(**QUIET).fit(X, y, given, groups=groups)
+    expected = Ridge(alpha=1e-9).fit(X, y, sample_weight=weights)
+    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-3, atol=1e-5)
