@@ -38,15 +38,17 @@ class Inference:
     """Estimates without a ridge and their errors, computed from released sums on first use.
 
     They hold for a linear model y = <x, coef> + intercept + error, whose errors are independent of
-    x with one variance (with sample weights: this variance over the weight), if no row was scaled
-    and no target clipped. All of it is post-processing: it costs no privacy.
+    x with one variance, if no row was scaled and no target clipped. With sample weights the errors
+    have this variance over the weight, and intervals are too wide rather than too narrow: exact for
+    weights 0 and the bound. All of it is post-processing: it costs no privacy.
 
     Parameters
     ----------
     moments : Moments
         Released sums.
     rows : int, optional
-        Number of rows in them, if they all count; otherwise it is read off the noisy sums.
+        Number of rows in them, if they all count; otherwise the noisy sum of weights, in units of
+        their bound, takes its place.
     n_rows : int
         Number of rows that were given.
     scales : tuple of float
@@ -110,7 +112,10 @@ class Inference:
 
     @property
     def residual_std(self) -> Any:
-        """Standard deviation of the errors of y at weight 1, estimated; 0 where noise hides it."""
+        """Standard deviation of the errors of y at weight 1; 0 where noise hides it.
+
+        With weights other than 0 and the bound it is overestimated.
+        """
         found = np.sqrt(self._told().residual_variance * self.weight_bound) * self.scales
         return float(found[0]) if self.single else found
 

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from dpftrl_fast._validate import non_negative, optional, positive, positive_integer, vector_of
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.convex.least_squares.completion import noise_at
+from dpftrl_fast.convex.least_squares.memory import bytes_needed, refuse_too_large
 from dpftrl_fast.convex.least_squares.moments import Moments, moments_of
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
+from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver, iterates
 from dpftrl_fast.convex.least_squares.sums import batch_sums, update_of
 from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
 from dpftrl_fast.convex.least_squares.weights import weights_of
@@ -119,6 +120,12 @@ class LeastSquares:
     `regret` and the secret sums are not covered. Noisy sums are on a public grid, see
     docs/floating_point.md.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not what is described above, or the run needs more memory than this
+        machine has.
+
     Examples
     --------
     >>> import numpy as np
@@ -158,6 +165,11 @@ class LeastSquares:
                 f"the norm of a row must be at most {_LARGEST_NORM:g} in float32, or its squares "
                 f"overflow, got {plan.row_norm:g}"
             )
+        factors = radius is not None or not iterates(solver, p)
+        refuse_too_large(
+            p,
+            bytes_needed(plan, p, memory=memory, itemsize=np.dtype(dtype).itemsize, matrix=factors),
+        )
         self._minimise = Minimiser(
             p,
             radii=_radii(radius, plan.targets),

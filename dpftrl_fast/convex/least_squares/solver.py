@@ -55,6 +55,17 @@ class Solve(NamedTuple):
     target: int = 0
 
 
+def iterates(solver: Solver, p: int) -> bool:
+    """Return whether models over R^p are first tried by conjugate gradients.
+
+    Examples
+    --------
+    >>> iterates("auto", 100), iterates("auto", 4000), iterates("cg", 100)
+    (False, True, True)
+    """
+    return solver == "cg" or (solver == "auto" and p >= _ITERATIVE_FROM)
+
+
 class Minimiser:
     """Minimise theta^T (W + P) theta - 2 <s, theta> + lambda/2 ||theta||^2 over R^p or a ball.
 
@@ -99,7 +110,7 @@ class Minimiser:
         self._p = p
         self._penalty = penalty
         self._penalised = slice(0, p if penalised is None else penalised)
-        self._iterates = solver == "cg" or (solver == "auto" and p >= _ITERATIVE_FROM)
+        self._iterates = iterates(solver, p)
         self._matrix = np.empty((0, 0))
 
     @one_blas_thread()
