@@ -339,12 +339,17 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             )
         return source
 
-    def _weighted(
-        self, parameters: Mapping[str, Any], source: RowSource, weights: Any
-    ) -> MemoryRows:
+    def _unit_weights(
+        self, parameters: Mapping[str, Any], weights: Any, rows: int
+    ) -> NDArray[np.float64]:
         if parameters["compute_regret"]:
             raise ValueError("compute_regret must be False with sample_weight, got True")
-        return super()._weighted(parameters, source, weights)
+        if parameters["intervals"] and not parameters["fit_intercept"]:
+            raise ValueError(
+                "fit_intercept must be True for intervals with sample_weight, got False: the "
+                "variance of the errors needs the sum of weights"
+            )
+        return super()._unit_weights(parameters, weights, rows)
 
     def _split(
         self, matrix: NDArray[np.float64], constant: float, targets: Targets

@@ -237,9 +237,9 @@ class LeastSquares:
             return
         self._admit(batch)
         before = self._objective() if self._loss is not None else 0.0
+        weights = weights_of(self.plan, batch)
         self._whole = False
         try:
-            weights = weights_of(self.plan, batch)
             self._update.add(batch.X, batch.y, self._total, self._low, self._batch_bias, weights)
         except (TypeError, ValueError):  # the call was refused
             self._whole = True
