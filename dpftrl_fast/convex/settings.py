@@ -272,11 +272,12 @@ class LeastSquaresSettings(_Common):
         regret: bool = False,
         targets: int = 1,
         squares: float = 0.0,
+        long_rows: Literal["scale", "weight"] = "scale",
     ) -> LeastSquaresPlan:
         """Return the plan of a run over this many rows within these bounds.
 
-        `regret` is that of `start`: models are then made at every step. `targets` and `squares`
-        are those of the plan.
+        `regret` is that of `start`: models are then made at every step. `targets`, `squares` and
+        `long_rows` are those of the plan.
         """
         participation = participation_of(units, self.batch_size, 1, False)
         every = 1 if self.solve_every is None and regret else self.solve_every
@@ -300,6 +301,7 @@ class LeastSquaresSettings(_Common):
             "constant": constant,
             "targets": targets,
             "squares": squares,
+            "long_rows": long_rows,
         }
         if self.noise_multiplier is not None:
             plan = LeastSquaresPlan(noise_multiplier=self.noise_multiplier, **fields)
@@ -393,6 +395,7 @@ _RULES: dict[str, Rule] = {
     "alpha": non_negative,
     "intervals": flag,
     "sample_weight_bound": norm_bound,
+    "long_rows": _one_of("scale", "weight"),
     "ridge_factor": positive,
     "solve_every": _or_none(positive_integer),
     "shuffle": flag,

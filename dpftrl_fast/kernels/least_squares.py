@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 from scipy.linalg import blas
 
-from dpftrl_fast._validate import FLOATS, Array, array, integer, real
+from dpftrl_fast._validate import FLOATS, Array, array, choice, integer, real
 from dpftrl_fast.kernels._checks import FLOAT64, check_changed, check_length, check_rows
 from dpftrl_fast.kernels.blas_threads import one_blas_thread
 from dpftrl_fast.kernels.jit import compiled, read_only, writable
@@ -38,7 +38,7 @@ def _scale_rows(rows: str, targets: str) -> Callable[..., None]:
     return compiled(
         triangle_loops.scale_rows,
         *(read_only(rows, 2), read_only(targets, 2), read_only(_F64, 1)),
-        *(types.float64, types.float64, types.float64, types.float64),
+        *(types.float64, types.float64, types.float64, types.float64, types.boolean),
         *(types.int64, types.int64, writable(_F64, 1), writable(_F64, 2)),
     )
 
@@ -66,7 +66,7 @@ def _add_csr(rows: str, indices: str, targets: str) -> Callable[..., None]:
         triangle_loops.add_csr,
         *(read_only(rows, 1), read_only(indices, 1), read_only(indices, 1)),
         *(read_only(targets, 2), read_only(_F64, 1)),
-        *(types.float64, types.float64, types.float64, types.float64, types.int64),
+        *(types.float64, types.float64, types.float64, types.float64, types.boolean, types.int64),
         *(writable(_F64, 1), writable(_F64, 2)),
     )
 
@@ -104,6 +104,9 @@ class RankUpdate:
     squares : float
         Weight kappa of the sums of squared targets, in units of L/y_bound and times 1 - 2^-20; at
         most 1e3, or 0 for none.
+    long_rows : {"scale", "weight"}
+        Whether a row beyond its bound is scaled alone, or its constant and targets with it: that is
+        the row with a weight.
 
     Raises
     ------
@@ -139,6 +142,7 @@ class RankUpdate:
         constant: float = 0.0,
         targets: int = 1,
         squares: float = 0.0,
+        long_rows: str = "scale",
     ) -> None:
         in_range = functools.partial(real, least=1e-50, most=1e50)  # products are clip norms
         limit = clip_limit(in_range("x_norm_bound", x_norm_bound))
@@ -146,7 +150,8 @@ class RankUpdate:
         bound = in_range("y_bound", y_bound)
         row_norm = math.hypot(x_norm_bound, constant)
         weight = clip_limit(real("squares", squares, least=0.0, most=1e3)) * (row_norm / bound)
-        self._bounds = (limit, bound, own, weight)
+        whole = choice("long_rows", long_rows, ("scale", "weight")) == "weight"
+        self._bounds = (limit, bound, own, weight, whole)
         self._p = integer("p", p, 2 if own else 1)
         self._filled = self._p - (own > 0.0)
         count = -(-self._p // _BLOCK)

@@ -40,7 +40,8 @@ class Inference:
     They hold for a linear model y = <x, coef> + intercept + error, whose errors are independent of
     x with one variance, if no row was scaled and no target clipped. With sample weights the errors
     have this variance over the weight, and intervals are too wide rather than too narrow: exact for
-    weights 0 and the bound. All of it is post-processing: it costs no privacy.
+    weights 0 and the bound. With ``long_rows="weight"`` rows may exceed their bound: intervals are
+    then too wide, too. All of it is post-processing: it costs no privacy.
 
     Parameters
     ----------

@@ -64,8 +64,12 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         sigma = (1/sigma_b^2 + 1/sigma_c^2)^(-1/2), with the noise multipliers of the two sums,
         instead of `epsilon`.
     x_norm_bound : float
-        Rows with a larger norm are scaled to it. Required, and public: a bound learned from the
-        rows would reveal them.
+        Rows with a larger norm are scaled to it, see `long_rows`. Required, and public: a bound
+        learned from the rows would reveal them.
+    long_rows : {"scale", "weight"}
+        Rows beyond `x_norm_bound` are scaled to it: x alone, or with "weight" the constant and the
+        targets with it, so that the row counts with a weight below 1 and a linear model keeps its
+        coefficients. Take "weight" if many rows are longer than the bound.
     y_bound : float or list of float
         Targets are clipped to [-y_bound, y_bound]; for several targets, a list has a bound of each.
         Required and public.
@@ -195,6 +199,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         *,
         x_norm_bound: float | None = None,
         y_bound: Any = None,
+        long_rows: str = "scale",
         batch_size: int = 256,
         alpha: float = 0.0,
         radius: float | None = None,
@@ -382,6 +387,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             regret=parameters["compute_regret"],
             targets=outputs,
             squares=SQUARES if parameters["intervals"] else 0.0,
+            long_rows=parameters["long_rows"],
         )
         return settings.start(
             plan,
@@ -412,6 +418,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             units = parameters["horizon"] if source is None else source.units
             given = min(units, moments.step * parameters["batch_size"])
             counted = isinstance(source, MemoryRows) and not source.weighted
+            counted &= parameters["long_rows"] == "scale"
             further |= _estimates(parameters, targets, moments, given, given if counted else None)
         if parameters["compute_regret"] and isinstance(source, MemoryRows):
             further["regret_"] = run.regret() / (2 * source.units)

@@ -33,20 +33,28 @@ def rows(n: int = ROWS, seed: int = 0) -> Array:
     return np.column_stack([rng.uniform(-1, 1, (n, 2)), np.ones(n)])
 
 
-def drawn(X: Array, rng: Any, *, tau: float = TAU, bias: float = BIAS_STD) -> Moments:
+def drawn(
+    X: Array,
+    rng: Any,
+    *,
+    tau: float = TAU,
+    bias: float = BIAS_STD,
+    squares: float = SQUARES_STD,
+    sigma: float = SIGMA,
+) -> Moments:
     """Return noisy moments of new targets on the rows X, their noise written out as a matrix."""
     p = X.shape[1]
-    y = X @ THETA.T + SIGMA * rng.normal(size=(len(X), 2))
+    y = X @ THETA.T + sigma * rng.normal(size=(len(X), 2))
     square = tau * rng.normal(size=(p, p))
     noise = (square + square.T) / 2  # the projection of independent entries
     return Moments(
         step=1,
         covariance=(X.T @ X + noise)[np.triu_indices(p)],
         products=y.T @ X + bias * rng.normal(size=(2, p)),
-        squares=np.sum(y**2, axis=0) + SQUARES_STD * rng.normal(size=2),
+        squares=np.sum(y**2, axis=0) + squares * rng.normal(size=2),
         covariance_std=tau,
         products_std=bias,
-        squares_std=SQUARES_STD,
+        squares_std=squares,
         constant=1.0,
     )
 
@@ -64,6 +72,25 @@ def test_errors_have_the_stated_size_whichever_noise_dominates(tau: float, bias:
     assert np.all(np.abs(errors.mean(axis=0)) < 4 * errors.std(axis=0) / np.sqrt(1500))
     spread = variances.std(axis=0) / np.sqrt(1500)
     assert np.all(np.abs(variances.mean(axis=0) - SIGMA**2) < 4 * spread + 1e-3)
+
+
+def test_the_noise_is_not_counted_as_errors() -> None:
+    X, rng = rows(60), np.random.default_rng(4)
+    found = []
+    for _ in range(2000):
+        moments = drawn(X, rng, tau=1.0, bias=8.0, squares=1.0, sigma=0.8)
+        found.append(estimates(moments, 60).residual_variance)
+    # Without the correction it would be lower by about 64 tr(W^-1)/57 = 0.13.
+    assert np.min(found) > 0  # none was cut
+    assert np.all(np.abs(np.mean(found, axis=0) - 0.64) < 0.04)
+
+
+def test_errors_are_stated_from_twice_the_norm_of_the_noise_on() -> None:
+    for value, reliable in ((41.0, True), (39.0, False), (1.0, False), (-5.0, False)):
+        covariance = np.array([value, 0.0, 1000.0])
+        moments = Moments(1, covariance, np.ones((1, 2)), np.ones(1), 10.0, 1.0, 1.0, 0.0)
+        found = estimates(moments, 100)  # the norm is about sqrt(2 p) tau = 20
+        assert found.reliable == reliable == bool(np.isfinite(found.stderr).all())
 
 
 def test_without_the_correction_the_noise_of_the_matrix_biases() -> None:

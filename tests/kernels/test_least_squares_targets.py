@@ -19,7 +19,14 @@ MARGIN = 1 - 2.0**-20
 
 
 def oracle(
-    X: Array, y: Array, w: Array, bound: float, y_bound: float, constant: float, squares: float
+    X: Array,
+    y: Array,
+    w: Array,
+    bound: float,
+    y_bound: float,
+    constant: float,
+    squares: float,
+    whole: bool = False,
 ) -> tuple[Array, Array]:
     """Return the triangle and the bias, a row at a time."""
     p = X.shape[1] + (constant > 0)
@@ -29,10 +36,11 @@ def oracle(
         if not (np.isfinite(row).all() and np.isfinite(targets).all() and np.isfinite(weight)):
             continue
         weight = min(max(weight, 0.0), 1.0)
-        row = row * min(1.0, bound * MARGIN / max(np.linalg.norm(row), 1e-300))
+        factor = min(1.0, bound * MARGIN / max(np.linalg.norm(row), 1e-300))
+        row, own = row * factor, factor if whole else 1.0
         if constant:
-            row = np.append(row, constant * MARGIN)
-        targets = np.clip(targets, -y_bound, y_bound)
+            row = np.append(row, constant * MARGIN * own)
+        targets = np.clip(targets, -y_bound, y_bound) * own
         gram += weight * np.outer(row, row)
         bias[:, :p] += weight * np.outer(targets, row)
         if squares:
@@ -56,10 +64,13 @@ def as_csr(X: Array) -> Any:
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
+@pytest.mark.parametrize("long_rows", ["scale", "weight"])
 @pytest.mark.parametrize("squares", [0.0, 0.25])
 @pytest.mark.parametrize("constant", [0.0, 0.5])
 @pytest.mark.parametrize("p", [1, 7, 600])
-def test_several_targets_and_weights(p: int, constant: float, squares: float, sparse: bool) -> None:
+def test_several_targets_and_weights(
+    p: int, constant: float, squares: float, long_rows: str, sparse: bool
+) -> None:
     rng = np.random.default_rng(p)
     X = rng.normal(size=(40, p)) * rng.exponential(size=(40, 1))
     y, w = 2 * rng.normal(size=(40, 3)), rng.uniform(-0.2, 1.4, 40)
@@ -67,9 +78,10 @@ def test_several_targets_and_weights(p: int, constant: float, squares: float, sp
     X[9] *= 1e140
     options: dict[str, Any] = {
         "x_norm_bound": 1.5, "y_bound": 0.8, "constant": constant, "squares": squares,
+        "long_rows": long_rows,
     }  # fmt: skip
     gram, bias = sums(X, y, w, sparse, **options)
-    expected = oracle(X, y, w, 1.5, 0.8, constant, squares)
+    expected = oracle(X, y, w, 1.5, 0.8, constant, squares, long_rows == "weight")
     np.testing.assert_allclose(gram, expected[0], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(bias, expected[1], rtol=1e-12, atol=1e-12)
 
@@ -98,6 +110,7 @@ NUMBERS = st.sampled_from([0.0, 1e-300, 0.3, -1.0, 1.0, 1e8, -1e300, 1.8e308, np
     NUMBERS,
     st.sampled_from([0.0, 0.25, 3.0]),
     st.sampled_from([0.0, 0.5]),
+    st.sampled_from(["scale", "weight"]),
     st.booleans(),
 )
 @settings(deadline=None, max_examples=300)
@@ -107,10 +120,12 @@ def test_a_row_moves_the_sums_by_at_most_the_bounds(
     weight: float,
     squares: float,
     constant: float,
+    long_rows: str,
     sparse: bool,
 ) -> None:
     options: dict[str, Any] = {
         "x_norm_bound": 0.7, "y_bound": 0.4, "constant": constant, "squares": squares,
+        "long_rows": long_rows,
     }  # fmt: skip
     L = np.hypot(0.7, constant)
     gram, bias = sums(np.array([row]), np.array([targets]), np.array([weight]), sparse, **options)

@@ -399,3 +399,43 @@ def test_users_with_sample_weights() -> None:
     model = make(**QUIET).fit(X, y, given, groups=groups)
     expected = Ridge(alpha=1e-9).fit(X, y, sample_weight=weights)
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-3, atol=1e-5)
+
+
+# ---- Rows beyond their bound ----
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
+def test_long_rows_with_a_weight_are_weighted_least_squares(sparse: bool) -> None:
+    X, y = data(600)
+    X, y = 4 * X, np.clip(2 * y, -1, 1)
+    weights = np.minimum(1.0, 1.0 / np.linalg.norm(X, axis=1)) ** 2
+    assert np.mean(weights < 1) > 0.5
+    model = make(**QUIET, long_rows="weight", alpha=0.1)
+    model.fit(scipy.sparse.csr_array(X) if sparse else X, y)
+    expected = Ridge(alpha=0.1).fit(X, y, sample_weight=weights)
+    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(model.intercept_, expected.intercept_, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("no_noise")
+def test_a_linear_model_keeps_its_coefficients_with_weights_alone() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_t(3, (40_000, 3))
+    y = X @ B[0] + 0.1 + 0.1 * rng.normal(size=40_000)
+    errors = {}
+    for long_rows in ("scale", "weight"):
+        model = make(**QUIET, long_rows=long_rows, y_bound=100.0, batch_size=2_000).fit(X, y)
+        errors[long_rows] = np.abs(model.coef_ - B[0]).max()
+    assert errors["weight"] < 0.01 < 0.1 < errors["scale"]
+
+
+def test_the_choice_is_in_the_plan() -> None:
+    X, y = data()
+    plain, weight = (make(long_rows=choice).fit(X, y[:, 0]) for choice in ("scale", "weight"))
+    assert weight.plan_.long_rows == "weight" and weight.plan_ != plain.plan_
+    assert weight.plan_.from_dict(weight.plan_.to_dict()) == weight.plan_
+    assert weight.epsilon_ == plain.epsilon_
+    assert plain.plan_.to_dict()["version"] == 1 and weight.plan_.to_dict()["version"] == 3
+    with pytest.raises(ValueError, match="long_rows must be one of"):
+        make(long_rows="drop").fit(X, y)

@@ -89,6 +89,9 @@ class LeastSquaresPlan(PrivacyStatement):
     squares : float
         Weight kappa of the sums of y^2, released beside those of y x in units of L/y_bound; 0 for
         none, at most 1e3.
+    long_rows : {"scale", "weight"}
+        Whether a row beyond `x_norm_bound` is scaled alone, or its constant and its targets with
+        it. The sensitivities are the same.
 
     Raises
     ------
@@ -115,6 +118,7 @@ class LeastSquaresPlan(PrivacyStatement):
     mechanism: Literal["tree"] | Mechanism = "tree"
     targets: int = 1
     squares: float = 0.0
+    long_rows: Literal["scale", "weight"] = "scale"
     # The bias of the plan that this one was calibrated from: its sensitivity is this one's.
     _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -126,6 +130,7 @@ class LeastSquaresPlan(PrivacyStatement):
         set_field(self, "split", probability("split", self.split))
         set_field(self, "targets", positive_integer("targets", self.targets))
         set_field(self, "squares", real("squares", self.squares, least=0.0, most=1e3))
+        set_field(self, "long_rows", choice("long_rows", self.long_rows, ("scale", "weight")))
         check_participation(self.participation)
         complete: Any = self.complete
         if isinstance(complete, np.bool_):
@@ -157,6 +162,7 @@ class LeastSquaresPlan(PrivacyStatement):
         mechanism: Literal["tree"] | Mechanism = "tree",
         targets: int = 1,
         squares: float = 0.0,
+        long_rows: Literal["scale", "weight"] = "scale",
     ) -> LeastSquaresPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
 
@@ -168,7 +174,7 @@ class LeastSquaresPlan(PrivacyStatement):
             0 < delta < 1.
         x_norm_bound, y_bound, participation, split, complete, variant, bound, constant
             Fields of the plan.
-        mechanism, targets, squares
+        mechanism, targets, squares, long_rows
             Further fields of the plan.
 
         Raises
@@ -200,6 +206,7 @@ class LeastSquaresPlan(PrivacyStatement):
             mechanism=mechanism,
             targets=targets,
             squares=squares,
+            long_rows=long_rows,
         )
         zeta, nodes = draft.sensitivity_squared, draft.bias.guarantee.touched
 

@@ -4,8 +4,8 @@
 The dictionary has the fields of the plan, all of them, besides `format` and `version`;
 `participation` is what `to_dict` of the pattern gives, and `complete` is false or "all". Version 1
 is that of a tree, without the field `mechanism`; in version 2 this is what `to_dict` of it gives.
-Version 3 is for several targets or sums of squares: it has `targets`, `squares` and `mechanism`,
-which is "tree" or as in version 2.
+Version 3 is for several targets, sums of squares, or rows that are given weights: it has `targets`,
+`squares`, `long_rows` and `mechanism`, which is "tree" or as in version 2.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _FIELDS = (
     "bound",
     "constant",
 )
-# Version 2 is for mechanisms other than a tree, version 3 for a longer bias.
+# Version 2 is for mechanisms other than a tree, version 3 for other sums.
 _NAMES = {
     1: _FIELDS,
     2: (*_FIELDS, "mechanism"),
-    3: (*_FIELDS, "mechanism", "targets", "squares"),
+    3: (*_FIELDS, "mechanism", "targets", "squares", "long_rows"),
 }
 
 
 def fields_to_dict(plan: Any) -> dict[str, Any]:
     """Return a plan's fields as data that JSON can hold."""
     is_tree = plan.mechanism == "tree"
-    version = 3 if plan.targets > 1 or plan.squares > 0 else 1 if is_tree else 2
+    other_sums = plan.targets > 1 or plan.squares > 0 or plan.long_rows != "scale"
+    version = 3 if other_sums else 1 if is_tree else 2
     fields = {name: getattr(plan, name) for name in _NAMES[version]}
     found = {"format": _FORMAT, "version": version, **fields}
     if not is_tree:

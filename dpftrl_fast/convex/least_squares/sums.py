@@ -54,4 +54,5 @@ def update_of(plan: LeastSquaresPlan, p: int) -> RankUpdate:
         constant=plan.constant,
         targets=plan.targets,
         squares=plan.squares,
+        long_rows=plan.long_rows,
     )

@@ -83,6 +83,7 @@ def scale_rows(
     y_bound: float,
     constant: float,
     square: float,
+    whole: bool,
     p: int,
     width: int,
     panels: Array,
@@ -91,7 +92,8 @@ def scale_rows(
     """Write the scaled rows to `panels`, and add their products with clipped targets to `bias`.
 
     A panel holds `width` columns (the last one: the rest) of all rows, row after row; panel follows
-    panel. Row i, its constant and its targets are multiplied by roots[i] after clipping.
+    panel. Row i, its constant and its targets are multiplied by roots[i] after clipping, and with
+    `whole` its constant and targets by the factor of its scaling too.
     """
     n = X.shape[0]
     filled = X.shape[1]
@@ -101,6 +103,7 @@ def scale_rows(
         root = roots[i]
         if root > 0.0 and _is_valid(y, i):
             factor, exponent = _scale(X, i, limit)
+        own = root * math.ldexp(factor, -exponent) if whole else root
         for start in range(0, p, width):
             stop = min(start + width, p)
             at = n * start + i * (stop - start) - start
@@ -116,22 +119,22 @@ def scale_rows(
                 for j in range(start, end):
                     panels[at + j] = (factor * root) * math.ldexp(np.float64(X[i, j]), -exponent)
             if end < stop:
-                panels[at + end] = constant * root
+                panels[at + end] = constant * own
             for k in range(y.shape[1]):
-                target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * root
+                target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
                 for j in range(start, stop):
                     bias[k, j] += target * panels[at + j]
         if square > 0.0 and factor > 0.0:
-            _add_squares(y, i, y_bound, root, square, p, bias)
+            _add_squares(y, i, y_bound, own, square, p, bias)
 
 
 @helper
 def _add_squares(
-    y: Array, i: int, y_bound: float, root: float, square: float, p: int, bias: Array
+    y: Array, i: int, y_bound: float, own: float, square: float, p: int, bias: Array
 ) -> None:
     """Add `square` times the squares of the clipped targets of row i behind the products."""
     for k in range(y.shape[1]):
-        target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * root
+        target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
         bias[k, p] += square * (target * target)
 
 
@@ -200,8 +203,8 @@ def _load(
 
 
 @helper
-def _scale_values(values: Array, size: int, limit: float) -> bool:
-    """Scale a sparse row onto `limit`; False if it holds a number that is not finite."""
+def _scale_values(values: Array, size: int, limit: float) -> float:
+    """Scale a sparse row onto `limit`; return the factor, -1 for a number that is not finite."""
     square = 0.0
     for k in range(size):
         square += values[k] * values[k]
@@ -210,12 +213,13 @@ def _scale_values(values: Array, size: int, limit: float) -> bool:
             factor = limit / math.sqrt(square)
             for k in range(size):
                 values[k] *= factor
-        return True
+            return factor
+        return 1.0
     largest = 0.0
     for k in range(size):
         magnitude = abs(values[k])
         if not magnitude <= LARGEST_SQUARE:
-            return False
+            return -1.0
         largest = max(largest, magnitude)
     exponent = math.frexp(largest)[1]
     square = 0.0
@@ -225,7 +229,7 @@ def _scale_values(values: Array, size: int, limit: float) -> bool:
     factor = limit / math.sqrt(square)
     for k in range(size):
         values[k] *= factor
-    return True
+    return math.ldexp(factor, -exponent)
 
 
 def add_csr(
@@ -238,13 +242,14 @@ def add_csr(
     y_bound: float,
     constant: float,
     square: float,
+    whole: bool,
     p: int,
     batch: Array,
     bias: Array,
 ) -> None:
     """Add the scaled rows' outer products to `batch`, and clipped targets times row to `bias`.
 
-    Roots and squares are those of `scale_rows`.
+    Roots, squares and `whole` are those of `scale_rows`.
     """
     filled = p if constant == 0.0 else p - 1
     columns = np.empty(p, np.int64)
@@ -258,20 +263,24 @@ def add_csr(
         size = _load(
             data, indices, int(indptr[i]), int(indptr[i + 1]), columns, values, merged, seen
         )
-        if size < 0 or not _scale_values(values, size, limit):
+        if size < 0:
             continue
-        if filled < p:
-            columns[size] = filled
-            values[size] = constant
-            size += 1
+        factor = _scale_values(values, size, limit)
+        if factor < 0.0:
+            continue
+        own = root * factor if whole else root
         for a in range(size):
             values[a] *= root
+        if filled < p:
+            columns[size] = filled
+            values[size] = constant * own
+            size += 1
         for k in range(y.shape[1]):
-            target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * root
+            target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
             for a in range(size):
                 bias[k, columns[a]] += target * values[a]
         if square > 0.0:
-            _add_squares(y, i, y_bound, root, square, p, bias)
+            _add_squares(y, i, y_bound, own, square, p, bias)
         for a in range(size):
             v = values[a]
             at = _row_start(columns[a], p)
