@@ -310,27 +310,23 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> Targets:
         bound = parameters["y_bound"]
-        if several_columns(y):
-            targets = SeveralTargets(bounds_of(bound, y.shape[1]))
-        elif not isinstance(bound, list):
+        if not (isinstance(bound, list) or several_columns(y)):
             return NumberTargets(bound)
-        elif y is None:  # a stream, or rows that are not in memory
-            targets = SeveralTargets(tuple(bound))
-        else:
-            raise ValueError(
-                f"y must have {len(bound)} columns, as y_bound has entries, got shape {y.shape}"
-            )
         if parameters["compute_regret"]:
             raise ValueError("compute_regret must be False with several targets, got True")
-        return targets
+        return SeveralTargets(tuple(bound) if y is None else bounds_of(bound, y.shape[1]))
 
     def _check_y(self, y: Any, rows: int, targets: Targets | None = None) -> NDArray[Any]:
         checked = check_columns(y, rows) if several_columns(y) else super()._check_y(y, rows)
-        columns = 1 if checked.ndim == 1 else int(checked.shape[1])
-        if targets is not None and columns != targets.outputs:
+        columns = expected = 1 if checked.ndim == 1 else int(checked.shape[1])
+        if targets is not None:
+            expected = targets.outputs
+        elif isinstance(bound := self._checked_parameters()["y_bound"], list):
+            expected = len(bound)
+        if columns != expected:
             raise ValueError(
-                f"y must have {targets.outputs} columns, as y_bound has entries, got {columns}: in "
-                "a stream of several targets y_bound is a list with a bound of each"
+                f"y must have {expected} columns, as y_bound has entries, got {columns}: y_bound "
+                "is a list with a bound of each of several targets"
             )
         return checked
 

@@ -39,7 +39,7 @@ from dpftrl_fast.accounting.participation import Participation, check_participat
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
-from dpftrl_fast.convex.least_squares.completion import best_completion
+from dpftrl_fast.convex.least_squares.completion import best_completion, single_block
 from dpftrl_fast.convex.least_squares.plan_text import fields_from_dict, fields_to_dict, plan_words
 from dpftrl_fast.mechanisms import Mechanism, ToeplitzMechanism, Tree, TreeLayout, Variant
 from dpftrl_fast.mechanisms.tree_error import prefix_variance
@@ -137,7 +137,7 @@ class LeastSquaresPlan(PrivacyStatement):
             complete = bool(complete)
         if not (complete is False or (isinstance(complete, str) and complete in ("all", "auto"))):
             raise ValueError(f'complete must be False, "all" or "auto", got {shown(complete)}')
-        mechanism, complete, variant = _noise(self.mechanism, complete, self.variant)
+        mechanism, complete, variant = single_block(self.mechanism, complete, self.variant)
         set_field(self, "mechanism", mechanism)
         set_field(self, "variant", variant)
         if complete == "auto":
@@ -418,40 +418,3 @@ class LeastSquaresPlan(PrivacyStatement):
         Numbers printed as privacy losses are rounded up.
         """
         return plan_words(self, delta)
-
-
-def _noise(
-    mechanism: Any, complete: Any, variant: Any
-) -> tuple[Literal["tree"] | ToeplitzMechanism, Any, Any]:
-    """Return mechanism, completion and variant that fit together; a tree is the word "tree"."""
-    variant = choice("variant", variant, ("honaker", "vanilla"))
-    if isinstance(mechanism, str):
-        if mechanism != "tree":
-            raise ValueError(f"mechanism must be 'tree' or a mechanism, got {shown(mechanism)}")
-        return "tree", complete, variant
-    if not isinstance(mechanism, (Tree, ToeplitzMechanism)):
-        raise TypeError(
-            "mechanism must be 'tree', a Tree or a Toeplitz mechanism, got "
-            f"{type(mechanism).__name__}"
-        )
-    if isinstance(mechanism, Tree):
-        if not mechanism.any_length or mechanism.restart_every is not None:
-            raise ValueError(
-                f"mechanism must be one tree for least squares, got {mechanism!r}: a restart adds "
-                "noise and no information"
-            )
-        if complete != "auto":
-            raise ValueError(
-                f"complete must be 'auto' where mechanism is a Tree, got {complete!r}: put it into "
-                "the Tree"
-            )
-        return "tree", "all" if mechanism.complete == "all" else False, mechanism.variant
-    if mechanism.restart_every is not None:
-        raise ValueError(
-            "mechanism must be in one block for least squares, got "
-            f"restart_every={mechanism.restart_every}: a restart adds noise and no information"
-        )
-    if complete == "all" or variant != "honaker":
-        given = f"complete={complete!r}" if complete == "all" else f"variant={variant!r}"
-        raise ValueError(f"{given} must come with mechanism='tree', got {mechanism!r}")
-    return mechanism.rounded("float32"), False, variant
