@@ -16,6 +16,7 @@ pytest.importorskip("sklearn", reason="needs the extra sklearn")
 from coverage_of_intervals import coverage
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast import mechanisms as mech
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.inference import estimates
 from dpftrl_fast.convex.least_squares.moments import Moments, column_statistics, moments_of
@@ -152,6 +153,32 @@ def test_moments_are_those_of_the_run() -> None:
     assert moments.squares_std == pytest.approx(bias_std / (0.25 * L / 1.5), rel=1e-5)
     np.testing.assert_array_equal(moments.diagonal, np.diag(moments.matrix))
     np.testing.assert_array_equal(moments.last_column, moments.matrix[:, -1])
+
+
+@pytest.mark.parametrize("step", [3, 5])
+@pytest.mark.parametrize(
+    "options",
+    [{"complete": "all"}, {"complete": False}, {"mechanism": mech.BandedInverse.square_root(3)}],
+    ids=["completed", "tree", "Toeplitz"],
+)
+def test_the_noise_of_moments_has_the_stated_size(options: dict[str, Any], step: int) -> None:
+    plan = LeastSquaresPlan(2.0, 1.5, 3.0, acc.SinglePass(5), squares=0.25, **options)
+    found: dict[str, list[Any]] = {"own": [], "off": [], "products": [], "squares": []}
+    for seed in range(500):
+        run = LeastSquares(plan, 2, seed=seed)
+        for _ in range(step):
+            run.step(Batch(np.zeros((0, 2)), np.zeros(0)))
+        assert run.last.shape == (1, 2)
+        moments = run.moments()
+        assert moments is not None and moments.squares is not None
+        found["own"].append(moments.diagonal / moments.covariance_std)
+        found["off"].append(moments.matrix[0, 1] / moments.covariance_std * np.sqrt(2))
+        found["products"].append(moments.products / moments.products_std)
+        found["squares"].append(moments.squares / moments.squares_std)
+    for name, values in found.items():
+        noise = np.ravel(values)
+        tolerance = 4.5 / np.sqrt(2 * noise.size)
+        assert np.std(noise) == pytest.approx(1.0, abs=tolerance), name
 
 
 # ---- The estimator ----
