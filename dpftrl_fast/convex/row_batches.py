@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     ids : (m,) array of int64, optional
         Ids of the rows or users, for the guard of the plan.
     weights : (n,) array of float64, optional
-        Weights of the rows, of least squares only.
+        Weights of the rows; one that is not finite is 0.
     """
 
     X: Rows

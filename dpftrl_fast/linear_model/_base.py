@@ -98,7 +98,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     # ---- fitting ----
 
     @_quiet
-    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
         """Fit the model in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Fitting again is another run; runs on the same rows add their mu^2.
@@ -112,6 +112,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         y : (n,) array, or str
             Private targets; with a dataset or a Dask dataframe the name of their column. All other
             columns are features.
+        sample_weight : (n,) array_like, optional
+            Weights of the rows, finite and >= 0, private as these are: the gradient of a row is
+            multiplied by its weight, and clipped after that. They need rows in memory.
         groups : (n,) array_like or str, optional
             User of every row, for a guarantee per user: `batch_size` counts users, each is in one
             step a pass with all rows, and the sum of a user's gradients is clipped. The number of
@@ -132,19 +135,18 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
         with turn_of(self):
-            self._fit(X, y, groups)
+            self._fit(X, y, groups, sample_weight)
         return self
 
     def _fit(self, X: Any, y: Any, groups: Any, weights: Any = None) -> None:
         parameters = self._checked_parameters()
         source = self._open(parameters, X, y, groups)
-        if weights is not None:
-            source = self._weighted(parameters, source, weights)
         labels = source.y if isinstance(source, MemoryRows) else None
         targets = self._targets(parameters, labels)
         if isinstance(source, MemoryRows):
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
+        source = self._weighted(parameters, source, targets, weights)
         batch_size, epochs = parameters["batch_size"], parameters.get("epochs", 1)
         unit = "users" if groups is not None else "rows"
         if batch_size > source.units:
@@ -172,7 +174,15 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self._publish(parameters, targets, run, seen, epochs, further)
 
     @_quiet
-    def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        classes: Any = None,
+    ) -> Any:
         """Take one step with one batch of a stream, whose length is declared as `horizon`.
 
         Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
@@ -184,6 +194,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         ----------
         X : (n, p) array or CSR matrix
         y : (n,) array
+        sample_weight : (n,) array, optional
+            Weights of the rows; one below 0, or not finite, counts as 0.
         groups : (n,) array_like, optional
             User of every row; a user that took part in an earlier step is refused.
         classes : (k,) array_like, optional
@@ -207,7 +219,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Calls from several threads take turns.
         """
         with turn_of(self):
-            self._partial_fit(X, y, groups, classes)
+            self._partial_fit(X, y, groups, classes, sample_weight)
         return self
 
     def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any, weights: Any = None) -> None:
@@ -230,7 +242,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         y = self._check_y(y, len(rows), targets)
         if weights is not None:
             refuse_objects("sample_weight", weights)
-            weights = self._unit_weights(stream.parameters, weights, len(rows))
+            weights = check_weights(weights, len(rows))
+        weights = self._row_weights(stream.parameters, targets, y, weights)
         batch = stream_batch(rows, targets.encode(y), groups, weights)
         stream.refuse_other_size(batch)
         if first:
@@ -267,18 +280,26 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return check_targets(y, rows, numbers=not is_classifier(self))
 
     def _weighted(
-        self, parameters: Mapping[str, Any], source: RowSource, weights: Any
-    ) -> MemoryRows:
-        """Return rows in memory with their weights, which are checked before the first step."""
-        if not isinstance(source, MemoryRows):
+        self, parameters: Mapping[str, Any], source: RowSource, targets: Targets, weights: Any
+    ) -> RowSource:
+        """Return the rows with their weights, which are checked before the first step."""
+        if isinstance(source, MemoryRows):
+            if weights is not None:
+                weights = check_weights(weights, len(source.X))
+                refuse_bad_weights(weights)
+            found = self._row_weights(parameters, targets, source.y, weights)
+            if found is not None and parameters["compute_regret"]:
+                raise ValueError("compute_regret must be False with weights of rows, got True")
+            return source if found is None else source.with_weights(found)
+        if weights is not None:
             raise ValueError("sample_weight must be None unless rows are in memory, got some")
-        found = self._unit_weights(parameters, weights, len(source.X))
-        refuse_bad_weights(found)
-        return source.with_weights(found)
+        return source
 
-    def _unit_weights(self, parameters: Mapping[str, Any], weights: Any, rows: int) -> FloatArray:
-        """Return weights in units of their bound, without looking at values."""
-        return check_weights(weights, rows) / float(parameters["sample_weight_bound"])
+    def _row_weights(
+        self, parameters: Mapping[str, Any], targets: Targets, y: Any, weights: FloatArray | None
+    ) -> FloatArray | None:
+        """Return the weights of rows with these targets, None if all are 1; never refuse values."""
+        return None if weights is None else np.maximum(weights, 0.0)
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
         if parameters["horizon"] is None:

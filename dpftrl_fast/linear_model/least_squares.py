@@ -25,7 +25,7 @@ from dpftrl_fast.linear_model._several_targets import (
     several_columns,
 )
 from dpftrl_fast.linear_model._sources import RowSource
-from dpftrl_fast.linear_model._stream import Stream, turn_of
+from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
 from dpftrl_fast.rounding import clip_limit
@@ -250,9 +250,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        with np.errstate(all="ignore"), turn_of(self):
-            self._fit(X, y, groups, sample_weight)
-        return self
+        return super().fit(X, y, sample_weight, groups=groups)
 
     def partial_fit(  # type: ignore[override]
         self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
@@ -274,9 +272,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        with np.errstate(all="ignore"), turn_of(self):
-            self._partial_fit(X, y, groups, None, sample_weight)
-        return self
+        return super().partial_fit(X, y, sample_weight, groups=groups)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predict targets.
@@ -340,17 +336,21 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             )
         return source
 
-    def _unit_weights(
-        self, parameters: Mapping[str, Any], weights: Any, rows: int
-    ) -> NDArray[np.float64]:
-        if parameters["compute_regret"]:
-            raise ValueError("compute_regret must be False with sample_weight, got True")
+    def _row_weights(
+        self,
+        parameters: Mapping[str, Any],
+        targets: Targets,
+        y: Any,
+        weights: NDArray[np.float64] | None,
+    ) -> NDArray[np.float64] | None:
+        if weights is None:
+            return None
         if parameters["intervals"] and not parameters["fit_intercept"]:
             raise ValueError(
                 "fit_intercept must be True for intervals with sample_weight, got False: the "
                 "variance of the errors needs the sum of weights"
             )
-        return super()._unit_weights(parameters, weights, rows)
+        return weights / float(parameters["sample_weight_bound"])
 
     def _split(
         self, matrix: NDArray[np.float64], constant: float, targets: Targets

@@ -136,7 +136,7 @@ def test_unknown_names_are_refused_by_the_constructor(cls: Any) -> None:
         make(cls, epsilom=1.0)
     X, y = rows(cls)
     with pytest.raises(TypeError):
-        make(cls).fit(X, y, **{"weights" if cls is DPFTRLLeastSquares else "sample_weight": y})
+        make(cls).fit(X, y, weights=np.ones(60))
 
 
 # ---- Values: looked at before the first step of a fit in memory, and never in a stream ----

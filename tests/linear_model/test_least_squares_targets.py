@@ -353,7 +353,7 @@ def test_bad_weights_of_a_fit_are_refused_before_it(value: float) -> None:
     model = make()
     with pytest.raises(ValueError, match=r"sample_weight must be finite and >= 0, .* in row 7"):
         model.fit(X, y, weights)
-    with pytest.raises(ValueError, match="compute_regret must be False with sample_weight"):
+    with pytest.raises(ValueError, match="compute_regret must be False with weights of rows"):
         make(compute_regret=True).fit(X, y[:, 0], np.ones(90))
     with pytest.raises(ValueError, match="fit_intercept must be True for intervals with sample_w"):
         make(intervals=True, fit_intercept=False).fit(X, y, np.ones(90))

@@ -66,7 +66,7 @@ EXPECTED_WITHOUT_SEED = EXPECTED | {
 
 
 def expected_of(cls: Any) -> dict[str, str]:
-    return EXPECTED | (WEIGHTED if cls is DPFTRLLeastSquares else {})
+    return EXPECTED | WEIGHTED
 
 
 def checked(cls: Any, **parameters: Any) -> Any:
