@@ -88,3 +88,14 @@ def test_wrong_weights() -> None:
     for wrong in (np.ones(2), np.ones(3, dtype=np.float32), [1.0, 1.0, 1.0], np.ones((3, 1))):
         with pytest.raises((TypeError, ValueError), match="weights must"):
             clipped_sum(X, y, np.zeros(3), clip_norm=1.0, loss="squared", weights=wrong)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
+def test_a_row_whose_square_overflows_has_its_weight(sparse: bool) -> None:
+    X, y = np.array([[1e160, 0.0]]), np.array([1e-161])  # its gradient is (-0.1, 0)
+    rows = SparseRows.of(scipy.sparse.csr_array(X)) if sparse else X
+    for weight, expected in ((1.0, -0.1), (0.5, -0.05), (1e6, -0.8)):
+        found = clipped_sum(
+            rows, y, np.zeros(2), clip_norm=0.8, loss="squared", weights=np.array([weight])
+        )
+        np.testing.assert_allclose(found, [expected, 0.0], rtol=1e-5)
