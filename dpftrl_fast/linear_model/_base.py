@@ -36,8 +36,10 @@ from dpftrl_fast.linear_model._rows import (
     batch_order,
     check_rows,
     check_targets,
+    check_weights,
     open_source,
     refuse_bad_rows,
+    refuse_bad_weights,
 )
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._stream import (
@@ -50,7 +52,7 @@ from dpftrl_fast.linear_model._stream import (
     stream_labels,
     turn_of,
 )
-from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+from dpftrl_fast.linear_model._targets import ClassTargets, Targets
 from dpftrl_fast.rounding import check_summands
 
 FloatArray = NDArray[np.float64]
@@ -114,7 +116,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     # ---- fitting ----
 
     @_quiet
-    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
         """Fit the model in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Fitting again is another run; runs on the same rows add their mu^2.
@@ -128,6 +130,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         y : (n,) array, or str
             Private targets; with a dataset or a Dask dataframe the name of their column. All other
             columns are features.
+        sample_weight : (n,) array_like, optional
+            Weights of the rows, finite and >= 0, private as these are: the gradient of a row is
+            multiplied by its weight, and clipped after that. They need rows in memory.
         groups : (n,) array_like or str, optional
             User of every row, for a guarantee per user: `batch_size` counts users, each is in one
             step a pass with all rows, and the sum of a user's gradients is clipped. The number of
@@ -151,10 +156,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
         with turn_of(self):
-            self._fit(X, y, groups)
+            self._fit(X, y, groups, sample_weight)
         return self
 
-    def _fit(self, X: Any, y: Any, groups: Any) -> None:
+    def _fit(self, X: Any, y: Any, groups: Any, weights: Any = None) -> None:
         parameters = self._checked_parameters()
         spending = Spending(self)
         spending.look_ahead(parameters, units_ahead(X, groups))
@@ -164,6 +169,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         if isinstance(source, MemoryRows):
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
+        source = self._weighted(parameters, source, targets, weights)
         parameters = self._resolved(
             parameters, source.units, source.rows, source.n_features, targets.outputs
         )
@@ -195,7 +201,15 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self._publish(parameters, targets, run, seen, epochs, further)
 
     @_quiet
-    def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        classes: Any = None,
+    ) -> Any:
         """Take one step with one batch of a stream, whose length is declared as `horizon`.
 
         Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
@@ -207,6 +221,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         ----------
         X : (n, p) array or CSR matrix
         y : (n,) array
+        sample_weight : (n,) array, optional
+            Weights of the rows; one below 0, or not finite, counts as 0.
         groups : (n,) array_like, optional
             User of every row; a user that took part in an earlier step is refused.
         classes : (k,) array_like, optional
@@ -230,10 +246,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Calls from several threads take turns.
         """
         with turn_of(self):
-            self._partial_fit(X, y, groups, classes)
+            self._partial_fit(X, y, groups, classes, sample_weight)
         return self
 
-    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any) -> None:
+    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any, weights: Any = None) -> None:
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
         spending = Spending(self)
@@ -252,8 +268,12 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             refuse_other_classes(stream.targets, classes)
             validate_data(self, X, reset=False, skip_check_array=True)
         targets = stream.targets
-        y = check_targets(y, len(rows), numbers=isinstance(targets, NumberTargets))
-        batch = stream_batch(rows, targets.encode(y), groups)
+        y = self._check_y(y, len(rows), targets)
+        if weights is not None:
+            refuse_objects("sample_weight", weights)
+            weights = check_weights(weights, len(rows))
+        weights = self._row_weights(stream.parameters, targets, y, weights)
+        batch = stream_batch(rows, targets.encode(y), groups, weights)
         stream.refuse_other_size(batch)
         if first:
             p = int(rows.shape[1])
@@ -284,8 +304,34 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
         if not numbers and hasattr(y, "dtype"):
             y = as_labels(y)  # it may hold text that is not valid, which a conversion would show
-        y = check_targets(y, len(rows), numbers=numbers)
+        y = self._check_y(y, len(rows))
         return MemoryRows(rows, y, groups)
+
+    def _check_y(self, y: Any, rows: int, targets: Targets | None = None) -> NDArray[Any]:
+        """Return targets of the right length, and in a stream of the declared kind."""
+        return check_targets(y, rows, numbers=not is_classifier(self))
+
+    def _weighted(
+        self, parameters: Mapping[str, Any], source: RowSource, targets: Targets, weights: Any
+    ) -> RowSource:
+        """Return the rows with their weights, which are checked before the first step."""
+        if isinstance(source, MemoryRows):
+            if weights is not None:
+                weights = check_weights(weights, len(source.X))
+                refuse_bad_weights(weights)
+            found = self._row_weights(parameters, targets, source.y, weights)
+            if found is not None and parameters["compute_regret"]:
+                raise ValueError("compute_regret must be False with weights of rows, got True")
+            return source if found is None else source.with_weights(found)
+        if weights is not None:
+            raise ValueError("sample_weight must be None unless rows are in memory, got some")
+        return source
+
+    def _row_weights(
+        self, parameters: Mapping[str, Any], targets: Targets, y: Any, weights: FloatArray | None
+    ) -> FloatArray | None:
+        """Return the weights of rows with these targets, None if all are 1; never refuse values."""
+        return None if weights is None else np.maximum(weights, 0.0)
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
         if parameters["horizon"] is None:
@@ -394,6 +440,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         intercept = np.zeros(len(matrix)) if constant == 0.0 else matrix[:, -1] * constant
         if isinstance(targets, ClassTargets):
             return coef.copy(), intercept
+        assert isinstance(targets, NumberTargets)
         scale, centre = targets.scale, targets.centre
         return coef[0] * scale, float(intercept[0] * scale + centre)
 
@@ -423,19 +470,21 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """
         parameters = self._checked_parameters()
         rows = check_rows(X, estimator=self)
-        y = check_targets(y, len(rows), numbers=not is_classifier(self))
+        y = self._check_y(y, len(rows))
         norms = row_norms(rows)
         invalid = ~np.isfinite(norms)
         report: dict[str, Any] = {"private": False, "rows": len(rows)}
         if not is_classifier(self):
-            invalid |= ~np.isfinite(y)
+            invalid |= ~np.isfinite(y).reshape(len(rows), -1).all(axis=1)
         report["invalid_rows"] = int(np.sum(invalid))
         x_bound, y_bounds = parameters.get("x_norm_bound"), parameters.get("y_bound")
         if x_bound is not None:
             report["rows_beyond_x_norm_bound"] = int(np.sum(norms[~invalid] > x_bound * _ROUNDING))
         if y_bounds is not None:
-            targets = NumberTargets.within(y_bounds)
-            far = np.abs(y[~invalid] - targets.centre) > targets.scale * _ROUNDING
+            several = y_bounds if isinstance(y_bounds, list) else [y_bounds]
+            centres, scales = np.array([scaling_of(bounds) for bounds in several]).T
+            columns = y.reshape(len(rows), -1)[~invalid]
+            far = np.abs(columns - centres) > scales * _ROUNDING
             report["targets_beyond_y_bound"] = int(np.sum(far))
         return report
 

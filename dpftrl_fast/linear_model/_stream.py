@@ -101,19 +101,26 @@ def refuse_other_classes(targets: Targets, classes: Any) -> None:
         )
 
 
-def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> Batch:
+def stream_batch(
+    X: Rows,
+    targets: NDArray[np.float64],
+    groups: Any = None,
+    weights: NDArray[np.float64] | None = None,
+) -> Batch:
     """Return the batch of one step of a stream; a user has the same id in every step.
 
     Labels are private values, so that none is refused here: a row whose label is missing or stands
     for no user is one of a user of its own, and counts as zero.
     """
     if groups is None:
-        source = MemoryRows(X, targets)
+        source = MemoryRows(X, targets, None, weights)
         return source.batch(slice(0, source.units), targets)
     labels, missing = labels_of_users(groups, len(X))
     numbers = numbers_in_order(labels)
     numbers[missing] = len(X) + np.arange(np.count_nonzero(missing))
-    source = MemoryRows(X, np.where(missing, np.nan, targets), numbers)
+    targets = targets.copy()
+    targets[missing] = np.nan
+    source = MemoryRows(X, targets, numbers, weights)
     batch = source.batch(slice(0, source.units), source.y)
     _, first = np.unique(numbers_in_order(numbers), return_index=True)
     ids = [secrets.randbits(63) if missing[row] else user_id(labels[row]) for row in first]

@@ -12,7 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 
+from dpftrl_fast.linear_model._several_targets import SeveralTargets
+
 FloatArray = NDArray[np.float64]
+
+
+#: (low, high), or b for (-b, b).
+Bounds: TypeAlias = "float | tuple[float, float]"
+
+
+def scaling_of(bounds: Bounds) -> tuple[float, float]:
+    """Return the middle of bounds and half their width.
+
+    Examples
+    --------
+    >>> scaling_of((0.0, 4.0)), scaling_of(3.0)
+    ((2.0, 2.0), (0.0, 3.0))
+    """
+    low, high = bounds if isinstance(bounds, tuple) else (-bounds, bounds)
+    return low / 2.0 + high / 2.0, high / 2.0 - low / 2.0
 
 
 @dataclass(frozen=True)
@@ -31,15 +49,15 @@ class NumberTargets:
     scale: float = 1.0
     bounded: bool = False
 
-    outputs = 1
+    @property
+    def outputs(self) -> int:
+        """Number of parameter vectors."""
+        return 1
 
     @classmethod
-    def within(cls, bounds: float | tuple[float, float] | None) -> NumberTargets:
+    def within(cls, bounds: Bounds | None) -> NumberTargets:
         """Return the encoding for bounds (low, high), or -b and b for a number b."""
-        if bounds is None:
-            return cls()
-        low, high = bounds if isinstance(bounds, tuple) else (-bounds, bounds)
-        return cls(low / 2.0 + high / 2.0, high / 2.0 - low / 2.0, True)
+        return cls() if bounds is None else cls(*scaling_of(bounds), True)
 
     def encode(self, y: Any) -> FloatArray:
         """Return the targets as float64, non-finite ones as NaN: such rows count as zero."""
@@ -111,7 +129,7 @@ class ClassTargets:
             )
 
 
-Targets: TypeAlias = NumberTargets | ClassTargets
+Targets: TypeAlias = NumberTargets | ClassTargets | SeveralTargets
 
 
 def classes_of(classes: Any, y: Any) -> NDArray[Any]:

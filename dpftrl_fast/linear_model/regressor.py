@@ -56,7 +56,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         intercept is not penalised.
     radius : float, optional
         Radius of the L2 ball about 0 that holds all iterates (coefficients and
-        intercept/intercept_scaling together).
+        intercept/intercept_scaling together, for targets about the middle of `y_bound`).
     x_norm_bound : float, optional
         Rows with a larger norm are scaled to it. A public number, never learned from the rows.
     y_bound : float or (float, float), optional
@@ -200,6 +200,11 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     def _checked_parameters(self) -> dict[str, Any]:
         parameters = super()._checked_parameters()
         choice("loss", parameters["loss"], tuple(_LOSSES))
+        if isinstance(parameters["y_bound"], list):
+            raise TypeError(
+                "y_bound must be a number or (low, high), got a list: several targets need "
+                "DPFTRLLeastSquares"
+            )
         return parameters
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> NumberTargets:
