@@ -20,7 +20,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.settings import check_settings
-from dpftrl_fast.linear_model._labels import as_labels
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
@@ -44,6 +43,7 @@ from dpftrl_fast.linear_model._stream import (
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
 from dpftrl_fast.rounding import check_summands
+from dpftrl_fast.tables.labels import as_labels
 
 FloatArray = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from dask.delayed import Delayed, delayed
 from dask.optimization import cull
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._labels import as_labels
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, SumStepper, join
+from dpftrl_fast.tables.labels import as_labels
 
 T = TypeVar("T")
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import user_id
 from dpftrl_fast.convex.row_batches import Batch, Rows
-from dpftrl_fast.linear_model._labels import as_labels, labels_of_users, numbers_in_order
+from dpftrl_fast.linear_model._labels import labels_of_users, numbers_in_order
 from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
+from dpftrl_fast.tables.labels import as_labels
 
 #: Attribute of an estimator that holds its locks; not pickled nor copied.
 TURN = "_turn"
