@@ -19,7 +19,15 @@ REPLACED = re.compile(
     r"\b(lest|goes? on where|(raw|bare) sums?|of one's own|cannot be had|spare_restarts=)\b"
 )
 # Pages whose Python blocks run, one after the other.
-RUNNABLE = ("accounting", "audit", "kernels", "least_squares", "linear_model", "mechanisms")
+RUNNABLE = (
+    "accounting",
+    "audit",
+    "kernels",
+    "least_squares",
+    "linear_model",
+    "mechanisms",
+    "pipelines",
+)
 # Not a name to call.
 NOT_LISTED = {"__version__"}
 
@@ -140,8 +148,13 @@ def test_the_list_is_read() -> None:
 
 @pytest.mark.parametrize("module", sorted(listed()))
 def test_public_names_exist_and_are_listed(module: str) -> None:
-    for optional in ("torch", "sklearn", "flwr"):
-        if {"torch": ".torch", "sklearn": "linear_model", "flwr": "flower"}[optional] in module:
+    for part, optional in (
+        (".torch", "torch"),
+        ("linear_model", "sklearn"),
+        ("preprocessing", "sklearn"),
+        ("flower", "flwr"),
+    ):
+        if part in module:
             pytest.importorskip(optional)
     public = importlib.import_module(module)
     for name in listed()[module]:
@@ -158,7 +171,7 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_blocks_run(name: str) -> None:
     """They run in order, and values that stand behind them as comments are right."""
-    if name in ("audit", "least_squares", "linear_model"):
+    if name in ("audit", "least_squares", "linear_model", "pipelines"):
         pytest.importorskip("sklearn")
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
