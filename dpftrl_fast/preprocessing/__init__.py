@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from dpftrl_fast.preprocessing.quantiles import PrivateQuantiles, private_quantiles
 from dpftrl_fast.preprocessing.scaler import BoundedScaler
 
-__all__ = ["BoundedScaler"]
+__all__ = ["BoundedScaler", "PrivateQuantiles", "private_quantiles"]
