@@ -42,6 +42,7 @@ from dpftrl_fast.linear_model._stream import (
     turn_of,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+from dpftrl_fast.linear_model._transformers import announce_transformers
 from dpftrl_fast.rounding import check_summands
 from dpftrl_fast.tables.labels import as_labels
 
@@ -129,6 +130,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         RuntimeError
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
+        announce_transformers()
         with turn_of(self):
             self._fit(X, y, groups)
         return self
