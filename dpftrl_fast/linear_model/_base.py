@@ -140,6 +140,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         source = self._open(parameters, X, y, groups)
         labels = source.y if isinstance(source, MemoryRows) else None
         targets = self._targets(parameters, labels)
+        targets.refuse_kind(source.label_kind)
         if isinstance(source, MemoryRows):
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
@@ -217,7 +218,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         stream.refuse_interrupted()
         refuse_objects("X", X)
         if is_classifier(self):
-            y = stream_labels(y)
+            y = stream_labels(y, stream.targets)
         else:
             refuse_objects("y", y)
         rows = check_rows(X, estimator=self)

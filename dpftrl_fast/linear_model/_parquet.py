@@ -22,6 +22,7 @@ from pyarrow import types
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, join
 from dpftrl_fast.tables.damaged import readable
+from dpftrl_fast.tables.labels import kind_of
 
 _BLOCK = 1 << 18  # entries of a record batch: 2 MiB as float64
 
@@ -86,6 +87,7 @@ class DatasetRows(RowSource):
         if not (_is_number(kind) or (not numbers and _is_label(kind))):
             wanted = "numbers or bool" if numbers else "numbers, bool or strings"
             raise ValueError(f"the column of y must be of {wanted}, got {target!r} of type {kind}")
+        self.label_kind = kind_of(kind)
         found = [schema.field(name).type.to_pandas_dtype() for name in self._features]
         self._dtype = np.dtype(np.float32 if np.result_type(*found) == np.float32 else np.float64)
         with readable("the dataset"):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.tables.labels import Kind
 
 Ints: TypeAlias = NDArray[np.int64]
 #: From targets to the numbers that the losses read.
@@ -53,11 +54,14 @@ class RowSource(ABC):
         Number of rows or (with groups) users: public.
     n_features : int
     feature_names : sequence of str, optional
+    label_kind : Kind, optional
+        Kind of the labels by their dtype; None where it says nothing.
     """
 
     units: int
     n_features: int
     feature_names: Sequence[str] | None = None
+    label_kind: Kind | None = None
 
     @abstractmethod
     def feed(

@@ -17,7 +17,7 @@ from dpftrl_fast.convex.row_batches import Batch, Rows
 from dpftrl_fast.linear_model._labels import labels_of_users, numbers_in_order
 from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
-from dpftrl_fast.tables.labels import as_labels
+from dpftrl_fast.tables.labels import as_labels, kind_of
 
 #: Attribute of an estimator that holds its locks; not pickled nor copied.
 TURN = "_turn"
@@ -129,8 +129,13 @@ def refuse_objects(name: str, value: Any) -> None:
             raise TypeError(f"{name} must be an array of real numbers, got dtype {dtype}")
 
 
-def stream_labels(y: Any) -> NDArray[Any]:
-    """Return the labels of a batch unchanged; refuse lists, whose dtype depends on values."""
+def stream_labels(y: Any, targets: Targets) -> NDArray[Any]:
+    """Return the labels of a batch unchanged; refuse lists, whose dtype depends on values.
+
+    A dtype whose labels no class equals is refused too.
+    """
     if not (hasattr(y, "dtype") or hasattr(y, "dtypes")):
         raise TypeError(f"y must be an array of labels, got {type(y).__name__}")
+    if hasattr(y, "dtype"):
+        targets.refuse_kind(kind_of(y.dtype))
     return as_labels(y)

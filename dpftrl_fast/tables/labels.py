@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+#: Kinds of labels: those of two kinds are never equal, but for bool and the numbers 0 and 1.
+Kind: TypeAlias = Literal["text", "numbers", "bool", "bytes"]
 
 
 def as_labels(values: Any) -> NDArray[Any]:
@@ -38,6 +41,44 @@ def as_labels(values: Any) -> NDArray[Any]:
         return np.asarray(values, dtype=object)
     except Exception:  # its message may show a label
         return _text_of_any_bytes(values)
+
+
+def kind_of(dtype: Any) -> Kind | None:
+    """Return the kind of labels of a dtype (NumPy's, pandas', polars' or pyarrow's).
+
+    None stands for objects, and for dtypes of anything else.
+
+    Examples
+    --------
+    >>> kind_of(np.dtype("int8")), kind_of(np.dtype("U3")), kind_of(np.dtype(object))
+    ('numbers', 'text', None)
+    """
+    if comes_from(dtype, "pyarrow"):
+        return _kind_of_arrow(dtype)
+    if comes_from(dtype, "polars"):
+        name = str(dtype)
+        if name.startswith(("String", "Categorical", "Enum")):
+            return "text"
+        return "bool" if name == "Boolean" else "numbers" if dtype.is_numeric() else None
+    if hasattr(dtype, "categories"):
+        return kind_of(dtype.categories.dtype)
+    if getattr(dtype, "type", None) is str:  # pandas' text
+        return "text"
+    kinds: dict[str, Kind] = {"b": "bool", "i": "numbers", "u": "numbers", "f": "numbers"}
+    kinds |= {"U": "text", "T": "text", "S": "bytes"}
+    return kinds.get(dtype.kind)
+
+
+def _kind_of_arrow(dtype: Any) -> Kind | None:
+    from pyarrow import types
+
+    if types.is_dictionary(dtype):
+        return _kind_of_arrow(dtype.value_type)
+    if types.is_boolean(dtype):
+        return "bool"
+    if types.is_integer(dtype) or types.is_floating(dtype):
+        return "numbers"
+    return "text" if types.is_string(dtype) or types.is_large_string(dtype) else None
 
 
 def comes_from(value: Any, *packages: str) -> bool:
