@@ -9,17 +9,19 @@ iterates only; the engine is never pickled nor copied.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dpftrl_fast.accounting.statement.statement import Guarantee
-from dpftrl_fast.convex.row_batches import row_norms
+from dpftrl_fast.convex.row_batches import Batch, row_norms
 from dpftrl_fast.convex.settings import check_settings
+from dpftrl_fast.linear_model._frames import is_typed_frame, rows_of_frame, split_frame
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
@@ -30,7 +32,7 @@ from dpftrl_fast.linear_model._rows import (
     refuse_bad_rows,
 )
 from dpftrl_fast.linear_model._search import announce_search
-from dpftrl_fast.linear_model._sources import RowSource, Stepper
+from dpftrl_fast.linear_model._sources import RowSource, Stepper, join
 from dpftrl_fast.linear_model._stream import (
     TURN,
     Stream,
@@ -44,7 +46,7 @@ from dpftrl_fast.linear_model._stream import (
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
 from dpftrl_fast.linear_model._transformers import announce_transformers
 from dpftrl_fast.rounding import check_summands
-from dpftrl_fast.tables.labels import as_labels
+from dpftrl_fast.tables.labels import as_labels, comes_from
 
 FloatArray = NDArray[np.float64]
 
@@ -104,12 +106,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
-            Private rows, in the order in which they are used; their number is public. A dataset (or
-            a path to a Parquet file or folder) is read batch by batch; Dask rows stay with the
-            workers, which compute the sums. See docs/linear_model.md.
+        X : (n, p) array, CSR matrix, data frame, pyarrow dataset, path, Dask array or dataframe
+            Private rows, in the order in which they are used; their number is public. Frames of
+            pandas, polars and pyarrow have columns of numbers. A dataset (or a path to a Parquet
+            file or folder) is read batch by batch; Dask rows stay with the workers, which compute
+            the sums. See docs/linear_model.md.
         y : (n,) array, or str
-            Private targets; with a dataset or a Dask dataframe the name of their column. All other
+            Private targets; with a dataset or a dataframe the name of their column. All other
             columns are features.
         groups : (n,) array_like or str, optional
             User of every row, for a guarantee per user: `batch_size` counts users, each is in one
@@ -132,7 +135,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """
         announce_transformers()
         with turn_of(self):
-            self._fit(X, y, groups)
+            self._fit(*split_frame(X, y, groups))
         return self
 
     def _fit(self, X: Any, y: Any, groups: Any) -> None:
@@ -172,17 +175,21 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
     @_quiet
     def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
-        """Take one step with one batch of a stream, whose length is declared as `horizon`.
+        """Take the rows of a stream as they come; its length is declared as `horizon`.
 
-        Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
-        groups: users), the last one at most the rest of the horizon. Values are never refused: a
-        row with NaN, infinity or an unknown class keeps its slot and counts as zero. So does a row
-        whose user is missing, as one of a user of its own.
+        Row i of the stream is in batch i // `batch_size`, whatever the calls are. Each full batch
+        is a step; rows of a batch that is not full yet are held, and no model depends on them. So a
+        call takes no step, one or several, and releases a model if it takes any. The last batch has
+        the rest of the horizon; `finish` ends a stream before. With groups each call is one batch
+        of `batch_size` users (the last at most the rest). Values are never refused: a row with NaN,
+        infinity or an unknown class keeps its slot and counts as zero. So does a row whose user is
+        missing, as one of a user of its own.
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix
-        y : (n,) array
+        X : (n, p) array, CSR matrix or data frame
+        y : (n,) array, or str
+            Or the name of a column of a data frame.
         groups : (n,) array_like, optional
             User of every row; a user that took part in an earlier step is refused.
         classes : (k,) array_like, optional
@@ -195,7 +202,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Raises
         ------
         TypeError, ValueError
-            For a wrong shape, dtype or number of rows, a step past the horizon, or a stream that
+            For a wrong shape, dtype or number of rows, rows past the horizon, or a stream that
             cannot continue. Nothing has changed then.
         RuntimeError
             After a call that was interrupted when its rows were in the sums: repeated, they would
@@ -203,10 +210,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         Notes
         -----
-        Calls from several threads take turns.
+        Calls from several threads take turns. Pickles and copies have no held rows.
         """
         with turn_of(self):
-            self._partial_fit(X, y, groups, classes)
+            self._partial_fit(*split_frame(X, y, groups), classes)
         return self
 
     def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any) -> None:
@@ -227,18 +234,56 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             validate_data(self, X, reset=False, skip_check_array=True)
         targets = stream.targets
         y = check_targets(y, len(rows), numbers=isinstance(targets, NumberTargets))
-        batch = stream_batch(rows, targets.encode(y), groups)
-        stream.refuse_other_size(batch)
+        batches, held = stream.cut(stream_batch(rows, targets.encode(y), groups))
         if first:
             stream.run = self._start(
                 stream.parameters, stream.units, int(rows.shape[1]), targets.outputs
             )
-        stream.run.step(batch)
-        further = self._further_attributes(stream.parameters, targets, stream.run, None)
-        self._publish(stream.parameters, targets, stream.run, X if first else None, 1, further)
-        stream.released = stream.run.steps_taken
-        done = stream.released == stream.run.plan.steps
-        self._stream = None if done else stream
+        self._advance(stream, batches, X if first else None)
+        stream.held, stream.released = held, stream.run.steps_taken
+        if first:
+            validate_data(self, X, reset=True, skip_check_array=True)
+        self._stream = None if stream.released == stream.run.plan.steps else stream
+
+    def _advance(self, stream: Stream, batches: Sequence[Batch], X: Any) -> None:
+        """Take a step with each batch and release the model after the last."""
+        for batch in batches:
+            stream.run.step(batch)
+        if batches:
+            targets, run = stream.targets, stream.run
+            further = self._further_attributes(stream.parameters, targets, run, None)
+            self._publish(stream.parameters, targets, run, X, 1, further)
+
+    @_quiet
+    def finish(self) -> Any:
+        """End a stream before its horizon: take a last step with the rows that are held.
+
+        The plan, and so epsilon, stays that of the declared horizon. After the last declared step
+        there is nothing left to do.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If no stream has begun, or it cannot continue.
+        RuntimeError
+            As for `partial_fit`.
+        """
+        with turn_of(self):
+            stream: Stream | None = vars(self).get("_stream")
+            if stream is None and not hasattr(self, "coef_"):
+                raise ValueError("finish must follow a call of partial_fit, got none")
+            if stream is None and self.n_steps_ < self.plan_.steps:
+                refuse_another_start(self)
+            if stream is not None:
+                stream.refuse_interrupted()
+                self._advance(stream, [join(stream.held)] if stream.held else [], None)
+                stream.held, stream.released = (), stream.run.steps_taken
+                self._stream = None
+        return self
 
     def _checked_parameters(self) -> dict[str, Any]:
         return check_settings(self.get_params(deep=False))
@@ -253,7 +298,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         rows = check_rows(X, estimator=self)
         if len(rows) == 0:
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
-        if not numbers and hasattr(y, "dtype"):
+        if not numbers and (hasattr(y, "dtype") or comes_from(y, "pyarrow")):
             y = as_labels(y)  # it may hold text that is not valid, which a conversion would show
         y = check_targets(y, len(rows), numbers=numbers)
         return MemoryRows(rows, y, groups)
@@ -366,9 +411,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """Return <x, coef> + intercept with the coefficients that `average` names."""
         check_is_fitted(self)
         with showing_no_entry("X"):
-            X = validate_data(
-                self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32]
-            )
+            if is_typed_frame(X):
+                validate_data(self, X, reset=False, skip_check_array=True)
+                X = check_array(rows_of_frame(X), dtype=[np.float64, np.float32])
+            else:
+                X = validate_data(
+                    self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32]
+                )
         suffix = {"tail": "tail_", "all": "average_", "last": ""}[self.average]
         coef, intercept = getattr(self, f"coef_{suffix}"), getattr(self, f"intercept_{suffix}")
         return np.asarray(X @ coef.T + intercept, dtype=np.float64)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import canonical_id, refuse_id_dtype
 from dpftrl_fast.linear_model._sources import Ints
-from dpftrl_fast.tables.labels import as_labels
+from dpftrl_fast.tables.labels import as_labels, comes_from
 
 
 def group_numbers(groups: Any, rows: int) -> Ints:
@@ -55,6 +55,8 @@ def labels_of_users(groups: Any, rows: int) -> tuple[NDArray[Any], NDArray[np.bo
     Labels are integers or canonical texts (`canonical_id`), which are equal for one user only. What
     they are where no user stands is of no meaning.
     """
+    if comes_from(groups, "polars", "pyarrow"):
+        groups = as_labels(groups)
     dtype = getattr(groups, "dtype", None)
     if dtype is not None:
         refuse_id_dtype("groups", dtype)

@@ -24,6 +24,11 @@ from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, 
 from dpftrl_fast.tables.damaged import readable
 from dpftrl_fast.tables.labels import kind_of
 
+_TEXT = tuple(
+    f".{kind}{packed}"
+    for kind in ("csv", "tsv", "txt", "json", "jsonl")
+    for packed in ("", ".gz", ".bz2", ".zst")
+)
 _BLOCK = 1 << 18  # entries of a record batch: 2 MiB as float64
 
 
@@ -34,6 +39,13 @@ def open_dataset(X: Any, y: Any, groups: Any, *, numbers: bool) -> DatasetRows:
     targets are numbers, not labels.
     """
     path = isinstance(X, (str, os.PathLike))
+    if path and os.fspath(X).lower().endswith(_TEXT):
+        raise ValueError(
+            f"X must be a Parquet file or folder, rows in memory or a dataset, got {os.fspath(X)!r}"
+            ": the cells of a text file have no types. Read it (pandas.read_csv) and fit the frame "
+            "behind a BoundedScaler (dpftrl_fast.linear_model.from_schema), or fit the file with "
+            "dpftrl-fast fit, or write it as Parquet"
+        )
     with readable("the dataset"):
         dataset = ds.dataset(os.fspath(X), format="parquet") if path else X
     for name, value in {"y": y, "groups": groups}.items():

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.convex.row_batches import Batch, SparseRows
 from dpftrl_fast.tables.labels import Kind
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -75,7 +75,7 @@ class RowSource(ABC):
 
 
 def join(parts: Sequence[Batch]) -> Batch:
-    """Join dense batches; a single one is not copied.
+    """Join batches without users, all dense or all sparse; a single one is not copied.
 
     Examples
     --------
@@ -86,4 +86,9 @@ def join(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     rows: Any = [part.X for part in parts]
-    return Batch(np.concatenate(rows), np.concatenate([part.y for part in parts]))
+    targets = np.concatenate([part.y for part in parts])
+    if isinstance(rows[0], SparseRows):
+        from scipy.sparse import vstack
+
+        return Batch(SparseRows.of(vstack([X.to_scipy() for X in rows], format="csr")), targets)
+    return Batch(np.concatenate(rows), targets)

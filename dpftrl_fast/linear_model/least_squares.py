@@ -175,7 +175,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
+        X : (n, p) array, CSR matrix, data frame, pyarrow dataset, path, Dask array or dataframe
             Private rows; their number is public.
         y : (n,) array, or str
             Private targets, or the name of their column.
@@ -187,12 +187,12 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         return super().fit(X, y)
 
     def partial_fit(self, X: Any, y: Any) -> Any:  # type: ignore[override]
-        """Take one step with one batch of a stream, as `DPFTRLRegressor.partial_fit`.
+        """Take the rows of a stream as they come, as `DPFTRLRegressor.partial_fit`.
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix
-        y : (n,) array
+        X : (n, p) array, CSR matrix or data frame
+        y : (n,) array, or str
 
         Returns
         -------

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_array
 
-from dpftrl_fast.tables.cells import is_number
-from dpftrl_fast.tables.labels import as_labels, comes_from
+from dpftrl_fast.tables.labels import as_labels, as_numbers, comes_from, kind_of
 
 UNKNOWN, MISSING = -1, -2
 _NUMBERS, _CELLS = "iufb", "OUST"
@@ -93,10 +92,10 @@ class Columns:
         dtype: Any = getattr(column, "dtype", None)
         if hasattr(column, "iloc") and getattr(dtype, "kind", "O") in _NUMBERS:
             return np.array(column.to_numpy(dtype=np.float64, na_value=np.nan))
-        if comes_from(column, "polars") and (dtype.is_integer() or dtype.is_float()):
-            return np.array(column.to_numpy(), dtype=np.float64)
-        if comes_from(column, "pyarrow") and is_number(column.type):
-            return np.array(column.cast("float64", safe=False).to_numpy())
+        if comes_from(column, "polars", "pyarrow"):
+            dtype = column.dtype if comes_from(column, "polars") else column.type
+            if kind_of(dtype) in ("numbers", "bool"):
+                return as_numbers(column)
         return numbers_of(as_labels(column))
 
     def codes(self, place: int, categories: Mapping[str, int]) -> NDArray[np.int64]:

@@ -43,6 +43,13 @@ def as_labels(values: Any) -> NDArray[Any]:
         return _text_of_any_bytes(values)
 
 
+def as_numbers(column: Any) -> NDArray[np.float64]:
+    """Return a column of polars or pyarrow, of numbers or bool, as float64; null is NaN."""
+    if comes_from(column, "polars"):
+        return np.array(column.cast(float).to_numpy(), dtype=np.float64)
+    return np.array(column.cast("float64", safe=False).to_numpy(zero_copy_only=False))
+
+
 def kind_of(dtype: Any) -> Kind | None:
     """Return the kind of labels of a dtype (NumPy's, pandas', polars' or pyarrow's).
 

@@ -85,7 +85,8 @@ def test_a_refused_call_does_not_end_the_stream(cls: Any) -> None:
     model = make(cls, horizon=60)
     model.partial_fit(X[:10], y[:10], **first_of(cls))
     for call in (
-        lambda: model.partial_fit(X[:9], y[:9]),
+        lambda: model.partial_fit(X[:9], y[:8]),
+        lambda: model.partial_fit(X[:51], y[:51]),
         lambda: model.partial_fit(X[:10, :2], y[:10]),
         lambda: model.partial_fit(X[:10].tolist(), y[:10]),
         lambda: model.partial_fit(X[:10], y[:10].tolist()),
