@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from dpftrl_fast import __version__
-from dpftrl_fast.cli import audit, bench, demo, experiment, fit, guarantee, info, plan, schema, sums
+from dpftrl_fast.cli import (
+    audit,
+    bench,
+    demo,
+    experiment,
+    fit,
+    guarantee,
+    info,
+    plan,
+    predict,
+    schema,
+    sums,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -35,6 +47,7 @@ def _main(
 
 
 app.command("fit")(fit.command)
+app.command("predict")(predict.command)
 app.command("sum")(sums.command)
 app.command("epsilon")(guarantee.epsilon)
 app.command("calibrate")(guarantee.calibrate)

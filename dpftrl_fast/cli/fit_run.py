@@ -26,6 +26,7 @@ from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import check_target, save_model
 from dpftrl_fast.plots import learning_curve_png
 from dpftrl_fast.tables import TableReader, validate
+from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
 
 _CURVE_POINTS = 120
@@ -57,6 +58,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
             "--these-rows-are-public needs --test-public and a numeric target: it compares with a "
             "ridge regression on the test rows"
         )
+    _refuse_second_pass(files, settings)
     table = TableReader(files.data, schema, delimiter=files.delimiter)
     plan = make_plan(schema, settings)
     test = None
@@ -96,6 +98,20 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     else:
         _show_result(result, schema, measured, files.out, plot, seconds)
     return facts
+
+
+def _refuse_second_pass(files: Files, settings: Settings) -> None:
+    """Refuse options that read a file twice if it is the standard input."""
+    again = {
+        "--epochs": getattr(settings, "epochs", 1) > 1,
+        "--group-column": files.schema.group_column is not None,
+        "--these-rows-are-public": files.these_rows_are_public,
+    }
+    if str(files.data) == STANDARD_INPUT and any(again.values()):
+        options = ", ".join(name for name, given in again.items() if given)
+        raise ValueError(f"- is read once, got {options}: write the rows into a file")
+    if str(files.test_public) == STANDARD_INPUT:
+        raise ValueError("--test-public must be a file, which is read twice, got -")
 
 
 def _check_test(files: Files) -> None:

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dpftrl_fast._validate import real, shown
-from dpftrl_fast.preprocessing._columns import category_form
 from dpftrl_fast.tables.schema import CategoricalColumn, NumericColumn, Schema
 from dpftrl_fast.tables.schema.columns import read_column
+from dpftrl_fast.tables.values import category_form
 
 
 @dataclass(frozen=True)

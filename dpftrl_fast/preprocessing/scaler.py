@@ -15,8 +15,10 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import _check_feature_names_in, validate_data
 
 from dpftrl_fast._validate import choice
-from dpftrl_fast.preprocessing._columns import MISSING, Columns, numbers_of
+from dpftrl_fast.preprocessing._columns import Columns
 from dpftrl_fast.preprocessing._declared import Categories, Column, Declared, Numeric, declared
+from dpftrl_fast.tables.cells import MISSING
+from dpftrl_fast.tables.values import numbers_of
 
 FloatArray = NDArray[np.float64]
 
