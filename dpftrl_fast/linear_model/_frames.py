@@ -27,7 +27,8 @@ def split_frame(X: Any, y: Any, groups: Any = None) -> tuple[Any, Any, Any]:
     (['a'], [3, 4])
     """
     names = [name for name in (y, groups) if isinstance(name, str)]
-    if not names or not (comes_from(X, "pandas") or is_typed_frame(X)):
+    pandas = comes_from(X, "pandas") and getattr(X, "ndim", 0) == 2
+    if not names or not (pandas or is_typed_frame(X)):
         return X, y, groups
     columns = [*X.column_names] if comes_from(X, "pyarrow") else [*X.columns]
     for name in names:
@@ -36,7 +37,7 @@ def split_frame(X: Any, y: Any, groups: Any = None) -> tuple[Any, Any, Any]:
                 f"X must have one column {name!r}, got {columns.count(name)} of that name"
             )
     found = {name: X[name] for name in names}
-    if comes_from(X, "pandas"):
+    if pandas:
         X = X.drop(columns=names)
     else:
         X = X.select([name for name in columns if name not in names])

@@ -99,6 +99,7 @@ class DatasetRows(RowSource):
         if not (_is_number(kind) or (not numbers and _is_label(kind))):
             wanted = "numbers or bool" if numbers else "numbers, bool or strings"
             raise ValueError(f"the column of y must be of {wanted}, got {target!r} of type {kind}")
+        _refuse_other_types(dataset, {*self._features, *special})
         self.label_kind = kind_of(kind)
         found = [schema.field(name).type.to_pandas_dtype() for name in self._features]
         self._dtype = np.dtype(np.float32 if np.result_type(*found) == np.float32 else np.float64)
@@ -298,6 +299,23 @@ def _refuse_text(dataset: Any) -> None:
                 f"{kind.default_extname}: a value that fails to parse would end the fit and be "
                 "revealed"
             )
+
+
+def _refuse_other_types(dataset: Any, names: set[str]) -> None:
+    """Refuse files in which a column has another type than in the dataset.
+
+    Arrow would convert it, which fails for values that do not fit: the failure would reveal one.
+    """
+    with readable("the dataset"):
+        parts = [(part, part.physical_schema) for part in dataset.get_fragments()]
+    for part, schema in parts:
+        for name in names.intersection(schema.names):
+            found, wanted = schema.field(name).type, dataset.schema.field(name).type
+            if found != wanted:
+                raise ValueError(
+                    f"all files of a dataset must have the same types, got {name!r} of type {found}"
+                    f" beside {wanted} in {getattr(part, 'path', 'a fragment')!r}"
+                )
 
 
 def _parquet_options(dataset: Any) -> dict[str, Any]:

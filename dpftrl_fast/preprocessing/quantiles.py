@@ -24,6 +24,7 @@ from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.preprocessing._columns import Columns
 from dpftrl_fast.preprocessing._declared import Numeric, declared
+from dpftrl_fast.rounding import check_summands
 
 FloatArray = NDArray[np.float64]
 
@@ -144,6 +145,7 @@ def private_quantiles(
     given = declared(bounds)
     x = x[:, None] if getattr(x, "ndim", 0) == 1 and not hasattr(x, "iloc") else x
     columns = Columns(x.to_frame() if hasattr(x, "to_frame") else x, least_rows=0, estimator=None)
+    check_summands("rows", columns.rows, bins)
     places = [*range(columns.width)]
     if given.names is not None and columns.names is not None:
         places = columns.select(given.names)

@@ -146,6 +146,16 @@ def test_columns_of_any_frame_by_name(form: str) -> None:
     assert scaler.x_norm_bound == scaler.x_norm_bound_ == math.sqrt(3)
 
 
+@pytest.mark.parametrize("form", ["pandas", "pyarrow", "polars"])
+def test_bounds_of_all_columns_of_a_frame(form: str) -> None:
+    columns = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, np.nan]})
+    scaler = BoundedScaler((0, 4)).fit(FORMS[form](columns))
+    assert scaler.transform(FORMS[form](columns)).tolist() == [[-0.5, 0.5], [0.0, 0.0]]
+    assert scaler.feature_names_in_.tolist() == ["a", "b"]
+    with pytest.raises(ValueError, match="feature names"):
+        scaler.transform(FORMS[form](columns[["b", "a"]]))
+
+
 def test_declared_values_of_missing_cells() -> None:
     scaler = BoundedScaler(MIXED, missing={"age": 98, "town": "B"})
     found = scaler.fit_transform(frame())
