@@ -318,7 +318,7 @@ def entries_of(bounds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _scaled(numbers: FloatArray, part: Numeric) -> FloatArray:
-    scaled = (np.clip(numbers, part.low, part.high) - part.centre) / part.half_width
+    scaled = (numbers - part.centre) / part.half_width
     return np.where(np.isnan(scaled), part.missing, np.clip(scaled, -1.0, 1.0))
 
 
@@ -333,12 +333,9 @@ def _scaled_numbers(
             assert isinstance(part, Numeric)
             scaled[:, j] = _scaled(columns.numbers(place), part)
         return scaled
-    low, high, missing = (
-        np.array([getattr(part, name) for part in parts]) for name in ("low", "high", "missing")
-    )
+    missing = np.array([part.missing for part in parts])
     centres, halves = _units(parts, "transform")
     scaled = numbers_of(array)
-    np.clip(scaled, low, high, out=scaled)
     scaled -= centres
     scaled /= halves
     np.clip(scaled, -1.0, 1.0, out=scaled)
