@@ -33,6 +33,7 @@ _LEARNS_NOTHING: dict[str, Callable[[Any], bool]] = {
     "PolynomialCountSketch": lambda t: True,
     "PolynomialFeatures": lambda t: True,
     "RBFSampler": lambda t: not isinstance(t.gamma, str),
+    "SimpleImputer": lambda t: t.strategy == "constant" and not t.add_indicator,
     "SkewedChi2Sampler": lambda t: True,
     "SparseRandomProjection": lambda t: True,
 }

@@ -62,6 +62,10 @@ LEARN: dict[str, tuple[Any, list[str]]] = {
     "scaler": (StandardScaler(), ["'front' (StandardScaler)"]),
     "pca": (PCA(2), ["'front' (PCA)"]),
     "imputer": (SimpleImputer(), ["'front' (SimpleImputer)"]),
+    "indicator": (
+        SimpleImputer(strategy="constant", fill_value=0.0, add_indicator=True),
+        ["'front' (SimpleImputer)"],
+    ),
     "bins": (OneHotEncoder(), ["'front' (OneHotEncoder)"]),
     "rare": (
         OneHotEncoder(categories=[[0.0]] * 3, handle_unknown="ignore", min_frequency=2),
@@ -87,6 +91,7 @@ FINE: dict[str, Any] = {
     "bounds": BoundedScaler((-1, 1)),
     "function": FunctionTransformer(np.tanh),
     "normalizer": Normalizer(),
+    "constant": SimpleImputer(strategy="constant", fill_value=0.0),
     "degree": PolynomialFeatures(2),
     "declared": OneHotEncoder(categories=[[0.0, 1.0]] * 3, handle_unknown="ignore"),
     "declared order": OrdinalEncoder(
