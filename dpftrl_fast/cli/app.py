@@ -18,6 +18,7 @@ from dpftrl_fast.cli import (
     guarantee,
     info,
     plan,
+    predict,
     schema,
     sums,
 )
@@ -47,6 +48,7 @@ def _main(
 
 
 app.command("fit")(fit.command)
+app.command("predict")(predict.command)
 app.command("sum")(sums.command)
 app.command("epsilon")(guarantee.epsilon)
 app.command("calibrate")(guarantee.calibrate)

@@ -38,6 +38,7 @@ from dpftrl_fast.fitting.run import ResolvedSettings
 from dpftrl_fast.plots import learning_curve_png
 from dpftrl_fast.run.budget import PrivacyBudget
 from dpftrl_fast.tables import TableReader, validate
+from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
 
 _CURVE_POINTS = 120
@@ -70,8 +71,9 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
             "--these-rows-are-public needs --test-public and a numeric target: it compares with a "
             "ridge regression on the test rows"
         )
-    table = TableReader(files.data, schema, delimiter=files.delimiter)
     settings = resolve(schema, settings)
+    _refuse_second_pass(files, settings)
+    table = TableReader(files.data, schema, delimiter=files.delimiter)
     plan = make_plan(schema, settings)
     budget = None if files.budget is None else _budget(files.budget, settings)
     test = None
@@ -151,6 +153,20 @@ def _label(settings: ResolvedSettings, schema: Schema) -> str:
         f"fit {settings.method}, {schema.units:,} {schema.unit}s, {noise}, batch size "
         f"{settings.batch_size}, epochs {epochs}"
     )
+
+
+def _refuse_second_pass(files: Files, settings: ResolvedSettings) -> None:
+    """Refuse options that read a file twice if it is the standard input."""
+    again = {
+        "--epochs": getattr(settings, "epochs", 1) > 1,
+        "--group-column": files.schema.group_column is not None,
+        "--these-rows-are-public": files.these_rows_are_public,
+    }
+    if str(files.data) == STANDARD_INPUT and any(again.values()):
+        options = ", ".join(name for name, given in again.items() if given)
+        raise ValueError(f"- is read once, got {options}: write the rows into a file")
+    if str(files.test_public) == STANDARD_INPUT:
+        raise ValueError("--test-public must be a file, which is read twice, got -")
 
 
 def _check_test(files: Files) -> None:

@@ -11,7 +11,10 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Data = Annotated[
-    Path, typer.Argument(help="Private rows: .csv, .tsv, .txt (also .gz) or .parquet.")
+    Path,
+    typer.Argument(
+        help="Private rows: .csv, .tsv, .txt (also .gz), Parquet (also a folder), or -."
+    ),
 ]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Budget = Annotated[

@@ -12,120 +12,23 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from dpftrl_fast._validate import choice
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.files import arrays_in, check_folder, write_files
+from dpftrl_fast.fitting.prediction import Model as Model
 from dpftrl_fast.fitting.run import FitResult, Plan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.tables import Encoder, TableReader
-from dpftrl_fast.tables.schema import LabelTarget, Schema
+from dpftrl_fast.tables.schema import Schema
 
 FORMAT = "dpftrl_fast/model/1"
 LEAST_SQUARES_FORMAT = "dpftrl_fast.LeastSquaresPlan"
 NPZ, JSON = "model.npz", "model.json"
 _KINDS = ("tail", "average", "last")
-
-Kind = Literal["tail", "average", "last"]
-
-FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A fitted model as read from its file.
-
-    Attributes
-    ----------
-    coefficients : dict
-        As in `FitResult`.
-    schema : Schema
-        Encoding of rows as features.
-    plan : PrivacyPlan or LeastSquaresPlan
-        Guarantee and noise of the run.
-    facts : dict
-        All facts of ``model.json``.
-    """
-
-    coefficients: dict[str, FloatArray]
-    schema: Schema
-    plan: Plan
-    facts: dict[str, Any]
-
-    def predict(
-        self, path: str | Path, *, kind: Kind | None = None, delimiter: str | None = None
-    ) -> FloatArray:
-        """Predict every row of a file, in order; NaN for rows with a missing or unparsable cell.
-
-        Parameters
-        ----------
-        path : str or Path
-            A table with the schema's feature columns.
-        kind : {"tail", "average", "last"}, optional
-            Coefficients to use; default "tail", or "last" for least squares.
-        delimiter : str or None
-            As for `TableReader`.
-
-        Returns
-        -------
-        ndarray of float64
-            Regression: shape (n,), in the target's units. Classification: shape (n,), x.theta,
-            whose sign is the class (with the logistic loss 1 / (1 + exp(-score)) is the probability
-            of the positive class). Multinomial: shape (n, k), a score for each class (with the
-            multinomial loss their softmax is the probability).
-        """
-        if kind is None:
-            kind = "tail" if "tail" in self.coefficients else "last"
-        theta = self.coefficients[choice("kind", kind, tuple(self.coefficients))]
-        encoder = Encoder(self.schema, target=False)
-        parts = [np.zeros((0, *theta.shape[:-1]))]
-        for block in TableReader(path, self.schema, delimiter=delimiter, target=False):
-            rows = encoder.encode(block)
-            if theta.ndim == 1:
-                score = np.einsum("ij,ij->i", rows.values, theta[rows.indices])
-            else:
-                score = rows.matrix(self.schema.n_features) @ theta.T
-            score[~rows.valid] = np.nan
-            parts.append(score)
-        score = np.concatenate(parts)
-        target = self.schema.target
-        if isinstance(target, LabelTarget):
-            return score
-        with np.errstate(over="ignore"):  # infinity, as a model may say
-            return score * target.divisor + target.offset
-
-    def predict_labels(
-        self, path: str | Path, *, kind: Kind | None = None, delimiter: str | None = None
-    ) -> list[str | None]:
-        """Predict the label of every row of a file, in order; None where `predict` has NaN.
-
-        Parameters
-        ----------
-        path, kind, delimiter
-            As for `predict`.
-
-        Raises
-        ------
-        ValueError
-            If the model is a regression.
-        """
-        target = self.schema.target
-        if not isinstance(target, LabelTarget):
-            raise ValueError("predict_labels needs a classification, got a regression")
-        score = self.predict(path, kind=kind, delimiter=delimiter)
-        if score.ndim == 1:
-            score = np.stack([np.zeros_like(score), score], axis=1)
-            score[np.isnan(score[:, 1])] = np.nan
-        classes = np.argmax(score, axis=1)  # of equal scores the first: negative at 0
-        classes[np.isnan(score).any(axis=1)] = -1
-        return [None if k < 0 else target.categories[k] for k in classes]
 
 
 def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) -> dict[str, Any]:

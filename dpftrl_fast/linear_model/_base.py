@@ -9,16 +9,17 @@ iterates only; the engine is never pickled nor copied.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dpftrl_fast.accounting.statement.statement import Guarantee
-from dpftrl_fast.convex.row_batches import row_norms
+from dpftrl_fast.convex.row_batches import Batch, row_norms
 from dpftrl_fast.convex.setting_rules import check_settings
 from dpftrl_fast.linear_model._announce import announce
 from dpftrl_fast.linear_model._budgets import (
@@ -29,7 +30,7 @@ from dpftrl_fast.linear_model._budgets import (
     carry_to_clone,
     units_ahead,
 )
-from dpftrl_fast.linear_model._labels import as_labels
+from dpftrl_fast.linear_model._frames import is_typed_frame, rows_of_frame, split_frame
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._rows import (
     MemoryRows,
@@ -41,7 +42,8 @@ from dpftrl_fast.linear_model._rows import (
     refuse_bad_rows,
     refuse_bad_weights,
 )
-from dpftrl_fast.linear_model._sources import RowSource, Stepper
+from dpftrl_fast.linear_model._scaling import scaling_of
+from dpftrl_fast.linear_model._sources import RowSource, Stepper, join
 from dpftrl_fast.linear_model._stream import (
     TURN,
     Stream,
@@ -52,8 +54,10 @@ from dpftrl_fast.linear_model._stream import (
     stream_labels,
     turn_of,
 )
-from dpftrl_fast.linear_model._targets import ClassTargets, Targets
+from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
+from dpftrl_fast.linear_model._transformers import announce_transformers
 from dpftrl_fast.rounding import check_summands
+from dpftrl_fast.tables.labels import as_labels, comes_from
 
 FloatArray = NDArray[np.float64]
 
@@ -123,12 +127,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
-            Private rows, in the order in which they are used; their number is public. A dataset (or
-            a path to a Parquet file or folder) is read batch by batch; Dask rows stay with the
-            workers, which compute the sums. See docs/linear_model.md.
+        X : (n, p) array, CSR matrix, data frame, pyarrow dataset, path, Dask array or dataframe
+            Private rows, in the order in which they are used; their number is public. Frames of
+            pandas, polars and pyarrow have columns of numbers. A dataset (or a path to a Parquet
+            file or folder) is read batch by batch; Dask rows stay with the workers, which compute
+            the sums. See docs/linear_model.md.
         y : (n,) array, or str
-            Private targets; with a dataset or a Dask dataframe the name of their column. All other
+            Private targets; with a dataset or a dataframe the name of their column. All other
             columns are features.
         sample_weight : (n,) array_like, optional
             Weights of the rows, finite and >= 0, private as these are: the gradient of a row is
@@ -155,8 +160,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         RuntimeError
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
+        announce_transformers()
         with turn_of(self):
-            self._fit(X, y, groups, sample_weight)
+            self._fit(*split_frame(X, y, groups), sample_weight)
         return self
 
     def _fit(self, X: Any, y: Any, groups: Any, weights: Any = None) -> None:
@@ -166,6 +172,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         source = self._open(parameters, X, y, groups)
         labels = source.y if isinstance(source, MemoryRows) else None
         targets = self._targets(parameters, labels)
+        targets.refuse_kind(source.label_kind)
         if isinstance(source, MemoryRows):
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
@@ -210,17 +217,21 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         groups: Any = None,
         classes: Any = None,
     ) -> Any:
-        """Take one step with one batch of a stream, whose length is declared as `horizon`.
+        """Take the rows of a stream as they come; its length is declared as `horizon`.
 
-        Each call is one step and releases one model. A batch has exactly `batch_size` rows (with
-        groups: users), the last one at most the rest of the horizon. Values are never refused: a
-        row with NaN, infinity or an unknown class keeps its slot and counts as zero. So does a row
-        whose user is missing, as one of a user of its own.
+        Row i of the stream is in batch i // `batch_size`, whatever the calls are. Each full batch
+        is a step; rows of a batch that is not full yet are held, and no model depends on them. So a
+        call takes no step, one or several, and releases a model if it takes any. The last batch has
+        the rest of the horizon; `finish` ends a stream before. With groups each call is one batch
+        of `batch_size` users (the last at most the rest). Values are never refused: a row with NaN,
+        infinity or an unknown class keeps its slot and counts as zero. So does a row whose user is
+        missing, as one of a user of its own.
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix
-        y : (n,) array
+        X : (n, p) array, CSR matrix or data frame
+        y : (n,) array, or str
+            Or the name of a column of a data frame.
         sample_weight : (n,) array, optional
             Weights of the rows; one below 0, or not finite, counts as 0.
         groups : (n,) array_like, optional
@@ -235,7 +246,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Raises
         ------
         TypeError, ValueError
-            For a wrong shape, dtype or number of rows, a step past the horizon, or a stream that
+            For a wrong shape, dtype or number of rows, rows past the horizon, or a stream that
             cannot continue. Nothing has changed then.
         RuntimeError
             After a call that was interrupted when its rows were in the sums: repeated, they would
@@ -243,10 +254,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         Notes
         -----
-        Calls from several threads take turns.
+        Calls from several threads take turns. Pickles and copies have no held rows.
         """
         with turn_of(self):
-            self._partial_fit(X, y, groups, classes, sample_weight)
+            self._partial_fit(*split_frame(X, y, groups), classes, sample_weight)
         return self
 
     def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any, weights: Any = None) -> None:
@@ -260,7 +271,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         stream.refuse_interrupted()
         refuse_objects("X", X)
         if is_classifier(self):
-            y = stream_labels(y)
+            y = stream_labels(y, stream.targets)
         else:
             refuse_objects("y", y)
         rows = check_rows(X, estimator=self)
@@ -273,21 +284,63 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             refuse_objects("sample_weight", weights)
             weights = check_weights(weights, len(rows))
         weights = self._row_weights(stream.parameters, targets, y, weights)
-        batch = stream_batch(rows, targets.encode(y), groups, weights)
-        stream.refuse_other_size(batch)
+        batches, held = stream.cut(stream_batch(rows, targets.encode(y), groups, weights))
         if first:
             p = int(rows.shape[1])
             stream.parameters = self._resolved(
                 stream.parameters, stream.units, stream.units, p, targets.outputs
             )
             stream.run = self._start(stream.parameters, stream.units, p, targets.outputs)
-        spending.charge(stream.parameters, stream.run.plan, stream.units, stream)
-        stream.run.step(batch)
-        further = self._further_attributes(stream.parameters, targets, stream.run, None)
-        self._publish(stream.parameters, targets, stream.run, X if first else None, 1, further)
-        stream.released = stream.run.steps_taken
-        done = stream.released == stream.run.plan.steps
-        self._stream = None if done else stream
+        self._advance(stream, batches, X if first else None, spending)
+        stream.held, stream.released = held, stream.run.steps_taken
+        if first:
+            validate_data(self, X, reset=True, skip_check_array=True)
+        self._stream = None if stream.released == stream.run.plan.steps else stream
+
+    def _advance(
+        self, stream: Stream, batches: Sequence[Batch], X: Any, spending: Spending
+    ) -> None:
+        """Take a step with each batch and release the model after the last."""
+        if not batches:
+            return
+        targets, run = stream.targets, stream.run
+        spending.charge(stream.parameters, run.plan, stream.units, stream)
+        for batch in batches:
+            run.step(batch)
+        further = self._further_attributes(stream.parameters, targets, run, None)
+        self._publish(stream.parameters, targets, run, X, 1, further)
+
+    @_quiet
+    def finish(self) -> Any:
+        """End a stream before its horizon: take a last step with the rows that are held.
+
+        The plan, and so epsilon, stays that of the declared horizon. After the last declared step
+        there is nothing left to do.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If no stream has begun, or it cannot continue.
+        RuntimeError
+            As for `partial_fit`.
+        """
+        with turn_of(self):
+            stream: Stream | None = vars(self).get("_stream")
+            if stream is None and not hasattr(self, "coef_"):
+                raise ValueError("finish must follow a call of partial_fit, got none")
+            if stream is None and self.n_steps_ < self.plan_.steps:
+                refuse_another_start(self)
+            if stream is not None:
+                stream.refuse_interrupted()
+                batches = [join(stream.held)] if stream.held else []
+                self._advance(stream, batches, None, Spending(self))
+                stream.held, stream.released = (), stream.run.steps_taken
+                self._stream = None
+        return self
 
     def _checked_parameters(self) -> dict[str, Any]:
         return check_settings(self.get_params(deep=False))
@@ -302,7 +355,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         rows = check_rows(X, estimator=self)
         if len(rows) == 0:
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
-        if not numbers and hasattr(y, "dtype"):
+        if not numbers and (hasattr(y, "dtype") or comes_from(y, "pyarrow")):
             y = as_labels(y)  # it may hold text that is not valid, which a conversion would show
         y = self._check_y(y, len(rows))
         return MemoryRows(rows, y, groups)
@@ -450,9 +503,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """Return <x, coef> + intercept."""
         check_is_fitted(self)
         with showing_no_entry("X"):
-            X = validate_data(
-                self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32]
-            )
+            if is_typed_frame(X):
+                validate_data(self, X, reset=False, skip_check_array=True)
+                X = check_array(rows_of_frame(X), dtype=[np.float64, np.float32])
+            else:
+                X = validate_data(
+                    self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32]
+                )
         return np.asarray(X @ self.coef_.T + self.intercept_, dtype=np.float64)
 
     def clipping_report(self, X: Any, y: Any) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from dask.delayed import Delayed, delayed
 from dask.optimization import cull
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._labels import as_labels
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, SumStepper, join
+from dpftrl_fast.tables.labels import Kind, as_labels, kind_of
 
 T = TypeVar("T")
 
@@ -40,18 +40,21 @@ def open_dask(X: Any, y: Any, *, numbers: bool) -> DaskRows:
     targets are numbers, not labels.
     """
     names: list[str] | None = None
+    kind: Kind | None = None
     if hasattr(X, "to_dask_array"):
         lengths: Any = True
         if isinstance(y, str):
             if y not in X.columns:
                 raise ValueError(f"the dataframe must have a column {y!r}, got {[*X.columns]}")
             X, y = X.drop(columns=y), X[y]
+            kind = _label_kind(y)
             y = _series(y, numbers, lengths)
             lengths = [*y.chunks[0]]
         columns = [*X.columns]
         names = columns if all(isinstance(name, str) for name in columns) else None
         dtype = _float_type("X", [*X.dtypes])
         X = X.astype(dtype).to_dask_array(lengths=lengths)
+    kind = kind or _label_kind(y)
     if hasattr(y, "to_dask_array"):
         y = _series(y, numbers, True)
     for name, value in {"X": X, "y": y}.items():
@@ -68,7 +71,9 @@ def open_dask(X: Any, y: Any, *, numbers: bool) -> DaskRows:
         )
     if 0 in X.shape:
         raise ValueError(f"X must hold at least 1 row and 1 column, got shape {tuple(X.shape)}")
-    return DaskRows(X, y, names)
+    rows = DaskRows(X, y, names)
+    rows.label_kind = kind
+    return rows
 
 
 class DaskRows(RowSource):
@@ -256,6 +261,12 @@ def _series(y: Any, numbers: bool, lengths: Any) -> Any:
     elif not isinstance(y.dtype, np.dtype):  # strings, categories, integers with nulls
         y = y.map_partitions(_objects, meta=(y.name, object))
     return y.to_dask_array(lengths=lengths)
+
+
+def _label_kind(y: Any) -> Kind | None:
+    """Return the kind of labels; categories are often unknown before the graph runs."""
+    dtype = getattr(y, "dtype", None)
+    return None if dtype is None or hasattr(dtype, "categories") else kind_of(dtype)
 
 
 def _objects(y: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of rows and of users as arrays: no conversion shows a label in an error."""
+"""Labels of users as numbers: no conversion shows a label in an error."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import canonical_id, refuse_id_dtype
 from dpftrl_fast.linear_model._sources import Ints
+from dpftrl_fast.tables.labels import as_labels, comes_from
 
 
 def group_numbers(groups: Any, rows: int) -> Ints:
@@ -54,6 +55,8 @@ def labels_of_users(groups: Any, rows: int) -> tuple[NDArray[Any], NDArray[np.bo
     Labels are integers or canonical texts (`canonical_id`), which are equal for one user only. What
     they are where no user stands is of no meaning.
     """
+    if comes_from(groups, "polars", "pyarrow"):
+        groups = as_labels(groups)
     dtype = getattr(groups, "dtype", None)
     if dtype is not None:
         refuse_id_dtype("groups", dtype)
@@ -70,52 +73,6 @@ def labels_of_users(groups: Any, rows: int) -> tuple[NDArray[Any], NDArray[np.bo
     found = [_canonical(label) for label in given.tolist()]
     missing = np.array([text is None for text in found], dtype=np.bool_)
     return np.array(["" if text is None else text for text in found], dtype=object), missing
-
-
-def as_labels(values: Any) -> NDArray[Any]:
-    """Return labels as an array, each with its own type kept.
-
-    Text that is not valid UTF-8, which pandas' Arrow columns can hold, raises nothing: its bytes
-    that are not are lone surrogates, as in Python's file names, so that it equals no valid text.
-    """
-    kind: Any = getattr(values, "dtype", None)
-    if isinstance(kind, np.dtype):
-        labels: NDArray[Any] = np.asarray(values)
-        return _valid_code_points(labels) if kind.kind == "U" else labels
-    if hasattr(kind, "categories"):  # of pandas: their labels and codes
-        array = getattr(values, "array", values)
-        named: NDArray[Any] = np.array([*as_labels(kind.categories).tolist(), None], dtype=object)
-        codes: Ints = np.asarray(array.codes)
-        return named[codes]
-    try:
-        return np.asarray(values, dtype=object)
-    except Exception:  # its message may show a label
-        return _text_of_any_bytes(values)
-
-
-def _text_of_any_bytes(values: Any) -> NDArray[np.object_]:
-    column = values.iloc[:, 0] if getattr(values, "ndim", 1) == 2 else values
-    arrow = getattr(getattr(column, "array", column), "__arrow_array__", None)
-    if arrow is None:
-        raise TypeError(f"labels must be an array, got {type(values).__name__} that is none")
-    import pyarrow as pa
-
-    cells = arrow().cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
-    labels = np.empty(len(cells), dtype=object)
-    labels[:] = [None if cell is None else cell.decode(errors="surrogateescape") for cell in cells]
-    return labels
-
-
-def _valid_code_points(labels: NDArray[np.str_]) -> NDArray[Any]:
-    """Return text with its cells beyond Unicode, which Python cannot hold, as lone surrogates."""
-    if labels.dtype.itemsize == 0:
-        return labels
-    native = np.ascontiguousarray(labels, dtype=labels.dtype.newbyteorder("="))
-    codes = native.view(np.uint32)
-    bad = codes > 0x10FFFF
-    return (
-        np.where(bad, 0xDC80, codes).astype(np.uint32).view(native.dtype) if bad.any() else native
-    )
 
 
 def _canonical(label: Any) -> str | None:

@@ -22,7 +22,13 @@ from pyarrow import types
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, join
 from dpftrl_fast.tables.damaged import readable
+from dpftrl_fast.tables.labels import kind_of
 
+_TEXT = tuple(
+    f".{kind}{packed}"
+    for kind in ("csv", "tsv", "txt", "json", "jsonl")
+    for packed in ("", ".gz", ".bz2", ".zst")
+)
 _BLOCK = 1 << 18  # entries of a record batch: 2 MiB as float64
 
 
@@ -33,6 +39,13 @@ def open_dataset(X: Any, y: Any, groups: Any, *, numbers: bool) -> DatasetRows:
     targets are numbers, not labels.
     """
     path = isinstance(X, (str, os.PathLike))
+    if path and os.fspath(X).lower().endswith(_TEXT):
+        raise ValueError(
+            f"X must be a Parquet file or folder, rows in memory or a dataset, got {os.fspath(X)!r}"
+            ": the cells of a text file have no types. Read it (pandas.read_csv) and fit the frame "
+            "behind a BoundedScaler (dpftrl_fast.linear_model.from_schema), or fit the file with "
+            "dpftrl-fast fit, or write it as Parquet"
+        )
     with readable("the dataset"):
         dataset = ds.dataset(os.fspath(X), format="parquet") if path else X
     for name, value in {"y": y, "groups": groups}.items():
@@ -86,6 +99,8 @@ class DatasetRows(RowSource):
         if not (_is_number(kind) or (not numbers and _is_label(kind))):
             wanted = "numbers or bool" if numbers else "numbers, bool or strings"
             raise ValueError(f"the column of y must be of {wanted}, got {target!r} of type {kind}")
+        _refuse_other_types(dataset, {*self._features, *special})
+        self.label_kind = kind_of(kind)
         found = [schema.field(name).type.to_pandas_dtype() for name in self._features]
         self._dtype = np.dtype(np.float32 if np.result_type(*found) == np.float32 else np.float64)
         with readable("the dataset"):
@@ -284,6 +299,23 @@ def _refuse_text(dataset: Any) -> None:
                 f"{kind.default_extname}: a value that fails to parse would end the fit and be "
                 "revealed"
             )
+
+
+def _refuse_other_types(dataset: Any, names: set[str]) -> None:
+    """Refuse files in which a column has another type than in the dataset.
+
+    Arrow would convert it, which fails for values that do not fit: the failure would reveal one.
+    """
+    with readable("the dataset"):
+        parts = [(part, part.physical_schema) for part in dataset.get_fragments()]
+    for part, schema in parts:
+        for name in names.intersection(schema.names):
+            found, wanted = schema.field(name).type, dataset.schema.field(name).type
+            if found != wanted:
+                raise ValueError(
+                    f"all files of a dataset must have the same types, got {name!r} of type {found}"
+                    f" beside {wanted} in {getattr(part, 'path', 'a fragment')!r}"
+                )
 
 
 def _parquet_options(dataset: Any) -> dict[str, Any]:

@@ -20,11 +20,13 @@ from sklearn.utils.validation import _get_feature_names, column_or_1d
 
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, take_users
 from dpftrl_fast.kernels.finite import first_bad
+from dpftrl_fast.linear_model._frames import is_typed_frame, numbers_of_column, rows_of_frame
 from dpftrl_fast.linear_model._labels import group_numbers
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper
 from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.plan.epoch_order import EpochBatches, epochs_with_new_order
+from dpftrl_fast.tables.labels import comes_from
 
 
 class MemoryRows(RowSource):
@@ -146,6 +148,8 @@ def check_rows(X: Any, *, estimator: Any) -> Rows:
         If `X` is not a matrix of real numbers, or only some of its columns have names.
     """
     _get_feature_names(X)  # refuses them now, not after the last step
+    if is_typed_frame(X):
+        X = rows_of_frame(X)
     with showing_no_entry("X"):
         checked = check_array(
             X,
@@ -164,6 +168,8 @@ def check_targets(y: Any, rows: int, *, numbers: bool) -> NDArray[Any]:
     """Return targets as a vector of the right length, without looking at values."""
     if y is None:
         raise ValueError("requires y to be passed, but the target y is None")
+    if numbers:
+        y = numbers_of_column(y)
     with showing_no_entry("y"):
         targets = np.asarray(column_or_1d(y, warn=True))
     if numbers and targets.dtype.kind not in "iufb":
@@ -224,12 +230,12 @@ def open_source(
     """
     if isinstance(X, RowSource):
         return X
-    if isinstance(X, (str, os.PathLike)) or _comes_from(X, "pyarrow._dataset", "pyarrow.dataset"):
+    if isinstance(X, (str, os.PathLike)) or comes_from(X, "pyarrow._dataset", "pyarrow.dataset"):
         from dpftrl_fast.linear_model._parquet import open_dataset
 
         _refuse_shuffle(shuffle, "a dataset is read in file order", "write it in another order")
         return open_dataset(X, y, groups, numbers=numbers)
-    if _comes_from(X, "dask", "dask_expr"):
+    if comes_from(X, "dask", "dask_expr"):
         from dpftrl_fast.linear_model._dask import open_dask
 
         _refuse_shuffle(shuffle, "a batch would need rows of all chunks", "shuffle X and y before")
@@ -240,12 +246,6 @@ def open_source(
             )
         return open_dask(X, y, numbers=numbers)
     return None
-
-
-def _comes_from(value: Any, *packages: str) -> bool:
-    """Return whether a class of the value is defined in one of these packages."""
-    modules = [kind.__module__ for kind in type(value).__mro__]
-    return any(f"{module}.".startswith(f"{name}.") for module in modules for name in packages)
 
 
 def _refuse_shuffle(shuffle: bool, reason: str, remedy: str) -> None:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from sklearn.utils import check_array
 
 from dpftrl_fast.linear_model._messages import showing_no_entry
-from dpftrl_fast.linear_model._targets import Bounds, scaling_of
+from dpftrl_fast.linear_model._scaling import Bounds, scaling_of
+from dpftrl_fast.tables.labels import Kind
 
 FloatArray = NDArray[np.float64]
 
@@ -51,6 +52,9 @@ class SeveralTargets:
         values = np.asarray(y, dtype=np.float64)
         values = np.where(np.isfinite(values), values, np.nan)
         return np.ascontiguousarray(np.clip((values - self.centres) / self.scales, -1.0, 1.0))
+
+    def refuse_kind(self, kind: Kind | None) -> None:
+        """Refuse nothing: rows in memory are checked as numbers."""
 
     def refuse_bad(self, y: Any) -> None:
         """Refuse non-finite targets, naming the row; for use before the first step only."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.convex.row_batches import Batch, SparseRows
+from dpftrl_fast.tables.labels import Kind
 
 Ints: TypeAlias = NDArray[np.int64]
 #: From targets to the numbers that the losses read.
@@ -55,12 +56,15 @@ class RowSource(ABC):
         Number of rows: public.
     n_features : int
     feature_names : sequence of str, optional
+    label_kind : Kind, optional
+        Kind of the labels by their dtype; None where it says nothing.
     """
 
     units: int
     rows: int
     n_features: int
     feature_names: Sequence[str] | None = None
+    label_kind: Kind | None = None
 
     @abstractmethod
     def feed(
@@ -74,7 +78,7 @@ class RowSource(ABC):
 
 
 def join(parts: Sequence[Batch]) -> Batch:
-    """Join dense batches; a single one is not copied.
+    """Join batches without users, all dense or all sparse; a single one is not copied.
 
     Examples
     --------
@@ -84,5 +88,15 @@ def join(parts: Sequence[Batch]) -> Batch:
     """
     if len(parts) == 1:
         return parts[0]
-    rows: Any = [part.X for part in parts]
-    return Batch(np.concatenate(rows), np.concatenate([part.y for part in parts]))
+    return Batch(*map(_joined, zip(*parts, strict=True)))
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    """Join one field of batches, which all of them have or none has."""
+    if all(piece is None for piece in pieces):
+        return None
+    if isinstance(pieces[0], SparseRows):
+        from scipy.sparse import vstack
+
+        return SparseRows.of(vstack([piece.to_scipy() for piece in pieces], format="csr"))
+    return np.concatenate(pieces)

@@ -13,21 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import user_id
-from dpftrl_fast.convex.row_batches import Batch, Rows
-from dpftrl_fast.linear_model._labels import as_labels, labels_of_users, numbers_in_order
+from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows
+from dpftrl_fast.linear_model._frames import is_typed_frame
+from dpftrl_fast.linear_model._labels import labels_of_users, numbers_in_order
 from dpftrl_fast.linear_model._rows import MemoryRows
+from dpftrl_fast.linear_model._sources import join
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
+from dpftrl_fast.tables.labels import as_labels, comes_from, kind_of
 
 #: Attribute of an estimator that holds its locks; not pickled nor copied.
 TURN = "_turn"
+_MOST_PARTS = 64  # of held rows, before they are joined
 
 
 @dataclass
 class Stream:
-    """Declarations of the first call, and the engine (None before the first step).
+    """Declarations of the first call, and the engine (None before the first accepted call).
 
     `units` is the horizon, in rows or users; `released` counts the steps whose model was released;
-    `charged` are the privacy budgets that have the stream.
+    `charged` are the privacy budgets that have the stream. `held` has the rows of the next batch,
+    which is not full yet: they are private, and no model depends on them.
     """
 
     run: Any
@@ -36,6 +41,7 @@ class Stream:
     units: int
     released: int = 0
     charged: tuple[Any, ...] = ()
+    held: tuple[Batch, ...] = ()
 
     def refuse_interrupted(self) -> None:
         """Refuse a call after one that took its step and released no model."""
@@ -46,20 +52,75 @@ class Stream:
                 "estimator for a new run"
             )
 
-    def refuse_other_size(self, batch: Batch) -> None:
-        """Refuse a batch that does not have `batch_size` units; the last may have fewer."""
-        size = self.parameters["batch_size"]
-        taken = 0 if self.run is None else self.run.steps_taken
-        left = self.units - taken * size
-        units = len(batch.y) if batch.starts is None else batch.starts.size - 1
-        unit = "rows" if batch.starts is None else "users"
-        if left > size and units != size:
-            raise ValueError(f"a batch must have batch_size={size} {unit}, got {units}")
-        if not 1 <= units <= left:
+    def cut(self, batch: Batch) -> tuple[list[Batch], tuple[Batch, ...]]:
+        """Return the full batches that these rows complete, and the rows that have to wait.
+
+        Row i of the stream is in batch i // batch_size, whatever the calls are. Users are not cut:
+        theirs is one batch. Nothing changes here.
+        """
+        size, taken = self.parameters["batch_size"], self.released
+        waiting = sum(len(part.y) for part in self.held)
+        if batch.starts is not None:
+            self._refuse_other_size(batch, waiting)
+            return [batch], ()
+        rows, left = len(batch.y), self.units - taken * size - waiting
+        if not 1 <= rows <= left:
             raise ValueError(
-                f"the last batch must have between 1 and {left} {unit}, the rest of the horizon, "
-                f"got {units}"
+                f"a call must have between 1 and {left} rows, the rest of the horizon, got {rows}"
             )
+        if self.held and type(self.held[0].X) is not type(batch.X):
+            raise ValueError("the rows of a batch must be all dense or all sparse, got both")
+        full, held, start = [], self.held, 0
+        if any(part.weights is not None for part in (*held, batch)):
+            held, batch = tuple(map(_weighted, held)), _weighted(batch)
+        while start < rows:
+            stop = start + min(size, self.units - taken * size) - waiting
+            if stop > rows:
+                held = (*held, _copied(_rows_of(batch, start, rows)))
+                held = held if len(held) < _MOST_PARTS else (join(held),)
+                break
+            full.append(join([*held, _rows_of(batch, start, stop)]))
+            held, waiting, start, taken = (), 0, stop, taken + 1
+        return full, held
+
+    def _refuse_other_size(self, batch: Batch, waiting: int) -> None:
+        """Refuse a batch that does not have `batch_size` users; the last may have fewer."""
+        if waiting:
+            raise ValueError(
+                f"groups must be None, as in the calls before, of which {waiting} rows are held "
+                "for the next batch"
+            )
+        assert batch.starts is not None
+        size, users = self.parameters["batch_size"], batch.starts.size - 1
+        left = self.units - self.released * size
+        if left > size and users != size:
+            raise ValueError(f"a batch must have batch_size={size} users, got {users}")
+        if not 1 <= users <= left:
+            raise ValueError(
+                f"the last batch must have between 1 and {left} users, the rest of the horizon, "
+                f"got {users}"
+            )
+
+
+def _rows_of(batch: Batch, start: int, stop: int) -> Batch:
+    """Return some rows, with every field that has an entry per row."""
+    fields: list[Any] = [None if part is None else part[start:stop] for part in batch]
+    return Batch(*fields)
+
+
+def _weighted(batch: Batch) -> Batch:
+    """Return rows with their weights, which are 1 where none were given."""
+    return batch if batch.weights is not None else batch._replace(weights=np.ones(len(batch.y)))
+
+
+def _copied(batch: Batch) -> Batch:
+    """Return rows that the caller cannot change, nor keeps the memory of all of a call."""
+    fields: list[Any] = [None if part is None else _copy_of(part) for part in batch]
+    return Batch(*fields)
+
+
+def _copy_of(part: Any) -> Any:
+    return SparseRows.of(part.to_scipy().copy()) if isinstance(part, SparseRows) else part.copy()
 
 
 def turn_of(model: Any) -> Any:
@@ -107,7 +168,7 @@ def stream_batch(
     groups: Any = None,
     weights: NDArray[np.float64] | None = None,
 ) -> Batch:
-    """Return the batch of one step of a stream; a user has the same id in every step.
+    """Return the rows of one call of a stream; a user has the same id in every step.
 
     Labels are private values, so that none is refused here: a row whose label is missing or stands
     for no user is one of a user of its own, and counts as zero.
@@ -128,7 +189,12 @@ def stream_batch(
 
 
 def refuse_objects(name: str, value: Any) -> None:
-    """Refuse lists and object dtypes: whether objects are numbers depends on values."""
+    """Refuse lists and object dtypes: whether objects are numbers depends on values.
+
+    Typed frames and columns are checked where they are read.
+    """
+    if is_typed_frame(value) or comes_from(value, "polars", "pyarrow"):
+        return
     dtypes = [value.dtype] if hasattr(value, "dtype") else list(getattr(value, "dtypes", ()))
     if not dtypes:
         raise TypeError(f"{name} must be an array of real numbers, got {type(value).__name__}")
@@ -137,8 +203,14 @@ def refuse_objects(name: str, value: Any) -> None:
             raise TypeError(f"{name} must be an array of real numbers, got dtype {dtype}")
 
 
-def stream_labels(y: Any) -> NDArray[Any]:
-    """Return the labels of a batch unchanged; refuse lists, whose dtype depends on values."""
-    if not (hasattr(y, "dtype") or hasattr(y, "dtypes")):
+def stream_labels(y: Any, targets: Targets) -> NDArray[Any]:
+    """Return the labels of a batch unchanged; refuse lists, whose dtype depends on values.
+
+    A dtype whose labels no class equals is refused too.
+    """
+    dtype = y.type if comes_from(y, "pyarrow") else getattr(y, "dtype", None)
+    if dtype is None and not hasattr(y, "dtypes"):
         raise TypeError(f"y must be an array of labels, got {type(y).__name__}")
+    if dtype is not None:
+        targets.refuse_kind(kind_of(dtype))
     return as_labels(y)

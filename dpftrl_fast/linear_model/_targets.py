@@ -6,31 +6,21 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 
+from dpftrl_fast._validate import shown
+from dpftrl_fast.linear_model._scaling import Bounds, scaling_of
 from dpftrl_fast.linear_model._several_targets import SeveralTargets
+from dpftrl_fast.tables.labels import Kind, kind_of
 
 FloatArray = NDArray[np.float64]
 
-
-#: (low, high), or b for (-b, b).
-Bounds: TypeAlias = "float | tuple[float, float]"
-
-
-def scaling_of(bounds: Bounds) -> tuple[float, float]:
-    """Return the middle of bounds and half their width.
-
-    Examples
-    --------
-    >>> scaling_of((0.0, 4.0)), scaling_of(3.0)
-    ((2.0, 2.0), (0.0, 3.0))
-    """
-    low, high = bounds if isinstance(bounds, tuple) else (-bounds, bounds)
-    return low / 2.0 + high / 2.0, high / 2.0 - low / 2.0
+_KINDS: dict[Kind, Any] = {"bool": bool, "numbers": Real, "text": str, "bytes": bytes}
 
 
 @dataclass(frozen=True)
@@ -67,6 +57,9 @@ class NumberTargets:
             return values
         return np.clip((values - self.centre) / self.scale, -1.0, 1.0)
 
+    def refuse_kind(self, kind: Kind | None) -> None:
+        """Refuse nothing: sources check the types of numbers where they are opened."""
+
     def refuse_bad(self, y: Any) -> None:
         """Refuse non-finite targets, naming the row; for use before the first step only."""
         bad = np.flatnonzero(~np.isfinite(np.asarray(y, dtype=np.float64)))
@@ -95,17 +88,39 @@ class ClassTargets:
     def encode(self, y: Any) -> FloatArray:
         """Return the numbers of the classes, NaN for an unknown label."""
         labels = np.asarray(y)
-        if "S" in {labels.dtype.kind, self.classes.dtype.kind} != {"S"}:
-            # NumPy would decode bytes to compare them.
-            raise TypeError(
-                f"y must be labels of the type of the classes, {self.classes.dtype}, got dtype "
-                f"{labels.dtype}"
-            )
+        self.refuse_kind(kind_of(labels.dtype))
         if labels.dtype.kind in "OT":
             return np.array([self._number(label) for label in labels], dtype=np.float64)
         place = np.clip(np.searchsorted(self.classes, labels), 0, self.classes.size - 1)
         known = np.asarray(self.classes[place] == labels, dtype=bool)
         return np.where(known, place.astype(np.float64), np.nan)
+
+    def refuse_kind(self, kind: Kind | None) -> None:
+        """Refuse labels of a kind that no class has: all rows would count as zero.
+
+        It is a fact about dtypes: True and 1 are one label, text and numbers never are. None, the
+        kind of objects, passes.
+        """
+        own = self._kind
+        if kind is None or own is None or kind == own:
+            return
+        if {kind, own} == {"bool", "numbers"} and not (
+            kind == "bool" and {*self.classes.tolist()} - {0, 1}
+        ):
+            return
+        raise TypeError(
+            f"y must be labels of the type of the classes, {own} ({shown(self.classes.tolist())}), "
+            f"got {kind}: no row would have a class; declare classes as they are in y, or convert y"
+        )
+
+    @cached_property
+    def _kind(self) -> Kind | None:
+        if self.classes.dtype.kind != "O":
+            return kind_of(self.classes.dtype)
+        for kind, types in _KINDS.items():
+            if all(isinstance(label, types) for label in self.classes.tolist()):
+                return kind
+        return None
 
     def _number(self, label: Any) -> float:
         try:

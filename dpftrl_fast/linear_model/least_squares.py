@@ -17,6 +17,7 @@ from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPla
 from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
 from dpftrl_fast.linear_model._rows import MemoryRows
+from dpftrl_fast.linear_model._scaling import scaling_of
 from dpftrl_fast.linear_model._several_targets import (
     SeveralTargets,
     bounds_of,
@@ -25,7 +26,7 @@ from dpftrl_fast.linear_model._several_targets import (
 )
 from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import Stream
-from dpftrl_fast.linear_model._targets import NumberTargets, Targets, scaling_of
+from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
 from dpftrl_fast.rounding import clip_limit
 from dpftrl_fast.run.budget import PrivacyBudget
@@ -244,7 +245,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix, pyarrow dataset, path, or Dask array or dataframe
+        X : (n, p) array, CSR matrix, data frame, pyarrow dataset, path, Dask array or dataframe
             Private rows; their number is public.
         y : (n,) or (n, m) array, or str
             Private targets, or the name of their column. Several targets (m >= 2) have one sum of
@@ -265,12 +266,12 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     def partial_fit(  # type: ignore[override]
         self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
     ) -> Any:
-        """Take one step with one batch of a stream, as `DPFTRLRegressor.partial_fit`.
+        """Take the rows of a stream as they come, as `DPFTRLRegressor.partial_fit`.
 
         Parameters
         ----------
-        X : (n, p) array or CSR matrix
-        y : (n,) or (n, m) array
+        X : (n, p) array, CSR matrix or data frame
+        y : (n,) or (n, m) array, or str
             For m >= 2, `y_bound` is a list of m bounds.
         sample_weight : (n,) array, optional
             Weights of the rows, clipped to [0, `sample_weight_bound`]; one that is not finite

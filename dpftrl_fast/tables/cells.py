@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 MISSING = -2
 
-_NO_NUMBER = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "#N/A")
+#: Texts of a missing number.
+NO_NUMBER = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "#N/A")
 
 
 def numbers(column: Any) -> npt.NDArray[np.float64]:
@@ -34,7 +35,7 @@ def numbers(column: Any) -> npt.NDArray[np.float64]:
     import pyarrow.compute as pc
 
     if pa.types.is_string(column.type):
-        missing = pc.is_in(column, value_set=pa.array(_NO_NUMBER))
+        missing = pc.is_in(column, value_set=pa.array(NO_NUMBER))
         try:
             parsed = pc.if_else(missing, None, column).cast(pa.float64())
         except pa.ArrowInvalid:
@@ -120,6 +121,6 @@ def _cell(cell: bytes | None) -> float | None:
         return None
     try:
         text = cell.decode()
-        return None if text in _NO_NUMBER else float(text)
+        return None if text in NO_NUMBER else float(text)
     except ValueError:  # UnicodeDecodeError is one
         return None

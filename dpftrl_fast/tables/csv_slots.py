@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import numpy.typing as npt
 
 from dpftrl_fast.tables.damaged import readable
 
+#: Path of the standard input.
+STANDARD_INPUT = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLOCK = 1 << 22
 _MAX_LINE = 1 << 20
@@ -32,7 +35,8 @@ class CsvLines:
     Parameters
     ----------
     path : str or Path
-        A CSV file in UTF-8 with a header line; ``.gz``, ``.bz2`` and ``.zst`` are unpacked.
+        A CSV file in UTF-8 with a header line; ``.gz``, ``.bz2`` and ``.zst`` are unpacked. "-" is
+        the standard input.
     delimiter : str
         One ASCII character.
 
@@ -55,7 +59,11 @@ class CsvLines:
         self.delimiter = delimiter
         self._delimiter = delimiter.encode()
         self._name = repr(str(path))
-        self._stream = pa.input_stream(str(path), compression="detect")
+        self._stream = (
+            pa.PythonFile(sys.stdin.buffer, mode="r")
+            if str(path) == STANDARD_INPUT
+            else pa.input_stream(str(path), compression="detect")
+        )
         self._pending = b""
         self._ended = False
         header = self._first_line(path)

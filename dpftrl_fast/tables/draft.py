@@ -69,7 +69,7 @@ def draft_schema(
 
 def _read(path: Path, delimiter: str | None) -> Any:
     kind, default = file_kind(path)
-    if not path.is_file():
+    if not (path.is_file() or path.is_dir()):
         raise TableError(f"no such file: {str(path)!r}")
     if kind == "parquet":
         with readable(repr(str(path)), TableError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast.tables.cells import is_category, is_number
-from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
+from dpftrl_fast.tables.csv_slots import STANDARD_INPUT, CsvLines, arrow_input
 from dpftrl_fast.tables.damaged import readable
 from dpftrl_fast.tables.encoding import Encoder, Rows
 from dpftrl_fast.tables.schema import NumericColumn, Schema
@@ -21,6 +21,7 @@ from dpftrl_fast.tables.schema import NumericColumn, Schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_PARQUET = (".parquet", ".pq")
 _PARQUET_ROWS = 1 << 16
 _CSV_BLOCK = 1 << 21
 
@@ -35,8 +36,9 @@ class TableReader:
     Parameters
     ----------
     path : str or Path
-        ``.parquet`` or ``.pq``; ``.csv``, ``.tsv`` or ``.txt``, also followed by ``.gz``,
-        ``.bz2`` or ``.zst``.
+        ``.parquet`` or ``.pq``, or a folder of such files, read by name; ``.csv``, ``.tsv`` or
+        ``.txt``, also followed by ``.gz``, ``.bz2`` or ``.zst``; "-" for CSV from the standard
+        input, which is read once.
     schema : Schema
         Declares the columns to read; other columns are skipped.
     delimiter : str or None
@@ -65,8 +67,9 @@ class TableReader:
         if target and schema.group_column is not None:
             names = (*names, schema.group_column)
         self.columns = tuple(dict.fromkeys(names))
+        self._standard = str(path) == STANDARD_INPUT
         kind, default = file_kind(self.path)
-        if not self.path.is_file():
+        if not (self._standard or self.path.is_file() or self.path.is_dir()):
             raise TableError(f"no such file: {str(path)!r}")
         self._state = _file_state(self.path)
         self._used = False
@@ -118,6 +121,8 @@ class TableReader:
 
     def again(self) -> TableReader:
         """Return a reader for another pass; raise `TableError` if the file has changed."""
+        if self._standard:
+            raise TableError("the standard input is read once, got another pass: write a file")
         self.refuse_change()
         reader = TableReader(self.path, self.schema, **self._options)
         reader._state = self._state
@@ -171,7 +176,8 @@ class TableReader:
 
     def _open_parquet(self) -> list[str]:
         self._file = open_parquet(self.path)
-        self.rows = self._file.metadata.num_rows
+        folder = isinstance(self._file, _ParquetFolder)
+        self.rows = self._file.rows if folder else self._file.metadata.num_rows
         if self.rows <= 0:
             raise TableError(f"expected rows in {str(self.path)!r}, got none")
         with readable(repr(str(self.path)), TableError):
@@ -202,11 +208,60 @@ class TableReader:
         )
 
 
+class _ParquetFolder:
+    """Parquet files of a folder in the order of their names, with the methods of one file."""
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow import dataset
+
+        self._dataset = dataset.dataset([str(file) for file in _files(path)], format="parquet")
+        self.schema_arrow = self._dataset.schema
+        types = dict(zip(self.schema_arrow.names, self.schema_arrow.types, strict=True))
+        for part in self._dataset.get_fragments():
+            found = part.physical_schema
+            # Arrow would convert the types, which fails for some values only.
+            if dict(zip(found.names, found.types, strict=True)) != types:
+                raise TableError(
+                    f"the files of {str(path)!r} must have the same columns and types, got others "
+                    f"in {part.path!r}"
+                )
+        self.rows: int = self._dataset.count_rows()
+
+    def iter_batches(self, rows: int, columns: list[str]) -> Iterator[Any]:
+        options: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1}
+        yield from self._dataset.to_batches(
+            columns=columns, batch_size=rows, use_threads=False, **options
+        )
+
+    def read(self) -> Any:
+        return self._dataset.to_table(use_threads=False)
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the Parquet files of a folder; those with "." or "_" before their names are skipped.
+
+    A folder inside is read, too, as Hive and Spark write them.
+    """
+    found = [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.suffix.lower() in _PARQUET
+        and file.is_file()
+        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
+    ]
+    if not found:
+        raise TableError(f"expected .parquet files in the folder {str(path)!r}, got none")
+    return found
+
+
 def open_parquet(path: Path) -> Any:
-    """Open a Parquet file; `TableError` if it is none."""
+    """Open a Parquet file or folder; `TableError` if it is none."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    if path.is_dir():
+        with readable(repr(str(path)), TableError):
+            return _ParquetFolder(path)
     with readable(repr(str(path)), TableError):
         try:
             return parquet.ParquetFile(path)
@@ -215,9 +270,12 @@ def open_parquet(path: Path) -> Any:
 
 
 def _file_state(path: Path) -> tuple[int, ...]:
-    """Return public facts that identify an unchanged file."""
+    """Return public facts that identify an unchanged file, or the files of a folder."""
+    if str(path) == STANDARD_INPUT:
+        return ()
     state = path.stat()
-    return state.st_size, state.st_mtime_ns, state.st_ino
+    own = (state.st_size, state.st_mtime_ns, state.st_ino)
+    return sum((_file_state(file) for file in _files(path)), own) if path.is_dir() else own
 
 
 def minibatches(
@@ -282,6 +340,10 @@ def recut(blocks: Iterator[Rows], size: int) -> Iterator[Rows]:
 
 def file_kind(path: Path) -> tuple[str, str]:
     """Return ("csv", default delimiter) or ("parquet", "") from the name of a file."""
+    if str(path) == STANDARD_INPUT:
+        return "csv", ","
+    if path.is_dir():
+        return "parquet", ""
     name = path.name.lower()
     for packed in (".gz", ".bz2", ".zst"):
         name = name.removesuffix(packed)
@@ -289,6 +351,6 @@ def file_kind(path: Path) -> tuple[str, str]:
         return "csv", ","
     if name.endswith(".tsv"):
         return "csv", "\t"
-    if path.suffix.lower() in (".parquet", ".pq"):
+    if path.suffix.lower() in _PARQUET:
         return "parquet", ""
     raise TableError(f"expected a .csv, .tsv, .txt or .parquet file, got {str(path)!r}")

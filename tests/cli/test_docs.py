@@ -58,4 +58,4 @@ def test_the_ranked_table_in_the_docs_is_what_plan_prints() -> None:
 def test_cells_that_are_missing_numbers_are_listed() -> None:
     listed = next(line for line in TEXT.splitlines() if line.startswith("- Cells `NA`"))
     spelled = {word.casefold() for word in re.findall(r"`([^`]+)`", listed)}
-    assert {word.casefold() for word in cells._NO_NUMBER if word} == spelled
+    assert {word.casefold() for word in cells.NO_NUMBER if word} == spelled

@@ -321,23 +321,6 @@ def test_columns_of_which_some_have_names(cls: Any) -> None:
 
 
 @every
-def test_a_batch_of_a_stream_has_its_size(cls: Any) -> None:
-    X, y = rows(cls)
-    model = make(cls, horizon=25)
-    first = first_of(cls)
-    for count in (0, 1, 9, 11, 25, 26):
-        refused(model, lambda n=count: model.partial_fit(X[:n], y[:n], **first), "10", str(count))
-    model.partial_fit(X[:10], y[:10], **first)
-    for count in (0, 9, 11):
-        refused(model, lambda n=count: model.partial_fit(X[:n], y[:n]), "10", str(count))
-    model.partial_fit(X[10:20], y[10:20])
-    for count in (0, 6, 10):
-        refused(model, lambda n=count: model.partial_fit(X[:n], y[:n]), "5", str(count))
-    model.partial_fit(X[20:25], y[20:25])
-    assert model.n_steps_ == 3
-
-
-@every
 def test_nothing_is_half_advanced(cls: Any) -> None:
     X, y = rows(cls)
     plain, troubled = (make(cls, horizon=60, noise_seed=5) for _ in range(2))

@@ -338,6 +338,7 @@ def test_a_dataset_that_changes_leaves_the_estimator_as_it_was(change, monkeypat
         __module__ = "pyarrow.dataset"
         schema = given.schema
         to_batches = staticmethod(given.to_batches)
+        get_fragments = staticmethod(given.get_fragments)
 
         def count_rows(self):
             return count(given) + change
@@ -355,3 +356,15 @@ def test_an_earlier_fit_leaves_no_names():
     model.fit(X3, Y3)
     assert not hasattr(model, "feature_names_in_")
     assert model.predict(X3).shape == (60,)
+
+
+@each_estimator
+@pytest.mark.parametrize("value", [1, 2**40])
+def test_files_of_other_types_are_refused_whatever_they_hold(cls, value, tmp_path):
+    """Arrow converts integers of 64 bits to those of 32 only where they fit."""
+    for name, kind, last in (("a", pa.int32(), 1), ("b", pa.int64(), value)):
+        columns = {"a": pa.array([0, last], kind), "y": pa.array([0, 1], pa.int64())}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    options = {"classes": [0, 1]} if cls is DPFTRLClassifier else {}
+    with pytest.raises(ValueError, match=r"'a' of type int64 beside int32 in .*b.parquet"):
+        make(cls, batch_size=2, **options).fit(tmp_path, "y")

@@ -24,8 +24,6 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import (
     check_estimator,
-    check_estimators_partial_fit_n_features,
-    check_n_features_in_after_fitting,
     parametrize_with_checks,
 )
 
@@ -34,17 +32,12 @@ from dpftrl_fast.plan.planned_noise import PlannedNoise
 
 every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 
-_BATCH = (
-    "a step of a stream has the batch_size rows that were declared; the check feeds other numbers"
-)
 #: What no private estimator can pass, whatever its noise.
 EXPECTED = {
     "check_fit_score_takes_y": (
         "partial_fit after fit is refused: the epsilon is stated for the declared steps, which are "
         "taken"
     ),
-    "check_n_features_in_after_fitting": _BATCH,  # with the right batch it passes, see below
-    "check_estimators_partial_fit_n_features": _BATCH,
 }
 _SLOTS = (
     "a row of weight 0 keeps its slot, as any row does: without it batches, their number and so "
@@ -96,21 +89,6 @@ def test_checks_of_scikit_learn_without_a_seed(cls: Any) -> None:
     # With labels for predictions two fits can agree by chance; with numbers they cannot.
     assert EXPECTED.keys() <= expected
     assert "check_fit_idempotent" in expected
-
-
-@every
-def test_streams_pass_the_checks_with_the_right_batch(cls: Any) -> None:
-    name = cls.__name__
-    check_estimators_partial_fit_n_features(name, checked(cls, batch_size=50))
-    for size in (10, 15, 20):  # how many rows the check makes is not told
-        try:
-            check_n_features_in_after_fitting(name, checked(cls, batch_size=size))
-        except ValueError as error:
-            if "batch" not in str(error):
-                raise
-        else:
-            return
-    pytest.fail("no batch size was the check's")
 
 
 # ---- Parameters, clones, pickles ----

@@ -27,6 +27,7 @@ RUNNABLE = (
     "least_squares",
     "linear_model",
     "mechanisms",
+    "pipelines",
 )
 # Not a name to call.
 NOT_LISTED = {"__version__"}
@@ -148,8 +149,13 @@ def test_the_list_is_read() -> None:
 
 @pytest.mark.parametrize("module", sorted(listed()))
 def test_public_names_exist_and_are_listed(module: str) -> None:
-    for optional in ("torch", "sklearn", "flwr"):
-        if {"torch": ".torch", "sklearn": "linear_model", "flwr": "flower"}[optional] in module:
+    for part, optional in (
+        (".torch", "torch"),
+        ("linear_model", "sklearn"),
+        ("preprocessing", "sklearn"),
+        ("flower", "flwr"),
+    ):
+        if part in module:
             pytest.importorskip(optional)
     public = importlib.import_module(module)
     for name in listed()[module]:
@@ -166,7 +172,7 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_blocks_run(name: str) -> None:
     """They run in order, and values that stand behind them as comments are right."""
-    if name in ("audit", "budget", "least_squares", "linear_model"):
+    if name in ("audit", "budget", "least_squares", "linear_model", "pipelines"):
         pytest.importorskip("sklearn")
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}

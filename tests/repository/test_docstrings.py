@@ -20,6 +20,7 @@ EXTRAS = {
     "fitting": ["pyarrow"],
     "linear_model": ["sklearn"],
     "plots": ["matplotlib"],
+    "preprocessing": ["sklearn"],
     "tables": ["pyarrow", "yaml"],
     "torch": ["torch", "opacus"],
     "torch.device": ["triton"],

@@ -25,7 +25,7 @@ LAYERS = [
     {"mechanisms", "tables"},
     {"accounting", "datasets", "kernels", "noise"},
     {"_chacha", "ftrl", "plan"},
-    {"convex", "run"},
+    {"convex", "preprocessing", "run"},
     {"federated", "linear_model", "torch"},
     {"fitting"},
     {"audit", "experiments"},
@@ -46,7 +46,7 @@ PLACES = {
     "opacus": {"torch"},
     "pyarrow": {"datasets", "linear_model", "tables"},
     "rich": {"cli"},
-    "sklearn": {"linear_model"},
+    "sklearn": {"linear_model", "preprocessing"},
     "threadpoolctl": {"kernels"},
     # cli: a baseline of `dpftrl-fast bench`, where it is installed
     "torch": {"audit", "cli", "experiments", "torch"},

@@ -16,13 +16,13 @@ SHELL = re.findall(r"^dpftrl-fast .*$", README, flags=re.MULTILINE)
 
 
 def test_the_readme_has_examples() -> None:
-    assert len(PYTHON) == 5
+    assert len(PYTHON) == 6
     assert len(SHELL) >= 4
 
 
 # torch says so of hooks on layers whose inputs need no gradient, which is as it should be.
 @pytest.mark.parametrize(
-    "block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "pytorch", "federated"]
+    "block", PYTHON, ids=["numpy", "epochs", "scikit-learn", "schema", "pytorch", "federated"]
 )
 def test_python_block(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "README.md", "exec"), {})

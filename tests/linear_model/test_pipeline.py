@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`from_schema`: the pipelines of declared facts, and their neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from estimator_cases import recorded_noises
+from sklearn.pipeline import Pipeline, make_pipeline
+
+from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
+from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, from_schema
+from dpftrl_fast.preprocessing import BoundedScaler
+from dpftrl_fast.tables import draft_schema
+from dpftrl_fast.tables.schema import Schema
+
+FACTS: dict[str, Any] = {"age": (18, 90), "town": ["A", "B"], "gain": (-2, 2), "old": ["no", "yes"]}
+
+
+def frame(n: int = 600) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"age": rng.uniform(18, 90, n), "town": rng.choice(["A", "B"], n)})
+    rows["gain"] = (rows["age"] - 54) / 36 + (rows["town"] == "A") * 0.5
+    rows["old"] = np.where(rows["age"] > 54, "yes", "no")
+    return rows
+
+
+def of(target: str, **settings: Any) -> Pipeline:
+    columns = {name: FACTS[name] for name in ("age", "town", target)}
+    return from_schema(columns, target, **settings)
+
+
+def test_a_numeric_target_is_fitted_by_least_squares() -> None:
+    rows = frame(8000)
+    pipeline = of("gain", epsilon=4.0, delta=1e-7, batch_size=100).fit(rows, rows["gain"])
+    model = pipeline["model"]
+    assert type(model) is DPFTRLLeastSquares
+    assert (model.y_bound, model.batch_size, model.delta) == (2.0, 100, 1e-7)
+    assert model.x_norm_bound == pytest.approx(2**0.5) and model.epsilon_ <= 4.0
+    assert pipeline.score(rows, rows["gain"]) > 0.95
+
+
+def test_labels_are_fitted_by_the_classifier() -> None:
+    rows = frame(8000)
+    pipeline = of("old", epsilon=4.0).fit(rows, rows["old"])
+    model = pipeline["model"]
+    assert type(model) is DPFTRLClassifier and model.classes_.tolist() == ["no", "yes"]
+    assert pipeline.score(rows, rows["old"]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [([0, 1], [0, 1]), (["0", "1", "2"], [0, 1, 2]), (["00", "1"], ["00", "1"]), (["a", "1"],) * 2],
+)
+def test_labels_that_are_whole_numbers_are_integers(labels: list[Any], classes: list[Any]) -> None:
+    pipeline = from_schema({"x": (0, 1), "y": {"categories": labels}}, "y", learning_rate=0.5)
+    assert pipeline["model"].classes == classes and pipeline["model"].learning_rate == 0.5
+    given = from_schema({"x": (0, 1), "y": {"categories": labels}}, "y", classes=[False, True])
+    assert given["model"].classes == [False, True]
+
+
+def test_a_pipeline_is_that_of_its_parts() -> None:
+    rows = frame()
+    whole = of("gain", noise_seed=1).fit(rows, rows["gain"])
+    scaler = BoundedScaler({name: FACTS[name] for name in ("age", "town")})
+    model = DPFTRLLeastSquares(x_norm_bound=scaler.x_norm_bound, y_bound=2.0, noise_seed=1)
+    parts = make_pipeline(scaler, model).fit(rows, rows["gain"])
+    np.testing.assert_array_equal(whole.predict(rows), parts.predict(rows))
+
+
+@pytest.mark.parametrize("target", ["gain", "old"])
+def test_a_drafted_schema_makes_a_pipeline(target: str, tmp_path: Path) -> None:
+    rows = frame()
+    rows["gain"] = rows["gain"].clip(-1.0, 1.0)
+    rows.loc[:1, "gain"] = [-1.0, 1.0]
+    rows = rows[["age", "town", target]]
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    path = tmp_path / "facts.yaml"
+    path.write_text(draft_schema(tmp_path / "rows.csv", these_rows_are_public=True), "utf-8")
+    for facts in (path, Schema.load(path), Schema.load(path).to_dict()):
+        pipeline = from_schema(facts, epsilon=2.0).fit(rows, rows[target])
+        assert pipeline["model"].epsilon_ <= 2.0
+        assert pipeline["scaler"].get_feature_names_out().tolist() == ["age", "town=A", "town=B"]
+        assert pipeline.predict(rows.drop(columns=target)).shape == (600,)
+
+
+def test_without_an_intercept() -> None:
+    facts = {"rows": 9, "target": {"name": "y", "bounds": [-1, 1]}, "intercept": False}
+    pipeline = from_schema({**facts, "columns": {"x": {"bounds": [0, 1]}}})
+    assert pipeline["model"].fit_intercept is False
+
+
+@pytest.mark.parametrize(
+    ("schema", "target", "words"),
+    [
+        ({"x": (0, 1)}, "y", "one of the columns, got 'y'"),
+        ({"y": (0, 1)}, "y", "at least one column"),
+        ({"x": (0, 1)}, None, "entry"),
+        ({"x": (1, 0), "y": (0, 1)}, "y", "low < high"),
+        (7, None, "got 7"),
+        (
+            {
+                "rows": 9,
+                "users": 3,
+                "group_column": "who",
+                "target": {"name": "y", "bounds": [0, 1]},
+                "columns": {"x": {"bounds": [0, 1]}},
+            },
+            None,
+            "group column, got 'who'",
+        ),
+    ],
+)
+def test_wrong_schemas_are_refused(schema: Any, target: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        from_schema(schema, target)
+
+
+# ---- Privacy ----
+
+
+def recorded_fit(data: pd.DataFrame, y: Any, target: str) -> tuple[list[Any], int, Any]:
+    """Return the batches of a fit, its number of noises, and its model."""
+    engine: Any = LeastSquares if target == "gain" else GLMRun
+    step, batches = engine.step, []
+
+    def kept(self: Any, batch: Any) -> None:
+        batches.append(batch)
+        step(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch, recorded_noises() as made:
+        patch.setattr(engine, "step", kept)
+        pipeline = of(target, batch_size=100, noise_seed=3).fit(data, y)
+    return batches, len(made), pipeline["model"]
+
+
+@pytest.mark.parametrize("target", ["gain", "old"])
+@pytest.mark.parametrize("row", [(1e300, "A"), (np.nan, None), (-np.inf, "Z")])
+def test_a_row_moves_the_sums_by_its_own_contribution_only(target: str, row: Any) -> None:
+    """Beside an extreme row the sums change by at most its slot, and no message does."""
+    rows = frame()
+    other = rows.copy()
+    other.loc[10, ["age", "town"]] = row
+    found = [recorded_fit(data, rows[target], target) for data in (rows, other)]
+    (one, noises, model), (two, again, neighbour) = found
+    assert noises == again and len(one) == len(two) == 6
+    assert {k: v for k, v in vars(model).items() if k in ("epsilon_", "n_steps_")} == {
+        k: v for k, v in vars(neighbour).items() if k in ("epsilon_", "n_steps_")
+    }
+    for step, (a, b) in enumerate(zip(one, two, strict=True)):
+        changed = np.flatnonzero(np.any(np.asarray(a.X) != np.asarray(b.X), axis=1))
+        assert changed.tolist() == ([10] if step == 0 else [])
+        assert np.all(np.linalg.norm(np.asarray(b.X), axis=1) <= model.x_norm_bound * (1 + 1e-12))
+        np.testing.assert_array_equal(a.y, b.y)
