@@ -16,7 +16,6 @@ from dpftrl_fast.convex.least_squares.moments import Moments, column_statistics
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
-from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._scaling import scaling_of
 from dpftrl_fast.linear_model._several_targets import (
     SeveralTargets,
@@ -24,10 +23,11 @@ from dpftrl_fast.linear_model._several_targets import (
     check_columns,
     several_columns,
 )
-from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
+from dpftrl_fast.linear_model.sources.memory import MemoryRows
+from dpftrl_fast.linear_model.sources.source import RowSource
 from dpftrl_fast.rounding import clip_limit
 from dpftrl_fast.run.budget import PrivacyBudget
 
