@@ -120,7 +120,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     # ---- fitting ----
 
     @_quiet
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None) -> Any:
         """Fit the model in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Fitting again is another run; runs on the same rows add their mu^2.
@@ -212,8 +212,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self,
         X: Any,
         y: Any,
-        sample_weight: Any = None,
         *,
+        sample_weight: Any = None,
         groups: Any = None,
         classes: Any = None,
     ) -> Any:

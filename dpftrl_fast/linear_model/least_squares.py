@@ -237,7 +237,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     ) -> None:
         store_parameters(self, locals())
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None) -> Any:
         """Fit the model in one pass in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Parameters, refusals and sources of rows are those of `DPFTRLRegressor.fit`. A CSR row costs
@@ -261,10 +261,10 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        return super().fit(X, y, sample_weight, groups=groups)
+        return super().fit(X, y, sample_weight=sample_weight, groups=groups)
 
     def partial_fit(  # type: ignore[override]
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
+        self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None
     ) -> Any:
         """Take the rows of a stream as they come, as `DPFTRLRegressor.partial_fit`.
 
@@ -283,7 +283,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        return super().partial_fit(X, y, sample_weight, groups=groups)
+        return super().partial_fit(X, y, sample_weight=sample_weight, groups=groups)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predict targets.
