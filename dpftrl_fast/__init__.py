@@ -19,7 +19,7 @@ from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 if TYPE_CHECKING:
-    from dpftrl_fast.run.budget import BudgetExceeded, PrivacyBudget
+    from dpftrl_fast.run import BudgetExceeded, PrivacyBudget
 
 __all__ = [
     "STREAM_VERSION",
@@ -44,9 +44,9 @@ _LATER = ("BudgetExceeded", "PrivacyBudget")
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import dpftrl_fast.run.budget as budget
+    import dpftrl_fast.run as run
 
-    return getattr(budget, name)
+    return getattr(run, name)
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,8 @@
 """
 
 from dpftrl_fast.run.account import RunAccount
-from dpftrl_fast.run.budget import BudgetExceeded, PrivacyBudget
+from dpftrl_fast.run.budget import PrivacyBudget
+from dpftrl_fast.run.budget_sum import BudgetExceeded
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.step_log import Diverged
 

@@ -15,46 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from dpftrl_fast._validate import positive_integer
-from dpftrl_fast.accounting.curve.rounding import short_up, text_down
 from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours, compose
 from dpftrl_fast.run.budget_file import Charge, Terms, locked, opened_terms
-from dpftrl_fast.run.budget_share import share
-from dpftrl_fast.run.budget_text import budget_html, budget_text, rounded
+from dpftrl_fast.run.budget_sum import composed, epsilon_of, refuse_excess, share_of
+from dpftrl_fast.run.budget_text import budget_html, budget_text
 
 _FILE = "budget"
-
-
-class BudgetExceeded(ValueError):
-    """A fit was refused, since all fits together would have a larger epsilon than the budget.
-
-    Attributes
-    ----------
-    spent, asked, together : float
-        Epsilon of the fits so far, of this fit alone, and of all of them, at the budget's delta and
-        for its neighbours.
-    left : float
-        `epsilon` that one further fit may have.
-    budget, delta : float
-        The terms.
-    """
-
-    def __init__(
-        self, spent: float, asked: float, together: float, left: float, budget: float, delta: float
-    ) -> None:
-        self.spent, self.asked, self.together = spent, asked, together
-        self.left, self.budget, self.delta = left, budget, delta
-        super().__init__(spent, asked, together, left, budget, delta)
-
-    def __str__(self) -> str:
-        """Return the figures in words."""
-        left = "nothing is left"
-        if self.left > 0:
-            left = f"one further fit may have epsilon {text_down(self.left)}"
-        return (
-            f"all fits together must have at most the budget, epsilon {short_up(self.budget)} at "
-            f"delta {self.delta!r}, got {rounded(self.together)}: {rounded(self.spent)} is spent, "
-            f"and this fit has epsilon {rounded(self.asked)}. It is not charged; {left}"
-        )
 
 
 class BudgetRow(NamedTuple):
@@ -166,12 +132,12 @@ class PrivacyBudget:
         charges = self._charges()
         if not charges:
             raise ValueError("a budget has a guarantee after its first fit, got none")
-        return _composed(charges)
+        return composed(charges)
 
     @property
     def spent(self) -> float:
         """Epsilon of all fits so far, at the budget's delta and for its neighbours."""
-        return _epsilon(self._charges(), self._terms)
+        return epsilon_of(self._charges(), self._terms)
 
     @property
     def remaining(self) -> float:
@@ -201,7 +167,7 @@ class PrivacyBudget:
         >>> [round(budget.epsilon_per_fit(fits), 3) for fits in (1, 2, 10)]
         [1.0, 0.689, 0.291]
         """
-        return _share(self._charges(), self._terms, positive_integer("fits", fits))
+        return share_of(self._charges(), self._terms, positive_integer("fits", fits))
 
     # ---- Spending ----
 
@@ -256,8 +222,8 @@ class PrivacyBudget:
         return [
             BudgetRow(
                 one.label,
-                _epsilon([one], self._terms),
-                _epsilon(charges[: place + 1], self._terms),
+                epsilon_of([one], self._terms),
+                epsilon_of(charges[: place + 1], self._terms),
             )
             for place, one in enumerate(charges)
         ]
@@ -308,7 +274,7 @@ class PrivacyBudget:
     def _other(self) -> float:
         """Return epsilon of all fits for the neighbours that the budget is not for."""
         kind: Neighbours = "zero-out" if self.neighbours == "replace-one" else "replace-one"
-        return _epsilon(self._charges(), replace(self._terms, neighbours=kind))
+        return epsilon_of(self._charges(), replace(self._terms, neighbours=kind))
 
     def _charges(self) -> list[Charge]:
         with locked([self._path], read=True) as (file,):
@@ -341,7 +307,7 @@ def check(budgets: Iterable[PrivacyBudget], run: Any) -> None:
     """Raise BudgetExceeded if a run does not fit into each of these budgets now."""
     part = compose([run])
     for budget in budgets:
-        _refuse(budget._terms, budget._charges(), part)
+        refuse_excess(budget._terms, budget._charges(), part)
 
 
 def charge(budgets: Sequence[PrivacyBudget], run: Any, *, label: str) -> None:
@@ -360,7 +326,7 @@ def charge(budgets: Sequence[PrivacyBudget], run: Any, *, label: str) -> None:
         for file in files:
             if file.terms is None or file.terms.name not in expected:
                 raise ValueError(f"{str(file.path)!r} must be the file of this budget, got another")
-            _refuse(file.terms, file.charges, part)
+            refuse_excess(file.terms, file.charges, part)
         try:
             for file in files:
                 file.append(Charge(label, part))
@@ -386,44 +352,3 @@ def _handle(
 def _remove(folder: str, process: int) -> None:
     if os.getpid() == process:  # a forked process inherits the handle, not the folder
         shutil.rmtree(folder, ignore_errors=True)
-
-
-# ---- Figures ----
-
-
-def _composed(charges: Sequence[Charge]) -> Guarantee:
-    return compose([one.guarantee for one in charges])
-
-
-def _epsilon(charges: Sequence[Charge], terms: Terms) -> float:
-    """Return epsilon of charges together; infinity where none can be stated at this delta."""
-    if not charges:
-        return 0.0
-    try:
-        return _composed(charges).epsilon(terms.delta, neighbours=terms.neighbours)
-    except ValueError:
-        return float("inf")
-
-
-def _share(charges: Sequence[Charge], terms: Terms, fits: int) -> float:
-    return share(
-        _composed(charges) if charges else None,
-        fits,
-        epsilon=terms.epsilon,
-        delta=terms.delta,
-        neighbours=terms.neighbours,
-    )
-
-
-def _refuse(terms: Terms, charges: Sequence[Charge], part: Guarantee) -> None:
-    asked = Charge("", part)
-    together = _epsilon([*charges, asked], terms)
-    if not together <= terms.epsilon:
-        raise BudgetExceeded(
-            _epsilon(charges, terms),
-            _epsilon([asked], terms),
-            together,
-            _share(charges, terms, 1),
-            terms.epsilon,
-            terms.delta,
-        )
