@@ -24,7 +24,7 @@ from dpftrl_fast.cli.options import (
 )
 from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
-from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings, default_method
+from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings, method_for
 from dpftrl_fast.tables import TableReader
 from dpftrl_fast.tables.schema import Schema
 
@@ -225,9 +225,7 @@ def _method(method: Method, schema: Schema, given: Mapping[str, Any]) -> Method:
     epsilon = given["epsilon"]
     if epsilon is None and multiplier is None:
         epsilon = 1.0
-    found = default_method(
-        schema, epsilon=epsilon, delta=given["delta"], noise_multiplier=multiplier
-    )
+    found = method_for(schema, epsilon=epsilon, delta=given["delta"], noise_multiplier=multiplier)
     return Method(found)
 
 

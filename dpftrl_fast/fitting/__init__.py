@@ -7,9 +7,9 @@ from dpftrl_fast.fitting.run import (
     FitResult,
     Plan,
     Settings,
-    default_method,
     fit,
     make_plan,
+    method_for,
     outlook,
     resolve,
 )
@@ -22,9 +22,9 @@ __all__ = [
     "Plan",
     "RunSettings",
     "Settings",
-    "default_method",
     "fit",
     "make_plan",
+    "method_for",
     "outlook",
     "resolve",
 ]

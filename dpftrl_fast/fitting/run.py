@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,10 @@ from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.outlook import problems
 from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.sums import Objective
-from dpftrl_fast.convex.least_squares.choice import noise_share
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solve
+from dpftrl_fast.convex.method import Method, default_method
 from dpftrl_fast.convex.row_batches import Batch, SparseRows
 from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings, RunSettings
 from dpftrl_fast.plan.from_budget import participation_of
@@ -40,8 +40,6 @@ Engine: TypeAlias = GLMRun | LeastSquares
 PlanT = TypeVar("PlanT", PrivacyPlan, LeastSquaresPlan)
 
 _ROW_NORM = 1.0
-# Least squares is the default up to this number of features, and this share of noise.
-_MOST_SQUARED, _NEGLIGIBLE = 1000, 2e-4
 
 
 @dataclass(frozen=True)
@@ -122,31 +120,27 @@ def resolve(schema: Schema, settings: Settings) -> ResolvedSettings:
     )
 
 
-def default_method(
+def method_for(
     schema: Schema, *, epsilon: float | None, delta: float, noise_multiplier: float | None = None
-) -> Literal["ftrl", "least-squares"]:
-    """Return the method that fits a schema by default, by public facts.
-
-    It is least squares for a numeric target where the noise of its sums is negligible, since it
-    needs one pass, and DP-FTRL otherwise.
+) -> Method:
+    """Return the method that fits a schema by default, see `dpftrl_fast.convex.method`.
 
     Examples
     --------
     >>> data = {"rows": 500_000, "target": {"name": "y", "bounds": [0, 1]},
     ...         "columns": {"x": {"bounds": [0, 10]}}}
-    >>> default_method(Schema.from_dict(data), epsilon=1.0, delta=1e-6)
+    >>> method_for(Schema.from_dict(data), epsilon=1.0, delta=1e-6)
     'least-squares'
-    >>> default_method(Schema.from_dict(data | {"rows": 500}), epsilon=1.0, delta=1e-6)
-    'ftrl'
     """
     if not isinstance(schema.target, NumericColumn) or schema.group_column is not None:
         return "ftrl"
-    if schema.n_features > _MOST_SQUARED:
-        return "ftrl"
-    settings = LeastSquaresSettings(epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier)
-    plan = _of_type(make_plan(schema, settings), LeastSquaresPlan)
-    share = noise_share(plan, schema.n_features, schema.rows)
-    return "least-squares" if share <= _NEGLIGIBLE else "ftrl"
+    return default_method(
+        schema.rows,
+        schema.n_features,
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+    )
 
 
 def outlook(schema: Schema, settings: ResolvedSettings, plan: Plan) -> list[str]:

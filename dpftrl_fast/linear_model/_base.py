@@ -160,7 +160,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         RuntimeError
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
-        announce_transformers()
+        announce_transformers(PrivateLinearModel)
         with turn_of(self):
             self._fit(*split_frame(X, y, groups), sample_weight)
         return self

@@ -9,9 +9,11 @@ from typing import Any
 
 from sklearn.pipeline import Pipeline
 
-from dpftrl_fast._validate import shown
+from dpftrl_fast._validate import choice, shown
+from dpftrl_fast.convex.method import default_method
 from dpftrl_fast.linear_model.classifier import DPFTRLClassifier
 from dpftrl_fast.linear_model.least_squares import DPFTRLLeastSquares
+from dpftrl_fast.linear_model.regressor import DPFTRLRegressor
 from dpftrl_fast.preprocessing.scaler import BoundedScaler, entries_of
 from dpftrl_fast.tables.schema import LabelTarget, Schema
 
@@ -20,14 +22,16 @@ def from_schema(
     schema: Any,
     target: str | None = None,
     *,
+    method: str = "auto",
     epsilon: float | None = 1.0,
     delta: float = 1e-6,
     **settings: Any,
 ) -> Pipeline:
     """Return a scikit-learn pipeline whose bounds are those of a schema.
 
-    A numeric target gets a `DPFTRLLeastSquares`, labels get a `DPFTRLClassifier`, behind a
-    `BoundedScaler`. `x_norm_bound`, `y_bound` and `classes` are filled in.
+    Labels get a `DPFTRLClassifier`, behind a `BoundedScaler`. A numeric target gets a
+    `DPFTRLRegressor`, or where the noise of its sums is negligible for the declared number of rows,
+    a `DPFTRLLeastSquares`. `x_norm_bound`, `y_bound` and `classes` are filled in.
 
     Parameters
     ----------
@@ -36,6 +40,8 @@ def from_schema(
         with their bounds ``(low, high)`` or lists of categories, the target among them.
     target : str, optional
         Name of the target, for a dict of columns.
+    method : {"auto", "ftrl", "least-squares"}
+        Estimator of a numeric target.
     epsilon, delta, **settings
         Parameters of the estimator. Those given here are taken instead of the schema's.
 
@@ -88,9 +94,23 @@ def from_schema(
         model = DPFTRLClassifier(**given | settings)
     else:
         low, high = facts.target.low, facts.target.high
-        given["y_bound"] = high if low == -high else (low, high)
-        model = DPFTRLLeastSquares(**given | settings)
+        given["y_bound"] = (low, high)
+        squares = _method(method, facts, given | settings) == "least-squares"
+        model = (DPFTRLLeastSquares if squares else DPFTRLRegressor)(**given | settings)
     return Pipeline([("scaler", scaler), ("model", model)])
+
+
+def _method(method: str, facts: Schema, settings: Mapping[str, Any]) -> str:
+    choice("method", method, ("auto", "ftrl", "least-squares"))
+    if method != "auto":
+        return method
+    return default_method(
+        facts.rows,
+        facts.n_features,
+        epsilon=settings["epsilon"],
+        delta=settings["delta"],
+        noise_multiplier=settings.get("noise_multiplier"),
+    )
 
 
 def _facts(schema: Any, target: str | None) -> Schema:

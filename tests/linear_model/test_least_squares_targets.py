@@ -117,7 +117,11 @@ def test_a_bad_target_keeps_its_slot() -> None:
         ({"y_bound": [1.0, 2.0]}, 1, "y must have 2 columns, as y_bound has entries, got 1"),
         ({"y_bound": [1.0, -2.0]}, 2, r"y_bound\[1\] must be"),
         ({"y_bound": [1.0, None]}, 2, r"y_bound\[1\] must be"),
-        ({"y_bound": []}, 2, "y_bound must be a number or a list of numbers"),
+        (
+            {"y_bound": []},
+            2,
+            "y_bound must be a number, .low, high., or a list",
+        ),
         ({"compute_regret": True}, 2, "compute_regret must be False with several targets"),
     ],
 )

@@ -14,7 +14,12 @@ from sklearn.pipeline import Pipeline, make_pipeline
 
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
-from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, from_schema
+from dpftrl_fast.linear_model import (
+    DPFTRLClassifier,
+    DPFTRLLeastSquares,
+    DPFTRLRegressor,
+    from_schema,
+)
 from dpftrl_fast.preprocessing import BoundedScaler
 from dpftrl_fast.tables import draft_schema
 from dpftrl_fast.tables.schema import Schema
@@ -35,12 +40,15 @@ def of(target: str, **settings: Any) -> Pipeline:
     return from_schema(columns, target, **settings)
 
 
-def test_a_numeric_target_is_fitted_by_least_squares() -> None:
+@pytest.mark.parametrize("method", ["auto", "ftrl", "least-squares"])
+def test_a_numeric_target_is_fitted_by_either_method(method: str) -> None:
     rows = frame(8000)
-    pipeline = of("gain", epsilon=4.0, delta=1e-7, batch_size=100).fit(rows, rows["gain"])
+    asked: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-7, "batch_size": 100, "method": method}
+    pipeline = of("gain", **asked).fit(rows, rows["gain"])
     model = pipeline["model"]
-    assert type(model) is DPFTRLLeastSquares
-    assert (model.y_bound, model.batch_size, model.delta) == (2.0, 100, 1e-7)
+    squares = method == "least-squares"
+    assert type(model) is (DPFTRLLeastSquares if squares else DPFTRLRegressor)
+    assert (model.y_bound, model.batch_size, model.delta) == ((-2.0, 2.0), 100, 1e-7)
     assert model.x_norm_bound == pytest.approx(2**0.5) and model.epsilon_ <= 4.0
     assert pipeline.score(rows, rows["gain"]) > 0.95
 
@@ -64,9 +72,17 @@ def test_labels_that_are_whole_numbers_are_integers(labels: list[Any], classes: 
     assert given["model"].classes == [False, True]
 
 
+def test_many_rows_are_fitted_by_least_squares() -> None:
+    facts = {"target": {"name": "y", "bounds": [0, 9]}, "columns": {"x": {"bounds": [0, 1]}}}
+    for rows, expected in ((10**7, DPFTRLLeastSquares), (1000, DPFTRLRegressor)):
+        assert type(from_schema({**facts, "rows": rows})["model"]) is expected
+    with pytest.raises(ValueError, match="method must be one of"):
+        from_schema({**facts, "rows": 9}, method="ridge")
+
+
 def test_a_pipeline_is_that_of_its_parts() -> None:
     rows = frame()
-    whole = of("gain", noise_seed=1).fit(rows, rows["gain"])
+    whole = of("gain", noise_seed=1, method="least-squares").fit(rows, rows["gain"])
     scaler = BoundedScaler({name: FACTS[name] for name in ("age", "town")})
     model = DPFTRLLeastSquares(x_norm_bound=scaler.x_norm_bound, y_bound=2.0, noise_seed=1)
     parts = make_pipeline(scaler, model).fit(rows, rows["gain"])
@@ -135,7 +151,8 @@ def recorded_fit(data: pd.DataFrame, y: Any, target: str) -> tuple[list[Any], in
 
     with pytest.MonkeyPatch.context() as patch, recorded_noises() as made:
         patch.setattr(engine, "step", kept)
-        pipeline = of(target, batch_size=100, noise_seed=3).fit(data, y)
+        kind = {"method": "least-squares"} if target == "gain" else {"epochs": 1}
+        pipeline = of(target, batch_size=100, noise_seed=3, **kind).fit(data, y)
     return batches, len(made), pipeline["model"]
 
 

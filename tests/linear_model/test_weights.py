@@ -25,8 +25,12 @@ def test_the_first_step_is_that_of_weighted_gradients(cls: Any, users: bool, spa
     options: dict[str, Any] = {"noise_seed": 1, "learning_rate": 1.0, "clip_norm": 0.3}
     options |= {"fit_intercept": False, "batch_size": 5 if users else 10}
     given = scipy.sparse.csr_array(X) if sparse else X
-    found = make(cls, **options).fit(given, y, sample_weight=weights, groups=groups).coef_
-    none = make(cls, **options).fit(given, y, sample_weight=np.full(10, 1e-12), groups=groups).coef_
+    found = make(cls, **options).fit(given, y, sample_weight=weights, groups=groups).coef_last_
+    none = (
+        make(cls, **options)
+        .fit(given, y, sample_weight=np.full(10, 1e-12), groups=groups)
+        .coef_last_
+    )
     slopes = (np.where(y > 0, -0.5, 0.5) if cls is DPFTRLClassifier else -y)[:, np.newaxis]
     gradients = weights[:, np.newaxis] * slopes * X
     if users:
@@ -66,13 +70,13 @@ def test_weights_of_a_stream_keep_slots(cls: Any) -> None:
         weights = np.full(10, 0.5)
         weights[3] = value
         model.partial_fit(X[:10], y[:10], sample_weight=weights, **first_of(cls))
-        found.append(np.ravel(model.coef_))
+        found.append(np.ravel(model.coef_last_))
     none = X[:10].copy()
     none[3] = np.nan
     model = make(cls, noise_seed=1, horizon=60)
     model.partial_fit(none, y[:10], sample_weight=np.full(10, 0.5), **first_of(cls))
     for one in found:
-        np.testing.assert_array_equal(one, np.ravel(model.coef_))
+        np.testing.assert_array_equal(one, np.ravel(model.coef_last_))
 
 
 def test_class_weights_are_weights_of_rows() -> None:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.feature_selection import RFE, RFECV, SelectFromModel
 from sklearn.pipeline import FeatureUnion, Pipeline
 
 
@@ -39,20 +40,24 @@ _LEARNS_NOTHING: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def announce_transformers() -> None:
+def announce_transformers(private: type) -> None:
     """Warn, once, of the parts of the callers' pipelines that learn from rows.
+
+    `private` is the base of the private estimators: a selection of features by the coefficients of
+    one learns nothing else.
 
     Examples
     --------
-    >>> announce_transformers()  # no pipeline, no warning
+    >>> from dpftrl_fast.linear_model import DPFTRLRegressor
+    >>> announce_transformers(DPFTRLRegressor)  # no pipeline, no warning
     """
     found: list[str] = []
     for caller in _callers():
         if isinstance(caller, Pipeline):
             for name, step in caller.steps[:-1]:
-                found += _learners(name, step)
+                found += _learners(name, step, private)
         else:
-            found += _learners("transformer", caller.transformer)
+            found += _learners("transformer", caller.transformer, private)
     if found:
         warnings.warn(
             f"{', '.join(found)} in front of this estimator learns from private rows without "
@@ -74,13 +79,16 @@ def _callers() -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _learners(name: str, part: Any) -> list[str]:
+def _learners(name: str, part: Any, private: type) -> list[str]:
     """Return the names of the parts that learn."""
     if part is None or isinstance(part, str):  # "passthrough" or "drop"
         return []
     inside = _parts(part)
     if inside is not None:
-        return [found for own, one in inside for found in _learners(f"{name}__{own}", one)]
+        return [f for own, one in inside for f in _learners(f"{name}__{own}", one, private)]
+    chosen = isinstance(part, (RFE, SelectFromModel)) and not isinstance(part, RFECV)
+    if chosen and isinstance(part.estimator, private):
+        return []
     own = type(part)
     if own.__module__.startswith("sklearn.") and own.__name__ in _LEARNS_NOTHING:
         learns = not _LEARNS_NOTHING[own.__name__](part)
