@@ -43,12 +43,5 @@ def command(
         force=True,
         these_rows_are_public=True,
     )
-    settings = FitSettings(
-        epsilon=1.0,
-        delta=1e-6,
-        batch_size=256,
-        learning_rate=1.0,
-        clip_norm=0.3,
-        noise_seed=noise_seed,
-    )
+    settings = FitSettings(epsilon=1.0, delta=1e-6, noise_seed=noise_seed)
     run(files, settings, json_=json_)

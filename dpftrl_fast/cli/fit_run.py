@@ -103,7 +103,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
 def _refuse_second_pass(files: Files, settings: Settings) -> None:
     """Refuse options that read a file twice if it is the standard input."""
     again = {
-        "--epochs": getattr(settings, "epochs", 1) > 1,
+        "--epochs": getattr(settings, "epochs", 1) != 1,
         "--group-column": files.schema.group_column is not None,
         "--these-rows-are-public": files.these_rows_are_public,
     }

@@ -7,36 +7,30 @@ the same defaults, learning rate and noise wherever it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
-from dpftrl_fast._validate import (
-    choice,
-    flag,
-    integer,
-    non_negative,
-    norm_bound,
-    optional,
-    positive,
-    positive_integer,
-    probability,
-    real,
-)
-from dpftrl_fast.accounting.planner.choice import MechanismChoice, check_choice
+from dpftrl_fast._validate import choice
+from dpftrl_fast.accounting.planner.choice import MechanismChoice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
+from dpftrl_fast.convex.glm import defaults
 from dpftrl_fast.convex.glm.fit import GLMRun
-from dpftrl_fast.convex.glm.rates import learning_rate
+from dpftrl_fast.convex.glm.rates import (
+    learning_rate,
+    prediction_noise,
+    stable_rate,
+    tolerated_noise,
+)
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.choice import chosen_noise
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solver
+from dpftrl_fast.convex.setting_rules import check_settings
 from dpftrl_fast.mechanisms import Completion, Variant
 from dpftrl_fast.mechanisms.workload import Workload
-from dpftrl_fast.noise.keys import Seed, key_of_seed
+from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.from_budget import mechanism_of, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -47,31 +41,9 @@ LOSSES: dict[str, dict[str, float | None]] = {
     "multinomial": {"multinomial": None, "hinge": None},
 }
 
-Rule = Callable[[str, Any], Any]
 
-
-def check_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as plain Python values; those without a rule are passed on unchecked.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a value breaks the rule of its name, or not exactly one of `epsilon` and
-        `noise_multiplier` is given.
-
-    Examples
-    --------
-    >>> check_settings({"epsilon": 1, "noise_multiplier": None, "delta": 1e-6, "loss": "huber"})
-    {'epsilon': 1.0, 'noise_multiplier': None, 'delta': 1e-06, 'loss': 'huber'}
-    """
-    checked = {
-        name: _RULES[name](name, value) if name in _RULES else value
-        for name, value in values.items()
-    }
-    if (checked["epsilon"] is None) == (checked["noise_multiplier"] is None):
-        came = "both" if checked["epsilon"] is not None else "neither"
-        raise ValueError(f"exactly one of epsilon and noise_multiplier must be given, got {came}")
-    return checked
+# Rows of a step of least squares.
+_BATCH, _LARGEST_BATCH = 256, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -81,7 +53,7 @@ class _Common:
     epsilon: float | None = 1.0
     delta: float = 1e-6
     noise_multiplier: float | None = None
-    batch_size: int = 256
+    batch_size: int | Literal["auto"] = "auto"
     radius: float | None = None
     mechanism: MechanismChoice = "auto"
     variant: Variant = "honaker"
@@ -100,7 +72,7 @@ class _Common:
 
 @dataclass(frozen=True)
 class FitSettings(_Common):
-    """Settings of a run of DP-FTRL.
+    """Settings of a fit by DP-FTRL, in which "auto" stands for a rule of `convex.glm.defaults`.
 
     Parameters
     ----------
@@ -108,7 +80,7 @@ class FitSettings(_Common):
         Budget that the noise is calibrated to, for one record (or user) replaced by zero.
     noise_multiplier : float or None
         Noise multiplier sigma, instead of `epsilon`.
-    batch_size : int
+    batch_size : int or "auto"
         Rows of a step (users, if rows are grouped by user). Sums are divided by it.
     radius : float or None
         Radius of an L2 ball about zero that holds all iterates.
@@ -119,17 +91,20 @@ class FitSettings(_Common):
         Estimator of the prefix noise, of a tree.
     noise_seed : int, bytes or None
         For tests: the noise follows from it, and the result is marked "reproducible, not private".
-    epochs : int
+    epochs : int or "auto"
         Passes over the rows.
     learning_rate : float, "auto" or "theory"
         1/lambda, or a rule of `dpftrl_fast.convex.glm.rates.learning_rate`.
-    clip_norm : float
+    clip_norm : float or "auto"
         Bound L on the gradient norm of each row (or user).
     loss : str or None
         One of `LOSSES`; None is the task's default.
     loss_param : float or None
         Parameter of the Huber (default 1), epsilon-insensitive (0.1) or quantile (0.5) loss.
-    momentum, l1
+    momentum : float or "auto"
+        As for `dpftrl_fast.ftrl.FTRL`. "auto" is that of `dpftrl_fast.convex.glm.defaults` if the
+        learning rate is "auto" too, and 0 otherwise.
+    l1
         As for `dpftrl_fast.ftrl.FTRL`.
     restart_every, complete
         As for `dpftrl_fast.mechanisms.Tree`: "auto" lets the planner choose.
@@ -144,18 +119,17 @@ class FitSettings(_Common):
 
     Examples
     --------
-    >>> settings = FitSettings(epsilon=2.0, batch_size=100)
-    >>> plan = settings.plan(10_000)
-    >>> plan.steps, plan.bound, plan.epsilon(settings.delta) <= 2.0
-    (100, 'released', True)
+    >>> run = FitSettings(epsilon=2.0).resolved(10_000, Objective("squared", 5, row_bound=1.0))
+    >>> run.batch_size, run.epochs, run.clip_norm, run.momentum
+    (1250, 64, 0.2, 0.9)
     """
 
-    epochs: int = 1
+    epochs: int | Literal["auto"] = "auto"
     learning_rate: float | Literal["auto", "theory"] = "auto"
-    clip_norm: float = 1.0
+    clip_norm: float | Literal["auto"] = "auto"
     loss: str | None = None
     loss_param: float | None = None
-    momentum: float = 0.0
+    momentum: float | Literal["auto"] = "auto"
     l1: float = 0.0
     restart_every: int | Literal["auto"] | None = "auto"
     complete: Completion | Literal["auto"] = "auto"
@@ -182,6 +156,89 @@ class FitSettings(_Common):
             )
         return default if self.loss_param is None else self.loss_param
 
+    def resolved(
+        self,
+        units: int,
+        objective: Objective,
+        *,
+        shuffle: bool = False,
+        rows_per_unit: float = 1.0,
+    ) -> RunSettings:
+        """Return the settings of a run: numbers in place of "auto", by `convex.glm.defaults`.
+
+        Parameters
+        ----------
+        units : int
+            Rows, or users.
+        objective : Objective
+            Loss, and bounds on the rows. Its clip norm is not read.
+        shuffle : bool
+            Whether each epoch may have an order of its own.
+        rows_per_unit : float
+            Mean number of rows of a user.
+        """
+        clip_norm = self.clip_norm
+        if clip_norm == "auto":
+            clip_norm = defaults.clip_norm(objective, rows_per_unit)
+
+        def tried(batch_size: int, epochs: int) -> RunSettings:
+            momentum = self.momentum
+            if momentum == "auto":
+                steps = epochs * -(-units // batch_size)
+                momentum = defaults.momentum(steps) if self.learning_rate == "auto" else 0.0
+            numbers = {"epochs": epochs, "clip_norm": clip_norm, "momentum": momentum}
+            return RunSettings(**{**vars(self), "batch_size": batch_size, **numbers})
+
+        def noise(batch_size: int, epochs: int) -> float:
+            run = tried(batch_size, epochs)
+            rate = stable_rate(objective, run.momentum, rows_per_unit)
+            plan = run.plan(units, shuffle=shuffle)
+            return prediction_noise(objective, plan, batch_size=batch_size, rate=rate)
+
+        run = tried(
+            *defaults.schedule(
+                units,
+                None if self.batch_size == "auto" else self.batch_size,
+                None if self.epochs == "auto" else self.epochs,
+                None if self.epsilon is None else noise,
+                tolerated_noise(objective, self.radius),
+            )
+        )
+        rate = learning_rate(
+            run.learning_rate,
+            objective,
+            run.plan(units, shuffle=shuffle),
+            batch_size=run.batch_size,
+            momentum=run.momentum,
+            radius=run.radius,
+            rows_per_unit=rows_per_unit,
+        )
+        return replace(run, learning_rate=rate)
+
+
+@dataclass(frozen=True)
+class RunSettings(FitSettings):
+    """`FitSettings` with numbers only, as a run needs them; the learning rate may be a rule.
+
+    Examples
+    --------
+    >>> settings = RunSettings(epsilon=2.0, batch_size=100)
+    >>> plan = settings.plan(10_000)
+    >>> plan.steps, plan.bound, plan.epsilon(settings.delta) <= 2.0
+    (100, 'released', True)
+    """
+
+    batch_size: int = 256
+    epochs: int = 1
+    clip_norm: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("batch_size", "epochs", "clip_norm", "momentum"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
+
     def plan(self, units: int, *, shuffle: bool = False) -> PrivacyPlan:
         """Return the plan of a run over this many rows (or users)."""
         participation = participation_of(units, self.batch_size, self.epochs, shuffle)
@@ -198,28 +255,18 @@ class FitSettings(_Common):
         )
 
     def start(
-        self,
-        objective: Objective,
-        plan: PrivacyPlan,
-        *,
-        row_norm: float | None = None,
-        threads: int | None = None,
+        self, objective: Objective, plan: PrivacyPlan, *, threads: int | None = None
     ) -> GLMRun:
-        """Return an engine with a fresh key.
-
-        `row_norm` is a bound on the norm of the rows that the caller enforces, where the objective
-        does not.
-        """
+        """Return an engine with a fresh key."""
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "momentum": self.momentum,
             "radius": self.radius,
         }
-        bounded = objective if row_norm is None else replace(objective, row_bound=row_norm)
         return GLMRun(
             objective,
             plan,
-            learning_rate=learning_rate(self.learning_rate, bounded, plan, **options),
+            learning_rate=learning_rate(self.learning_rate, objective, plan, **options),
             l1=self.l1,
             threads=threads,
             noise_seed=self.noise_seed,
@@ -262,6 +309,25 @@ class LeastSquaresSettings(_Common):
 
     method: ClassVar[Literal["least-squares"]] = "least-squares"
 
+    def resolved(self, units: int, *, regret: bool = False) -> LeastSquaresSettings:
+        """Return the settings with a number in place of an "auto" batch size.
+
+        The last model has the least noise if all rows are in one step. So that a batch fits into
+        memory it has at most 65,536 rows. Where models of earlier steps are asked for, by
+        `solve_every` or `regret`, a batch has 256 rows.
+
+        Examples
+        --------
+        >>> LeastSquaresSettings().resolved(1000).batch_size
+        1000
+        >>> LeastSquaresSettings(solve_every=1).resolved(1000).batch_size
+        256
+        """
+        if self.batch_size != "auto":
+            return self
+        many = regret or self.solve_every is not None
+        return replace(self, batch_size=min(units, _BATCH if many else _LARGEST_BATCH))
+
     def plan(
         self,
         units: int,
@@ -275,6 +341,8 @@ class LeastSquaresSettings(_Common):
 
         `regret` is that of `start`: models are then made at every step.
         """
+        if self.batch_size == "auto":
+            raise ValueError("batch_size must be a number for a plan, got 'auto'")
         participation = participation_of(units, self.batch_size, 1, False)
         every = 1 if self.solve_every is None and regret else self.solve_every
         mechanism = chosen_noise(
@@ -324,75 +392,3 @@ class LeastSquaresSettings(_Common):
             threads=threads,
             regret=regret,
         )
-
-
-# ---- Rules ----
-
-
-def _bounded(**bounds: Any) -> Rule:
-    return lambda name, value: real(name, value, **bounds)
-
-
-def _or_none(rule: Rule) -> Rule:
-    return lambda name, value: optional(rule, name, value)
-
-
-def _one_of(*allowed: Any) -> Rule:
-    return lambda name, value: choice(name, value, allowed)
-
-
-def _or_word(rule: Rule, *words: str) -> Rule:
-    """Accept these words besides the values of a rule."""
-
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, str):
-            return rule(name, value)
-        if value in words:
-            return value
-        listed = ", ".join(map(repr, words))
-        raise ValueError(f"{name} must be {listed} or a number, got {value!r}")
-
-    return check
-
-
-def _verbosity(name: str, value: Any) -> int:
-    return int(value) if isinstance(value, (bool, np.bool_)) else integer(name, value, 0)
-
-
-def _noise_seed(name: str, value: Any) -> Any:
-    key_of_seed(value, name=name)  # a wrong one is refused here
-    return value
-
-
-_RULES: dict[str, Rule] = {
-    "epsilon": _or_none(positive),
-    "delta": probability,
-    "noise_multiplier": _or_none(positive),
-    "batch_size": positive_integer,
-    "epochs": positive_integer,
-    "horizon": _or_none(positive_integer),
-    "learning_rate": _or_word(positive, "auto", "theory"),
-    "clip_norm": norm_bound,
-    "loss_param": _or_none(real),
-    "momentum": _bounded(least=0.0, below=1.0),
-    "l1": non_negative,
-    "radius": _or_none(norm_bound),
-    "x_norm_bound": _or_none(norm_bound),
-    "y_bound": _or_none(norm_bound),
-    "fit_intercept": flag,
-    "intercept_scaling": norm_bound,
-    "split": probability,
-    "ridge_factor": positive,
-    "solve_every": _or_none(positive_integer),
-    "shuffle": flag,
-    "threads": _or_none(positive_integer),
-    "noise_seed": _noise_seed,
-    "mechanism": lambda name, value: check_choice(value),
-    "variant": _one_of("honaker", "vanilla"),
-    "bound": _one_of("released", "exact"),
-    "restart_every": _or_none(_or_word(positive_integer, "auto")),
-    "complete": _one_of("auto", False, True, "all"),
-    "average": _one_of("tail", "all", "last"),
-    "compute_regret": flag,
-    "verbose": _verbosity,
-}

@@ -69,7 +69,7 @@ def flights_schema(rows: int) -> Schema:
     return Schema.from_dict(
         {
             "rows": rows,
-            "target": {"name": "arr_delay", "bounds": [-60, 180], "divisor": 180},
+            "target": {"name": "arr_delay", "bounds": [-60, 180], "offset": 0},
             "columns": {
                 "carrier": {"categories": _CARRIERS.split()},
                 "origin": {"categories": _ORIGINS.split()},
@@ -77,7 +77,7 @@ def flights_schema(rows: int) -> Schema:
                 "month": {"categories": list(range(1, 13))},
                 "day": {"categories": list(range(1, 32))},
                 "hour": {"categories": list(range(24))},
-                "dep_delay": {"bounds": [-30, 180], "divisor": 60},
+                "dep_delay": {"bounds": [-30, 180], "divisor": 60, "offset": 0},
             },
             "intercept": True,
             "row_norm_bound": 4,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private linear models of tables on disk: `run` fits, `model_file` saves, `evaluation` scores."""
 
-from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings
+from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings, RunSettings
 from dpftrl_fast.fitting.run import (
     Curve,
     FitResult,
@@ -17,6 +17,7 @@ __all__ = [
     "FitSettings",
     "LeastSquaresSettings",
     "Plan",
+    "RunSettings",
     "Settings",
     "fit",
     "make_plan",

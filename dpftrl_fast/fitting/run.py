@@ -9,7 +9,7 @@ which are functions of noisy sums. Invalid, clipped or missing rows are not coun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solve
 from dpftrl_fast.convex.row_batches import Batch, SparseRows
-from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings
+from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings, RunSettings
 from dpftrl_fast.plan.from_budget import participation_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import check_summands
@@ -31,11 +31,12 @@ from dpftrl_fast.tables.schema import NumericColumn, Schema
 
 FloatArray = npt.NDArray[np.float64]
 Settings: TypeAlias = FitSettings | LeastSquaresSettings
+ResolvedSettings: TypeAlias = RunSettings | LeastSquaresSettings
 Plan: TypeAlias = PrivacyPlan | LeastSquaresPlan
 Engine: TypeAlias = GLMRun | LeastSquares
 PlanT = TypeVar("PlanT", PrivacyPlan, LeastSquaresPlan)
 
-_ROW_NORM = 1.0  # the encoder divides rows by a public number so that this holds
+_ROW_NORM = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class FitResult(PrivacyStatement):
     """
 
     schema: Schema
-    settings: Settings
+    settings: ResolvedSettings
     plan: Plan
     steps: int
     coefficients: dict[str, FloatArray]
@@ -97,6 +98,25 @@ class FitResult(PrivacyStatement):
         return self.plan.guarantee
 
 
+def resolve(schema: Schema, settings: Settings) -> ResolvedSettings:
+    """Return the settings with numbers in place of "auto", from the schema's public facts.
+
+    Raises
+    ------
+    ValueError
+        If the settings do not fit the schema.
+    """
+    if isinstance(settings, LeastSquaresSettings):
+        return settings.resolved(schema.units)
+    if isinstance(settings, RunSettings):
+        return settings
+    # The encoder divides rows by a public number so that this bound holds.
+    objective = replace(_objective(schema, settings, 1.0), row_bound=_ROW_NORM)
+    return settings.resolved(
+        schema.units, objective, rows_per_unit=max(1.0, schema.rows / schema.units)
+    )
+
+
 def make_plan(schema: Schema, settings: Settings) -> Plan:
     """Return the plan of a run over the declared rows (or users).
 
@@ -105,34 +125,43 @@ def make_plan(schema: Schema, settings: Settings) -> Plan:
     ValueError
         If the settings do not fit the schema, or no epsilon can be stated at the settings' delta.
     """
-    if isinstance(settings, FitSettings):
+    if isinstance(settings, LeastSquaresSettings):
+        if not isinstance(schema.target, NumericColumn):
+            raise ValueError(
+                f"least squares needs a numeric target, got a {schema.task} task: use ftrl"
+            )
+        if schema.group_column is not None:
+            raise ValueError(
+                "least squares protects single records, got a group column: the sum of a user's "
+                "rows has no bound there; use ftrl"
+            )
+    else:
         settings.loss_param_for(schema.task)  # refuses a loss that does not fit the task
-        return settings.plan(schema.units)
-    if not isinstance(schema.target, NumericColumn):
-        raise ValueError(
-            f"least squares needs a numeric target, got a {schema.task} task: use ftrl"
-        )
-    if schema.group_column is not None:
-        raise ValueError(
-            "least squares protects single records, got a group column: the sum of a user's rows "
-            "has no bound there; use ftrl"
-        )
-    return settings.plan(schema.units, x_norm_bound=_ROW_NORM, y_bound=schema.target.largest)
+    run = resolve(schema, settings)
+    if isinstance(run, RunSettings):
+        return run.plan(schema.units)
+    assert isinstance(schema.target, NumericColumn)
+    return run.plan(schema.units, x_norm_bound=_ROW_NORM, y_bound=schema.target.largest)
 
 
 def make_engine(schema: Schema, settings: Settings, plan: Plan) -> Engine:
     """Return the engine of a run, with a fresh key; TypeError for a plan of another method."""
-    if isinstance(settings, LeastSquaresSettings):
-        return settings.start(_of_type(plan, LeastSquaresPlan), schema.n_features)
+    run = resolve(schema, settings)
+    if isinstance(run, LeastSquaresSettings):
+        return run.start(_of_type(plan, LeastSquaresPlan), schema.n_features)
+    objective = _objective(schema, run, run.clip_norm)
+    return run.start(objective, _of_type(plan, PrivacyPlan))
+
+
+def _objective(schema: Schema, settings: FitSettings, clip_norm: float) -> Objective:
     param = settings.loss_param_for(schema.task)
-    objective = Objective(
+    return Objective(
         settings.loss_for(schema.task),
         schema.n_features,
         outputs=schema.outputs,
-        clip_norm=settings.clip_norm,
+        clip_norm=clip_norm,
         loss_param=1.0 if param is None else param,
     )
-    return settings.start(objective, _of_type(plan, PrivacyPlan), row_norm=_ROW_NORM)
 
 
 def _of_type(plan: Plan, expected: type[PlanT]) -> PlanT:
@@ -207,17 +236,18 @@ def fit(
     (2, (2,), True)
     """
     schema = table.schema
+    settings = resolve(schema, settings)
     if plan is None:
         plan = make_plan(schema, settings)
-    epochs = settings.epochs if isinstance(settings, FitSettings) else 1
-    declared = participation_of(schema.units, settings.batch_size, epochs, False)
+    batch_size, epochs = _schedule(settings)
+    declared = participation_of(schema.units, batch_size, epochs, False)
     if plan.participation != declared:
         raise ValueError(f"plan must be for {declared!r}, got one for {plan.participation!r}")
     check_summands("rows or users of all epochs", epochs * schema.units, plan.steps)
     run = make_engine(schema, settings, plan)
     marks = _marks(plan.steps, curve_points)
     kept: list[dict[str, FloatArray]] = []
-    for t, batch in enumerate(_batches(table, settings.batch_size, epochs), start=1):
+    for t, batch in enumerate(_batches(table, batch_size, epochs), start=1):
         run.step(batch)
         if len(kept) < marks.size and t == marks[len(kept)]:
             kept.append(_models(run, ("last", "average")))
@@ -241,6 +271,12 @@ def fit(
         learning_rate=run.learning_rate if isinstance(run, GLMRun) else None,
         solve=None if isinstance(run, GLMRun) else run.solves[-1],
     )
+
+
+def _schedule(settings: ResolvedSettings) -> tuple[int, int]:
+    """Return the batch size and the number of epochs."""
+    assert settings.batch_size != "auto"
+    return settings.batch_size, settings.epochs if isinstance(settings, RunSettings) else 1
 
 
 def _models(run: Engine, kinds: tuple[str, ...]) -> dict[str, FloatArray]:

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import Batch, row_norms
-from dpftrl_fast.convex.settings import check_settings
+from dpftrl_fast.convex.setting_rules import check_settings
 from dpftrl_fast.linear_model._frames import is_typed_frame, rows_of_frame, split_frame
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._rows import (
@@ -81,6 +81,12 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         its iterates `last`, `average` and `tail` have shape (outputs, columns), the constant column
         being the last.
         """
+
+    def _resolved(
+        self, parameters: Mapping[str, Any], units: int, rows: int, n_features: int, outputs: int
+    ) -> dict[str, Any]:
+        """Return the parameters with numbers in place of "auto", from public facts."""
+        return {**parameters}
 
     def _stepper(self, parameters: Mapping[str, Any], run: Any) -> Stepper:
         """Return the engine, or a meter around it, which takes the batches of a fit."""
@@ -147,6 +153,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         if isinstance(source, MemoryRows):
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
+        parameters = self._resolved(
+            parameters, source.units, source.rows, source.n_features, targets.outputs
+        )
         batch_size, epochs = parameters["batch_size"], parameters.get("epochs", 1)
         unit = "users" if groups is not None else "rows"
         if batch_size > source.units:
@@ -236,9 +245,11 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         y = check_targets(y, len(rows), numbers=isinstance(targets, NumberTargets))
         batches, held = stream.cut(stream_batch(rows, targets.encode(y), groups))
         if first:
-            stream.run = self._start(
-                stream.parameters, stream.units, int(rows.shape[1]), targets.outputs
+            p = int(rows.shape[1])
+            stream.parameters = self._resolved(
+                stream.parameters, stream.units, stream.units, p, targets.outputs
             )
+            stream.run = self._start(stream.parameters, stream.units, p, targets.outputs)
         self._advance(stream, batches, X if first else None)
         stream.held, stream.released = held, stream.run.steps_taken
         if first:
@@ -309,8 +320,12 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
                 "horizon must be given for partial_fit, got None: it declares the number of rows "
                 "of the whole stream, a public fact"
             )
-        if parameters.get("epochs", 1) != 1:
+        if parameters.get("epochs", 1) not in (1, "auto"):
             raise ValueError(f"epochs must be 1 for partial_fit, got {parameters['epochs']}")
+        if "epochs" in parameters:
+            parameters["epochs"] = 1
+        if parameters["batch_size"] == "auto":
+            parameters["batch_size"] = self._stream_batch_size(parameters["horizon"])
         if parameters["batch_size"] > parameters["horizon"]:
             raise ValueError(
                 "batch_size must be at most the horizon, got "
@@ -323,6 +338,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         targets = self._targets(parameters, None)
         refuse_other_classes(targets, classes)
         return Stream(None, parameters, targets, parameters["horizon"])
+
+    @abstractmethod
+    def _stream_batch_size(self, horizon: int) -> int:
+        """Return the batch size that "auto" stands for in a stream of so many rows or users."""
 
     def _progress(self, parameters: Mapping[str, Any], run: Any) -> Any:
         def quiet() -> None:
@@ -348,13 +367,12 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     ) -> None:
         learned: dict[str, Any] = dict(further)
         constant = self._constant(parameters)
-        for suffix, matrix in (
-            ("", run.last),
-            ("average_", run.average),
-            ("tail_", run.tail),
-        ):
-            coef, intercept = self._split(matrix, constant, targets)
+        iterates = {"last": run.last, "all": run.average, "tail": run.tail}
+        for average, suffix in (("last", "last_"), ("all", "average_"), ("tail", "tail_")):
+            coef, intercept = self._split(iterates[average], constant, targets)
             learned[f"coef_{suffix}"], learned[f"intercept_{suffix}"] = coef, intercept
+            if average == parameters["average"]:
+                learned["coef_"], learned["intercept_"] = coef, intercept
         plan = run.plan
         learned |= {
             "plan_": plan,
@@ -398,17 +416,18 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def _split(
         self, matrix: FloatArray, constant: float, targets: Targets
     ) -> tuple[FloatArray, Any]:
-        """Return coefficients and intercept in scikit-learn's shapes."""
+        """Return coefficients and intercept in scikit-learn's shapes and the targets' units."""
         coef = matrix if constant == 0.0 else matrix[:, :-1]
         intercept = np.zeros(len(matrix)) if constant == 0.0 else matrix[:, -1] * constant
         if isinstance(targets, ClassTargets):
             return coef.copy(), intercept
-        return coef[0].copy(), float(intercept[0])
+        scale, centre = targets.scale, targets.centre
+        return coef[0] * scale, float(intercept[0] * scale + centre)
 
     # ---- using the model ----
 
     def _linear(self, X: Any) -> FloatArray:
-        """Return <x, coef> + intercept with the coefficients that `average` names."""
+        """Return <x, coef> + intercept."""
         check_is_fitted(self)
         with showing_no_entry("X"):
             if is_typed_frame(X):
@@ -418,9 +437,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
                 X = validate_data(
                     self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32]
                 )
-        suffix = {"tail": "tail_", "all": "average_", "last": ""}[self.average]
-        coef, intercept = getattr(self, f"coef_{suffix}"), getattr(self, f"intercept_{suffix}")
-        return np.asarray(X @ coef.T + intercept, dtype=np.float64)
+        return np.asarray(X @ self.coef_.T + self.intercept_, dtype=np.float64)
 
     def clipping_report(self, X: Any, y: Any) -> dict[str, Any]:
         """Count the rows and targets beyond the bounds: computed from private rows, NOT PRIVATE.
@@ -444,13 +461,13 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         if not is_classifier(self):
             invalid |= ~np.isfinite(y)
         report["invalid_rows"] = int(np.sum(invalid))
-        x_bound, y_bound = parameters.get("x_norm_bound"), parameters.get("y_bound")
+        x_bound, y_bounds = parameters.get("x_norm_bound"), parameters.get("y_bound")
         if x_bound is not None:
             report["rows_beyond_x_norm_bound"] = int(np.sum(norms[~invalid] > x_bound * _ROUNDING))
-        if y_bound is not None:
-            report["targets_beyond_y_bound"] = int(
-                np.sum(np.abs(y[~invalid]) > y_bound * _ROUNDING)
-            )
+        if y_bounds is not None:
+            targets = NumberTargets.within(y_bounds)
+            far = np.abs(y[~invalid] - targets.centre) > targets.scale * _ROUNDING
+            report["targets_beyond_y_bound"] = int(np.sum(far))
         return report
 
     # ---- scikit-learn's protocol ----

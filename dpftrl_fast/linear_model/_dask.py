@@ -89,6 +89,7 @@ class DaskRows(RowSource):
 
     def __init__(self, X: Any, y: Any, feature_names: Sequence[str] | None = None) -> None:
         self.units, self.n_features = (int(size) for size in X.shape)
+        self.rows = self.units
         self.feature_names = feature_names
         self._dtype = _float_type("X", [X.dtype])
         self._bounds = np.concatenate([[0], np.cumsum(X.chunks[0])]).astype(np.int64)

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from dpftrl_fast.convex.glm.defaults import one_pass_batch
 from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.outlook import LearningWarning, problems
 from dpftrl_fast.convex.glm.regret import RegretMeter
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.convex.settings import FitSettings
+from dpftrl_fast.convex.settings import FitSettings, RunSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel
 from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
@@ -27,11 +30,22 @@ class PrivateGLM(PrivateLinearModel):
     def _loss(self, parameters: Mapping[str, Any], outputs: int) -> tuple[str, float]:
         """Return the kernel's loss and its parameter."""
 
-    def _start(
-        self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
-    ) -> GLMRun:
+    def _resolved(
+        self, parameters: Mapping[str, Any], units: int, rows: int, n_features: int, outputs: int
+    ) -> dict[str, Any]:
+        settings: FitSettings = FitSettings.of(parameters)
+        objective = self._objective({**parameters, "clip_norm": 1.0}, n_features, outputs)
+        run = settings.resolved(
+            units, objective, shuffle=parameters["shuffle"], rows_per_unit=rows / units
+        )
+        if "auto" in (parameters["clip_norm"], parameters["learning_rate"]):
+            _announce_missing_bounds(parameters)
+        numbers = ("batch_size", "epochs", "clip_norm", "momentum", "learning_rate")
+        return {**parameters, **{name: getattr(run, name) for name in numbers}}
+
+    def _objective(self, parameters: Mapping[str, Any], n_features: int, outputs: int) -> Objective:
         loss, loss_param = self._loss(parameters, outputs)
-        objective = Objective(
+        return Objective(
             loss,
             n_features,
             outputs=outputs,
@@ -40,14 +54,25 @@ class PrivateGLM(PrivateLinearModel):
             row_bound=parameters["x_norm_bound"],
             constant=self._constant(parameters),
         )
-        settings: FitSettings = FitSettings.of(parameters)
+
+    def _start(
+        self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
+    ) -> GLMRun:
+        objective = self._objective(parameters, n_features, outputs)
+        settings: RunSettings = RunSettings.of(parameters)
         plan = settings.plan(units, shuffle=parameters["shuffle"])
+        for problem in problems(
+            objective,
+            plan,
+            batch_size=settings.batch_size,
+            learning_rate=parameters["learning_rate"],
+            momentum=settings.momentum,
+        ):
+            warnings.warn(LearningWarning(problem), stacklevel=5)
         return settings.start(objective, plan, threads=parameters["threads"])
 
-    def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Any:
-        if parameters["compute_regret"]:
-            raise ValueError("compute_regret needs fit, got partial_fit: it reads all rows again")
-        return super()._new_stream(parameters, classes)
+    def _stream_batch_size(self, horizon: int) -> int:
+        return one_pass_batch(horizon)
 
     def _stepper(self, parameters: Mapping[str, Any], run: Any) -> Stepper:
         return (
@@ -64,7 +89,10 @@ class PrivateGLM(PrivateLinearModel):
         run: GLMRun = stepper.run if isinstance(stepper, RegretMeter) else stepper
         coefficients = run.theta[:, : run.objective.n_features]
         further: dict[str, Any] = {
+            "batch_size_": parameters["batch_size"],
+            "clip_norm_": run.plan.clip_norm,
             "learning_rate_": run.learning_rate,
+            "momentum_": parameters["momentum"],
             "sparsity_": float(np.mean(coefficients == 0.0)),
         }
         if isinstance(stepper, RegretMeter):
@@ -72,3 +100,19 @@ class PrivateGLM(PrivateLinearModel):
             rows = Batch(source.X, targets.encode(source.y))
             further["regret_"] = stepper.regret(rows, parameters["radius"])
         return further
+
+
+def _announce_missing_bounds(parameters: Mapping[str, Any]) -> None:
+    """Warn that rules for clip norm and learning rate lack a bound."""
+    if parameters["x_norm_bound"] is None:
+        reason = (
+            "x_norm_bound is not given, and the automatic clip_norm and learning_rate take all "
+            "features to be in [-1, 1]; declare x_norm_bound, and scale features by public bounds"
+        )
+        warnings.warn(LearningWarning(reason), stacklevel=6)
+    if "y_bound" in parameters and parameters["y_bound"] is None:
+        reason = (
+            "y_bound is not given, and the automatic clip_norm and learning_rate take targets to "
+            "be in [-1, 1]; declare y_bound=(low, high)"
+        )
+        warnings.warn(LearningWarning(reason), stacklevel=6)

@@ -104,10 +104,10 @@ class DatasetRows(RowSource):
         found = [schema.field(name).type.to_pandas_dtype() for name in self._features]
         self._dtype = np.dtype(np.float32 if np.result_type(*found) == np.float32 else np.float64)
         with readable("the dataset"):
-            self._rows: int = dataset.count_rows()
-        if self._rows == 0:
+            self.rows: int = dataset.count_rows()
+        if self.rows == 0:
             raise ValueError("the dataset must hold at least 1 row, got none")
-        self.units = self._rows
+        self.units = self.rows
         self._bounds: Ints | None = None
         if users is not None:
             self._bounds = self._bounds_of_users(users)
@@ -125,7 +125,7 @@ class DatasetRows(RowSource):
         for units in order:
             assert isinstance(units, slice)  # they are not shuffled
             if cutter is None:
-                cutter = _Cutter(self._blocks(encode), self._rows)
+                cutter = _Cutter(self._blocks(encode), self.rows)
             if self._bounds is None:
                 run.step(cutter.take(units.stop - units.start))
             else:
@@ -198,8 +198,8 @@ class DatasetRows(RowSource):
                 starts.append(row + place)
                 last = user
             row += record.num_rows
-        if row != self._rows:
-            raise _changed(self._rows)
+        if row != self.rows:
+            raise _changed(self.rows)
         return np.array([*starts, row], dtype=np.int64)
 
     def _scan(self, columns: list[str], most_rows: int) -> Iterator[Any]:
@@ -215,7 +215,7 @@ class _Cutter:
     """Cuts blocks of any size into batches of the requested sizes."""
 
     def __init__(self, blocks: Iterator[Batch], rows: int) -> None:
-        self._blocks, self._rows = blocks, rows
+        self._blocks, self.rows = blocks, rows
         self._rest = Batch(np.empty((0, 0)), np.empty(0))
 
     def take(self, count: int) -> Batch:
@@ -232,12 +232,12 @@ class _Cutter:
     def refuse_more(self) -> None:
         """Refuse remaining rows."""
         if len(self._rest.y) > 0 or any(len(block.y) > 0 for block in self._blocks):
-            raise _changed(self._rows)
+            raise _changed(self.rows)
 
     def _next(self) -> Batch:
         block = next(self._blocks, None)
         if block is None:
-            raise _changed(self._rows)
+            raise _changed(self.rows)
         return block
 
 

@@ -49,7 +49,7 @@ class MemoryRows(RowSource):
     def __init__(self, X: Rows, y: Any, groups: Any = None) -> None:
         self.X, self.y = X, y
         self.n_features = int(X.shape[1])
-        self.units = len(X)
+        self.units = self.rows = len(X)
         self._bounds: Ints | None = None
         if groups is not None:
             numbers = group_numbers(groups, len(X))

@@ -52,6 +52,8 @@ class RowSource(ABC):
     ----------
     units : int
         Number of rows or (with groups) users: public.
+    rows : int
+        Number of rows: public.
     n_features : int
     feature_names : sequence of str, optional
     label_kind : Kind, optional
@@ -59,6 +61,7 @@ class RowSource(ABC):
     """
 
     units: int
+    rows: int
     n_features: int
     feature_names: Sequence[str] | None = None
     label_kind: Kind | None = None

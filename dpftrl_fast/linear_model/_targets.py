@@ -23,23 +23,37 @@ _KINDS: dict[Kind, Any] = {"bool": bool, "numbers": Real, "text": str, "bytes": 
 
 @dataclass(frozen=True)
 class NumberTargets:
-    """Targets of a regression, clipped to [-bound, bound] where a bound is given.
+    """Targets of a regression: clipped to `centre` +- `scale` and moved to [-1, 1] if bounded.
 
     Examples
     --------
-    >>> NumberTargets(bound=1.0).encode(np.array([0.5, -3.0])).tolist()
+    >>> NumberTargets.within((0.0, 4.0)).encode(np.array([3.0, -3.0])).tolist()
     [0.5, -1.0]
+    >>> NumberTargets().encode(np.array([3.0, np.inf])).tolist()
+    [3.0, nan]
     """
 
-    bound: float | None
+    centre: float = 0.0
+    scale: float = 1.0
+    bounded: bool = False
 
     outputs = 1
+
+    @classmethod
+    def within(cls, bounds: float | tuple[float, float] | None) -> NumberTargets:
+        """Return the encoding for bounds (low, high), or -b and b for a number b."""
+        if bounds is None:
+            return cls()
+        low, high = bounds if isinstance(bounds, tuple) else (-bounds, bounds)
+        return cls(low / 2.0 + high / 2.0, high / 2.0 - low / 2.0, True)
 
     def encode(self, y: Any) -> FloatArray:
         """Return the targets as float64, non-finite ones as NaN: such rows count as zero."""
         values = np.asarray(y, dtype=np.float64)
         values = np.where(np.isfinite(values), values, np.nan)
-        return values if self.bound is None else np.clip(values, -self.bound, self.bound)
+        if not self.bounded:
+            return values
+        return np.clip((values - self.centre) / self.scale, -1.0, 1.0)
 
     def refuse_kind(self, kind: Kind | None) -> None:
         """Refuse nothing: sources check the types of numbers where they are opened."""
@@ -134,7 +148,7 @@ Targets: TypeAlias = NumberTargets | ClassTargets
 def classes_of(classes: Any, y: Any) -> NDArray[Any]:
     """Return the sorted classes: those given, or else the labels of `y`, which are then public."""
     if classes is None:
-        NumberTargets(None).refuse_bad(y if np.asarray(y).dtype.kind == "f" else [])
+        NumberTargets().refuse_bad(y if np.asarray(y).dtype.kind == "f" else [])
         _refuse_bad_text(np.asarray(y))
         with warnings.catch_warnings():
             # A warning about the number of labels would depend on the data.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,11 +52,12 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
     classes_ : (k,) array
         Sorted.
     coef_, intercept_ : arrays of shape (1, p) and (1,), or (k, p) and (k,)
-        Last iterate.
-    coef_average_, intercept_average_, coef_tail_, intercept_tail_
-        Mean of all iterates, and of the iterates of the last half.
+        Coefficients that `predict` uses, of the model that `average` names.
+    coef_last_, intercept_last_, coef_average_, intercept_average_, coef_tail_, intercept_tail_
+        Last iterate, mean of all iterates, and mean of the iterates of the last half.
     epsilon_, delta_, noise_multiplier_, sensitivity_squared_, plan_, reproducible_, n_steps_,
-    n_iter_, learning_rate_, sparsity_, regret_, n_features_in_, feature_names_in_
+    n_iter_, batch_size_, clip_norm_, learning_rate_, momentum_, sparsity_, regret_, n_features_in_,
+    feature_names_in_
         As for :class:`DPFTRLRegressor`.
 
     See Also
@@ -91,11 +93,11 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         *,
         loss: str = "logistic",
         classes: Any = None,
-        batch_size: int = 256,
-        epochs: int = 1,
+        batch_size: Any = "auto",
+        epochs: Any = "auto",
         learning_rate: Any = "auto",
-        clip_norm: float = 1.0,
-        momentum: float = 0.0,
+        clip_norm: Any = "auto",
+        momentum: Any = "auto",
         l1: float = 0.0,
         radius: float | None = None,
         x_norm_bound: float | None = None,
@@ -127,6 +129,13 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
             raise ValueError(
                 "classes must be given, got None: the labels of a stream are public and declared "
                 "before its first batch"
+            )
+        if declared is None:
+            warnings.warn(
+                "classes is not given: the labels that occur in y are taken to be public; declare "
+                "them with classes=",
+                UserWarning,
+                stacklevel=5,
             )
         return ClassTargets(classes_of(declared, y))
 

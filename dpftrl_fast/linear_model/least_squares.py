@@ -37,10 +37,13 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     x_norm_bound : float
         Rows with a larger norm are scaled to it. Required, and public: a bound learned from the
         rows would reveal them.
-    y_bound : float
-        Targets are clipped to [-y_bound, y_bound]. Required and public.
-    batch_size : int, default 256
-        Rows of a step, at most their number.
+    y_bound : float or (float, float)
+        Bounds on the targets: (low, high), or a number b for (-b, b). Targets are clipped to them,
+        and scaled to [-1, 1] for the fit. Required and public.
+    batch_size : int or "auto", default "auto"
+        Rows of a step, at most their number. "auto" is all rows, up to 65,536, since the last model
+        then has the least noise; 256 where models of earlier steps are made (`solve_every`,
+        `compute_regret`, `partial_fit`).
     radius : float, optional
         Radius of the L2 ball about 0 that holds all models (coefficients and
         intercept/intercept_scaling together). Each model is the exact minimiser in the ball.
@@ -88,6 +91,8 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     Attributes
     ----------
     coef_, intercept_ : (p,) array, float
+        Coefficients that `predict` uses, of the model that `average` names; in the units of y.
+    coef_last_, intercept_last_
         Last model.
     coef_average_, intercept_average_
         Mean of all models.
@@ -100,9 +105,11 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     solves_ : tuple of dpftrl_fast.convex.least_squares.solver.Solve
         Solution of each model: its step, its ridge and its case ("definite" or "projected"; in a
         ball "interior", "boundary" or "hard").
+    batch_size_ : int
+        Rows of a step as used.
     regret_ : float
-        Mean over all rows of l(theta_t) - l(u) with l half the squared error, u being the best
-        parameters in hindsight. Only with `compute_regret`; NOT PRIVATE.
+        Mean over all rows of l(theta_t) - l(u) with l half the squared error of the scaled targets,
+        u being the best parameters in hindsight. Only with `compute_regret`; NOT PRIVATE.
     epsilon_, delta_, reproducible_, n_steps_, n_iter_, n_features_in_, feature_names_in_
         As for :class:`DPFTRLRegressor`.
 
@@ -144,7 +151,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         *,
         x_norm_bound: float | None = None,
         y_bound: float | None = None,
-        batch_size: int = 256,
+        batch_size: Any = "auto",
         radius: float | None = None,
         split: float = DEFAULT_SPLIT,
         ridge_factor: float = 2.0,
@@ -225,11 +232,23 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         return parameters
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> NumberTargets:
-        return NumberTargets(parameters["y_bound"])
+        return NumberTargets.within(parameters["y_bound"])
 
     def _constant(self, parameters: Mapping[str, Any]) -> float:
         # Like norms, the constant column stays slightly below its bound in the plan.
         return clip_limit(super()._constant(parameters))
+
+    def _resolved(
+        self, parameters: Mapping[str, Any], units: int, rows: int, n_features: int, outputs: int
+    ) -> dict[str, Any]:
+        settings: LeastSquaresSettings = LeastSquaresSettings.of(parameters)
+        run = settings.resolved(units, regret=parameters["compute_regret"])
+        return {**parameters, "batch_size": run.batch_size}
+
+    def _stream_batch_size(self, horizon: int) -> int:
+        found = LeastSquaresSettings(solve_every=1).resolved(horizon).batch_size
+        assert found != "auto"
+        return found
 
     def _start(
         self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
@@ -238,7 +257,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         plan = settings.plan(
             units,
             x_norm_bound=parameters["x_norm_bound"],
-            y_bound=parameters["y_bound"],
+            y_bound=1.0,  # targets are scaled to [-1, 1]
             constant=super()._constant(parameters),
             regret=parameters["compute_regret"],
         )
@@ -263,7 +282,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     ) -> dict[str, Any]:
         run: LeastSquares = stepper
         run.last  # noqa: B018 - makes the model if it is not made yet
-        further: dict[str, Any] = {"solves_": run.solves}
+        further: dict[str, Any] = {"batch_size_": parameters["batch_size"], "solves_": run.solves}
         if parameters["compute_regret"] and isinstance(source, MemoryRows):
             further["regret_"] = run.regret() / (2 * source.units)
         return further

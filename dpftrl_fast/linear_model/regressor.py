@@ -38,27 +38,29 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     loss_param : float, optional
         Threshold of Huber's loss (default 1), half the width of the insensitive tube (0.1), or the
         quantile (0.5).
-    batch_size : int, default 256
+    batch_size : int or "auto", default "auto"
         Rows of a step (users with ``groups=``), at most their number. Sums are divided by it, also
         that of a smaller last batch.
-    epochs : int, default 1
+    epochs : int or "auto", default "auto"
         Passes over the rows.
     learning_rate : float, "auto" or "theory", default "auto"
         1/lambda, or a rule of `dpftrl_fast.convex.glm.rates.learning_rate`.
-    clip_norm : float, default 1.0
+    clip_norm : float or "auto", default "auto"
         L: the gradient of a row (the summed gradient of a user) is clipped to this norm.
-    momentum : float, default 0.0
-        gamma, in [0, 1).
+    momentum : float or "auto", default "auto"
+        gamma, in [0, 1). These five follow from public facts where they are "auto", see
+        docs/defaults.md: the number of rows, the bounds, the loss and the budget.
     l1 : float, default 0.0
-        Weight of the L1 norm of the coefficients per step; `coef_` then has exact zeros. The
+        Weight of the L1 norm of the coefficients per step; `coef_last_` then has exact zeros. The
         intercept is not penalised.
     radius : float, optional
         Radius of the L2 ball about 0 that holds all iterates (coefficients and
         intercept/intercept_scaling together).
     x_norm_bound : float, optional
         Rows with a larger norm are scaled to it. A public number, never learned from the rows.
-    y_bound : float, optional
-        Targets are clipped to [-y_bound, y_bound]. A public number.
+    y_bound : float or (float, float), optional
+        Bounds on the targets: (low, high), or a number b for (-b, b). Targets are clipped to them,
+        and scaled to [-1, 1] for the fit. Public numbers.
     fit_intercept : bool, default True
         Append a constant entry to each row, after scaling: the norm of a row is then at most
         sqrt(x_norm_bound^2 + intercept_scaling^2), and the entry counts in the norm of the gradient
@@ -98,6 +100,8 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     Attributes
     ----------
     coef_, intercept_ : (p,) array, float
+        Coefficients that `predict` uses, of the model that `average` names; in the units of y.
+    coef_last_, intercept_last_
         The last iterate.
     coef_average_, intercept_average_
         Mean of all iterates at which gradients were taken.
@@ -113,13 +117,13 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         True with a `noise_seed`: the model is not private.
     n_steps_, n_iter_ : int
         Steps taken, and epochs.
-    learning_rate_ : float
-        1/lambda as used.
+    batch_size_, clip_norm_, learning_rate_, momentum_
+        As used.
     sparsity_ : float
-        Share of coefficients in `coef_` that are exactly 0.
+        Share of coefficients in `coef_last_` that are exactly 0.
     regret_ : float
-        Mean over all rows of l(theta_t) - l(u), u being the best parameters in hindsight. Only with
-        `compute_regret`; NOT PRIVATE.
+        Mean over all rows of l(theta_t) - l(u), for the scaled targets, u being the best parameters
+        in hindsight. Only with `compute_regret`; NOT PRIVATE.
     n_features_in_ : int
     feature_names_in_ : array of str
         If `X` has names.
@@ -162,11 +166,11 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         *,
         loss: str = "squared",
         loss_param: float | None = None,
-        batch_size: int = 256,
-        epochs: int = 1,
+        batch_size: Any = "auto",
+        epochs: Any = "auto",
         learning_rate: Any = "auto",
-        clip_norm: float = 1.0,
-        momentum: float = 0.0,
+        clip_norm: Any = "auto",
+        momentum: Any = "auto",
         l1: float = 0.0,
         radius: float | None = None,
         x_norm_bound: float | None = None,
@@ -194,7 +198,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         return parameters
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> NumberTargets:
-        return NumberTargets(parameters["y_bound"])
+        return NumberTargets.within(parameters["y_bound"])
 
     def _loss(self, parameters: Mapping[str, Any], outputs: int) -> tuple[str, float]:
         loss, given = parameters["loss"], parameters["loss_param"]

@@ -56,7 +56,7 @@ def draft_schema(
         "# Column types and the number of rows come from the file: are they public?",
         "# A numeric column: bounds [low, high] and optionally divisor, offset;",
         "# a categorical one: categories. Delete unused columns.",
-        "version: 1",
+        "version: 2",
         f"rows: {table.num_rows}  # row slots; public",
         f"target: {json.dumps({'name': target, **entries.pop(target)})}",
         "columns:" if entries else "columns: {}",

@@ -16,6 +16,7 @@ import pytest
 import written_by_0_1 as old
 
 from dpftrl_fast import STREAM_VERSION, ChaCha, PrivacyPlan, TreeNoise
+from dpftrl_fast.tables.schema import Schema
 
 PLANS = list(old.read("promises.json")["plans"])
 LEAST_SQUARES = list(old.read("promises.json")["least_squares_plans"])
@@ -228,6 +229,8 @@ def test_a_model_is_read(name: str, tmp_path: Path) -> None:
     assert old.predicted(model, tmp_path / "rows.csv") == case["predicted"]
     facts = old.read(f"models/{name}/model.json")
     assert model.facts == facts
-    assert model.plan.to_dict() == facts["plan"] and model.schema.to_dict() == facts["schema"]
+    assert model.plan.to_dict() == facts["plan"]
+    assert model.schema == Schema.from_dict(facts["schema"])
+    assert Schema.from_dict(model.schema.to_dict()) == model.schema
     assert old.kept_promises(old.promises(model.plan), case["promises"])
     assert model.plan.epsilon(facts["delta"]) == facts["epsilon"]

@@ -15,7 +15,7 @@ from gradient_oracle import oracle
 from dpftrl_fast import reference
 from dpftrl_fast.accounting import FixedEpochs, SinglePass, noise_std
 from dpftrl_fast.convex.glm.fit import GLMRun
-from dpftrl_fast.convex.glm.rates import learning_rate
+from dpftrl_fast.convex.glm.rates import learning_rate, stable_rate
 from dpftrl_fast.convex.glm.sums import Objective, clipped_sum, outputs_of
 from dpftrl_fast.convex.row_batches import Batch, SparseRows, row_norms, take_users
 from dpftrl_fast.ftrl import theory_learning_rate
@@ -268,15 +268,54 @@ def test_a_number_is_the_rate():
     assert rate(0.25) == 0.25
 
 
+def noise_of_predictions(objective, batch_size=256):
+    """Return the noise of the largest row's prediction at rate 1, in the last half of the steps."""
+    std = noise_std(100).prefix[50:]
+    reach = np.hypot(objective.row_bound, objective.constant)
+    return 0.3 * 14.0 / batch_size * np.sqrt(np.mean(std**2)) * reach
+
+
 def test_auto_is_stable_and_quiet():
-    assert rate("auto") == pytest.approx(1 / 5)
-    assert rate("auto", "logistic") == pytest.approx(4 / 5)
-    assert rate("auto", momentum=0.9) == pytest.approx(0.1 / 5)
-    std = noise_std(100).prefix
-    noise = 0.3 * 14.0 * np.sqrt(10_001) / 256 * np.sqrt(np.mean(std**2))
-    assert rate("auto", p=10_000, row_bound=0.1, constant=0.1, radius=3.0) == pytest.approx(
-        3.0 / noise
+    # 0.8 of 2 (1 + gamma)/(h R^2), R^2 = 5
+    assert rate("auto", batch_size=10**5) == pytest.approx(1.6 / 5)
+    assert rate("auto", "logistic", batch_size=10**5) == pytest.approx(4 * 1.6 / 5)
+    assert rate("auto", momentum=0.9, batch_size=10**5) == pytest.approx(1.6 * 1.9 / 5)
+    assert rate("auto", "hinge", batch_size=10**5) == pytest.approx(1.6 / 5)
+    assert rate("auto", rows_per_unit=4.0, batch_size=10**6) == pytest.approx(0.4 / 5)
+    small = Objective("squared", 10, clip_norm=0.3, row_bound=0.1, constant=0.1)
+    noise = noise_of_predictions(small, 32)
+    found = rate("auto", row_bound=0.1, constant=0.1, batch_size=32)
+    assert found * noise == pytest.approx(0.5) and found < 1.6 / 0.02
+    assert rate("auto", row_bound=0.1, constant=0.1, batch_size=32, momentum=0.9) == pytest.approx(
+        found / 10
     )
+    ball = rate("auto", row_bound=0.1, constant=0.1, batch_size=32, radius=1.0)
+    assert ball * noise == pytest.approx(np.hypot(0.1, 0.1))  # predictions in a ball are small
+    margins = rate("auto", "logistic", row_bound=0.1, constant=0.1, batch_size=32)
+    assert margins * noise == pytest.approx(5.0) and margins < 6.4 / 0.02
+
+
+def test_rows_without_a_bound_are_taken_to_be_in_a_cube():
+    bounded = rate("auto", p=9, row_bound=3.0)
+    assert rate("auto", p=9, row_bound=None) == pytest.approx(bounded)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("loss", ["squared", "huber", "logistic"])
+def test_the_stable_rate_is_stable_and_nearly_the_largest(loss, momentum):
+    """Rows that are all the same are the worst: the loss along them has its whole curvature."""
+    objective = Objective(loss, 1, row_bound=2.0, constant=1.0)
+    curvature = {"logistic": 0.25}.get(loss, 1.0) * 5.0
+
+    def distance(rate):
+        theta, before = 1.0, 1.0  # heavy ball on the quadratic that bounds the loss
+        for _ in range(2000):
+            theta, before = theta - rate * curvature * theta + momentum * (theta - before), theta
+        return abs(theta)
+
+    stable = stable_rate(objective, momentum) * (1.0 - momentum)
+    assert distance(stable) < 1e-6
+    assert not distance(1.3 * stable) < 1.0
 
 
 def test_theory_is_that_of_the_regret_bound():
@@ -286,9 +325,8 @@ def test_theory_is_that_of_the_regret_bound():
     assert rate("theory", radius=2.0, momentum=0.5) == pytest.approx(expected / 2)
     for loss in ("hinge", "quantile", "epsilon_insensitive", "linear"):
         objective = Objective(loss, 10, clip_norm=0.3, loss_param=0.5, row_bound=2.0, constant=1.0)
-        got = learning_rate("auto", objective, PLAN, batch_size=256, radius=2.0)
+        got = learning_rate("theory", objective, PLAN, batch_size=256, radius=2.0)
         assert got == pytest.approx(expected)
-    assert rate("auto", row_bound=None, radius=2.0) == pytest.approx(expected)
 
 
 # ---- Rows ----

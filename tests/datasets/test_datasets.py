@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from dpftrl_fast import datasets
 from dpftrl_fast.datasets import flights, flights_order, flights_schema
-from dpftrl_fast.fitting import FitSettings, fit
+from dpftrl_fast.fitting import RunSettings, fit
 from dpftrl_fast.fitting.evaluation import ridge_reference, scores
 from dpftrl_fast.tables import Encoder, TableReader
 from dpftrl_fast.tables.schema import Schema
@@ -113,7 +113,7 @@ def test_the_installed_flights(prepared: dict[str, Path]) -> None:
 @needs_flights
 def test_the_private_fit_of_the_flights(prepared: dict[str, Path]) -> None:
     schema = Schema.load(prepared["schema"])
-    settings = FitSettings(
+    settings = RunSettings(
         epsilon=1.0, delta=1e-6, batch_size=256, learning_rate=1.0, clip_norm=0.3
     )
     results = [fit(TableReader(prepared["train"], schema), settings) for _ in range(5)]

@@ -28,7 +28,7 @@ from fitting_cases import (
 
 from dpftrl_fast.convex.least_squares import engine as least_squares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, fit, make_plan
+from dpftrl_fast.fitting import LeastSquaresSettings, RunSettings, fit, make_plan
 from dpftrl_fast.fitting.evaluation import scores
 from dpftrl_fast.fitting.model_file import model_facts
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
@@ -36,7 +36,7 @@ from dpftrl_fast.tables import TableError
 from dpftrl_fast.tables.schema import Schema
 
 BY_USER = {**REGRESSION, **USERS}
-FTRL = FitSettings(batch_size=3, clip_norm=0.5, noise_seed=3, learning_rate=1.0)
+FTRL = RunSettings(batch_size=3, clip_norm=0.5, noise_seed=3, learning_rate=1.0)
 
 
 def who(rows: Lines) -> list[str]:
@@ -64,7 +64,7 @@ def test_the_sums_of_users_are_those_of_a_plain_computation(
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_fit_by_user_is_that_of_the_estimator(tmp_path: Path, epochs: int) -> None:
-    settings = FitSettings(
+    settings = RunSettings(
         batch_size=3, clip_norm=0.5, noise_seed=3, epochs=epochs, learning_rate=1.0
     )
     rows = lines(users=12)
@@ -74,23 +74,23 @@ def test_a_fit_by_user_is_that_of_the_estimator(tmp_path: Path, epochs: int) -> 
         fit_intercept=False,
     ).fit(*features(rows), groups=who(rows))  # fmt: skip
     assert result.plan == estimator.plan_ and result.steps == 4 * epochs
-    np.testing.assert_allclose(result.last, estimator.coef_, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.last, estimator.coef_last_, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(result.tail, estimator.coef_tail_, rtol=1e-4, atol=1e-5)
     assert model_facts(result)["neighbours"] == "one user replaced by zero"
 
 
 def test_several_classes_by_user_are_those_of_the_estimator(tmp_path: Path) -> None:
     rows = lines(users=12)
-    settings = FitSettings(batch_size=3, clip_norm=0.5, noise_seed=3, learning_rate=1.0)
+    settings = RunSettings(batch_size=3, clip_norm=0.5, noise_seed=3, learning_rate=1.0)
     result = fit(table(tmp_path / "t.csv", rows, {**SEVERAL, **USERS}), settings)
     labels = ["low", "mid", "high"]
     estimator = DPFTRLClassifier(
-        batch_size=3, clip_norm=0.5, noise_seed=3, learning_rate=1.0, fit_intercept=False,
+        batch_size=3, epochs=1, clip_norm=0.5, noise_seed=3, learning_rate=1.0, fit_intercept=False,
         loss="multinomial", classes=[0, 1, 2],
     )  # fmt: skip
     classes = [labels.index(row.split(",")[4]) for row in rows]
     estimator.fit(features(rows)[0], classes, groups=who(rows))
-    np.testing.assert_allclose(result.last, estimator.coef_, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.last, estimator.coef_last_, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_several_classes_by_user_are_those_of_the_estimator(tmp_path: Path) -> N
 def test_one_user_changes_one_sum_a_pass_by_at_most_the_clip_norm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any], loss: str
 ) -> None:
-    settings = FitSettings(
+    settings = RunSettings(
         batch_size=3, clip_norm=0.2, loss=loss, noise_multiplier=1.0, epsilon=None, epochs=2
     )
     path, rows = tmp_path / "t.csv", lines()
@@ -163,7 +163,9 @@ def test_least_squares_is_that_of_the_estimator(tmp_path: Path, radius: float | 
     settings = LeastSquaresSettings(
         batch_size=BATCH, noise_seed=3, epsilon=20.0, radius=radius, split=0.4, ridge_factor=1.0
     )
-    result = fit(table(tmp_path / "t.csv", lines()), settings, curve_points=3)
+    target = {"target": {"name": "y", "bounds": [-2, 2]}}
+    source = table(tmp_path / "t.csv", lines(), {**REGRESSION, **target})
+    result = fit(source, settings, curve_points=3)
     estimator = DPFTRLLeastSquares(
         epsilon=20.0, x_norm_bound=1.0, y_bound=2.0, batch_size=BATCH, noise_seed=3,
         radius=radius, split=0.4, ridge_factor=1.0, fit_intercept=False,
@@ -171,7 +173,7 @@ def test_least_squares_is_that_of_the_estimator(tmp_path: Path, radius: float | 
     assert result.plan == estimator.plan_
     assert result.epsilon(1e-6) == estimator.epsilon_ <= 20.0
     assert list(result.coefficients) == ["last"] and result.curve.average is None
-    np.testing.assert_allclose(result.last, estimator.coef_, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(2.0 * result.last, estimator.coef_, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(result.curve.last[-1], result.last)
     assert result.curve.steps.tolist() == [2, 4, 7] and result.solve is not None
     assert result.solve.case == estimator.solves_[-1].case

@@ -16,7 +16,7 @@ from mechanism_cases import TOEPLITZ
 from dpftrl_fast import files
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.files import write_files
-from dpftrl_fast.fitting import FitResult, FitSettings, LeastSquaresSettings, fit
+from dpftrl_fast.fitting import FitResult, LeastSquaresSettings, RunSettings, fit
 from dpftrl_fast.fitting.model_file import check_target, load_model, model_facts, save_model
 from dpftrl_fast.plots import learning_curve_png
 from dpftrl_fast.tables import TableReader
@@ -35,7 +35,7 @@ TEXT = "a,c,y\n0.5,u,3\n1,v,9\n0.123456,u,4\n0,v,2\n,u,5\n0.75,u,6\n"
 
 def fitted(tmp_path: Path, seed: int | None = SEED) -> FitResult:
     (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8")
-    settings = FitSettings(batch_size=2, noise_seed=seed)
+    settings = RunSettings(batch_size=2, noise_seed=seed)
     return fit(TableReader(tmp_path / "t.csv", SCHEMA), settings)
 
 
@@ -75,7 +75,11 @@ def test_predictions_are_in_the_targets_units(tmp_path: Path) -> None:
     scale = np.sqrt(3.0)
     for kind in ("last", "average", "tail"):
         theta = getattr(result, kind)
-        wanted = [theta @ [1, 0, 1, 1] / scale, np.nan, theta @ [0.5, 0, 0, 1] / scale]
+        wanted = [
+            theta @ [1, 0, 1, 1] / scale,
+            np.nan,
+            theta @ [0, 0, 0, 1] / scale,
+        ]  # 0.5 is the middle
         found = load_model(tmp_path / "m").predict(tmp_path / "new.csv", kind=kind)  # type: ignore[arg-type]
         np.testing.assert_allclose(found, np.array(wanted) * 5 + 2, rtol=1e-5)
     with pytest.raises(ValueError, match="kind must be one of"):
@@ -87,7 +91,7 @@ def labelled(tmp_path: Path, labels: list[str], **change: Any) -> FitResult:
     schema = Schema.from_dict({**SCHEMA.to_dict(), **target, **change})
     text = "a,c,k\n" + "".join(f"0.{i},u,{labels[i % len(labels)]}\n" for i in range(6))
     (tmp_path / "t.csv").write_text(text, encoding="utf-8")
-    return fit(TableReader(tmp_path / "t.csv", schema), FitSettings(batch_size=2, noise_seed=SEED))
+    return fit(TableReader(tmp_path / "t.csv", schema), RunSettings(batch_size=2, noise_seed=SEED))
 
 
 @pytest.mark.parametrize("labels", [["no", "yes"], ["low", "mid", "high"]])
@@ -98,7 +102,7 @@ def test_labels_are_predicted(tmp_path: Path, labels: list[str]) -> None:
     model = load_model(tmp_path / "m")
     assert model.schema.task == several["task"]
     (tmp_path / "new.csv").write_text("c,a\nv,2\nu,x\nother,0.5\n", encoding="utf-8")
-    x = np.array([[1, 0, 1, 1], [np.nan] * 4, [0.5, 0, 0, 1]]) / np.sqrt(3.0)
+    x = np.array([[1, 0, 1, 1], [np.nan] * 4, [0, 0, 0, 1]]) / np.sqrt(3.0)
     for kind in ("last", "tail"):
         wanted = x @ getattr(result, kind).T
         found = model.predict(tmp_path / "new.csv", kind=kind)  # type: ignore[arg-type]
@@ -135,7 +139,7 @@ def test_a_model_of_least_squares_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mechanism", TOEPLITZ.values(), ids=TOEPLITZ)
 def test_a_model_has_its_mechanism(tmp_path: Path, mechanism: Any) -> None:
     (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8")
-    kinds: list[Any] = [FitSettings]
+    kinds: list[Any] = [RunSettings]
     if mechanism.restart_every is None:
         kinds.append(LeastSquaresSettings)
     for kind in kinds:

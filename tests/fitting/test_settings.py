@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from fitting_cases import CLASSES, REGRESSION, SEVERAL, features, lines, table
 
-from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, fit, make_plan
+from dpftrl_fast.fitting import (
+    FitSettings,
+    LeastSquaresSettings,
+    RunSettings,
+    fit,
+    make_plan,
+)
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 from dpftrl_fast.mechanisms import BandedInverse
 from dpftrl_fast.tables.schema import Schema
@@ -21,6 +27,7 @@ from dpftrl_fast.tables.schema import Schema
 LINEAR = (DPFTRLRegressor, DPFTRLClassifier)
 REQUESTS: list[dict[str, Any]] = [
     {},
+    {"batch_size": "auto"},
     {"epsilon": 0.3, "delta": 1e-5},
     {"epsilon": None, "noise_multiplier": 4.0},
     {"batch_size": 7},
@@ -31,6 +38,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"mechanism": BandedInverse((1.0, -0.9))},
 ]
 FTRL_REQUESTS: list[dict[str, Any]] = [
+    {"batch_size": "auto", "epochs": 2, "learning_rate": 0.1},
     {"clip_norm": 0.3, "l1": 0.01},
     {"epochs": 3},
     {"epochs": 2, "momentum": 0.9},
@@ -57,7 +65,8 @@ def same_plan(plan: Any, model: Any) -> None:
 def test_the_same_request_has_the_same_plan(cls: Any, request_: dict[str, Any]) -> None:
     x, y = features(lines())
     request_ = {"batch_size": 10, **request_}
-    model = cls(**request_).fit(x, y if cls is DPFTRLRegressor else y > 0.3)
+    bounds: dict[str, Any] = {"x_norm_bound": 1.0, "fit_intercept": False}
+    model = cls(**request_, **bounds).fit(x, y if cls is DPFTRLRegressor else y > 0.3)
     schema = Schema.from_dict(REGRESSION if cls is DPFTRLRegressor else CLASSES)
     same_plan(make_plan(schema, FitSettings(**request_)), model)
 
@@ -68,16 +77,16 @@ def test_the_same_request_has_the_same_plan_of_least_squares(request_: dict[str,
     model = DPFTRLLeastSquares(
         x_norm_bound=1.0, y_bound=2.0, fit_intercept=False, **request_
     ).fit(*features(lines()))  # fmt: skip
-    plan = make_plan(Schema.from_dict(REGRESSION), LeastSquaresSettings(**request_))
-    same_plan(plan, model)
+    schema = Schema.from_dict({**REGRESSION, "target": {"name": "y", "bounds": [-2, 2]}})
+    same_plan(make_plan(schema, LeastSquaresSettings(**request_)), model)
 
 
 def test_running_sums_need_less_noise_than_all_nodes() -> None:
-    settings = FitSettings(epsilon=1.0, delta=1e-6, batch_size=256, mechanism="tree")
+    settings = RunSettings(epsilon=1.0, delta=1e-6, batch_size=256, mechanism="tree")
     plan = settings.plan(267_346)
     assert plan.bound == "released"
     assert plan.noise_multiplier == pytest.approx(12.9980, abs=1e-3)
-    exact = FitSettings(bound="exact", mechanism="tree").plan(267_346)
+    exact = RunSettings(bound="exact", mechanism="tree").plan(267_346)
     assert exact.noise_multiplier == pytest.approx(14.0117, abs=1e-3)
 
 
@@ -113,7 +122,7 @@ def test_rates_and_models_are_the_same(
         y = np.array([labels.index(row.split(",")[target]) for row in lines()])
     model = cls(**request_, x_norm_bound=1.0, fit_intercept=False).fit(x, y)
     assert result.learning_rate == model.learning_rate_
-    np.testing.assert_allclose(result.last, np.squeeze(model.coef_), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.last, np.squeeze(model.coef_last_), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,9 @@ def test_the_horizon_is_kept(cls: Any) -> None:
     for _ in range(2):
         refused(model, lambda: model.partial_fit(X[:10], y[:10]), "6 declared steps", "epsilon")
         refused(model, lambda: model.partial_fit(X[:1], y[:1]), "6 declared steps")
-    assert np.array_equal(path[-1], np.append(np.ravel(model.coef_), np.ravel(model.intercept_)))
+    assert np.array_equal(
+        path[-1], np.append(np.ravel(model.coef_last_), np.ravel(model.intercept_last_))
+    )
 
 
 @every
@@ -329,7 +331,7 @@ def test_nothing_is_half_advanced(cls: Any) -> None:
             refused(troubled, lambda s=part: troubled.partial_fit(X[s], y[s][:, None] + [[0, 0]]))
             refused(troubled, lambda s=part: troubled.partial_fit(X[s] + 1j, y[s]))
         troubled.partial_fit(X[part], y[part], **(first_of(cls) if start == 0 else {}))
-        got = np.append(np.ravel(troubled.coef_), np.ravel(troubled.intercept_))
+        got = np.append(np.ravel(troubled.coef_last_), np.ravel(troubled.intercept_last_))
         np.testing.assert_array_equal(got, expected[start // 10])
 
 

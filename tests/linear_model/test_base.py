@@ -247,10 +247,13 @@ def test_ids_of_a_stream_are_those_of_the_labels():
 
 def test_numbers_are_clipped_and_bad_ones_are_nan():
     y = np.array([0.5, -7.0, np.nan, np.inf, -np.inf])
-    np.testing.assert_array_equal(NumberTargets(1.0).encode(y), [0.5, -1, np.nan, np.nan, np.nan])
-    np.testing.assert_array_equal(NumberTargets(None).encode([3, -2]), [3.0, -2.0])
+    within = NumberTargets.within
+    np.testing.assert_array_equal(within(1.0).encode(y), [0.5, -1, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(within((-9.5, 0.5)).encode(y)[:3], [1.0, -0.5, np.nan])
+    np.testing.assert_allclose(within((1e100, 2e100)).encode([1.75e100, 0.0]), [0.5, -1.0])
+    np.testing.assert_array_equal(within(None).encode([3, -2]), [3.0, -2.0])
     with pytest.raises(ValueError, match="y must be finite, got NaN in row 2"):
-        NumberTargets(1.0).refuse_bad(y)
+        within(1.0).refuse_bad(y)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +296,8 @@ def test_wrong_classes_are_refused(classes, y, message):
 
 class Source(RowSource):
     def __init__(self, X, y):
-        self.inner, self.units, self.n_features = MemoryRows(X, y), len(X), X.shape[1]
+        self.inner, self.n_features = MemoryRows(X, y), X.shape[1]
+        self.units = self.rows = len(X)
 
     def feed(self, run, order, encode, progress):
         self.inner.feed(run, order, encode, progress)

@@ -45,7 +45,9 @@ def test_a_fit_states_its_plan_and_a_stream_makes_the_same_model(cls: Any, mecha
     first = {"classes": [0, 1]} if cls is DPFTRLClassifier else {}
     online = make(cls, horizon=len(y), **options)
     path = stream(online, X, y, **first)
-    assert np.array_equal(path[-1], np.append(np.ravel(model.coef_), np.ravel(model.intercept_)))
+    assert np.array_equal(
+        path[-1], np.append(np.ravel(model.coef_last_), np.ravel(model.intercept_last_))
+    )
     assert online.plan_ == model.plan_
     other = clone(model)
     assert other.mechanism is mechanism or other.mechanism == mechanism

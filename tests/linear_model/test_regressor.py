@@ -47,7 +47,13 @@ def tables(tmp_path_factory):
     return found
 
 
-FLIGHTS = {"clip_norm": 0.3, "x_norm_bound": 15**0.5 / 4, "intercept_scaling": 0.25}
+FLIGHTS = {
+    "clip_norm": 0.3,
+    "batch_size": 256,
+    "epochs": 1,
+    "x_norm_bound": 15**0.5 / 4,
+    "intercept_scaling": 0.25,
+}
 
 
 @pytest.mark.parametrize(("epsilon", "wanted"), [(1.0, 0.81), (3.0, 0.814)])
@@ -100,7 +106,7 @@ def test_l1_finds_the_relevant_coefficients():
     def fitted(l1, rate):
         model = DPFTRLRegressor(
             8.0, l1=l1, learning_rate=rate, x_norm_bound=1.1, batch_size=200, average="last",
-            fit_intercept=False, noise_seed=1,
+            epochs=1, clip_norm=1.0, fit_intercept=False, noise_seed=1,
         ).fit(X[:n], y[:n])  # fmt: skip
         return model.score(X[n:], y[n:]), model
 
@@ -119,16 +125,16 @@ def test_l1_finds_the_relevant_coefficients():
 def test_the_first_step_is_the_definitions():
     X, y = problem(40)
     model = DPFTRLRegressor(
-        None, noise_multiplier=0.7, batch_size=40, clip_norm=0.2, learning_rate=0.5,
+        None, noise_multiplier=0.7, batch_size=40, epochs=1, clip_norm=0.2, learning_rate=0.5,
         x_norm_bound=0.8, y_bound=0.5, intercept_scaling=0.3, noise_seed=9, mechanism="tree",
     ).fit(X, y)  # fmt: skip
     noise = reference.TreeNoise(7, 0.2 * 0.7, seed=9, dtype="float64").step()
     total = oracle(
-        X, np.clip(y, -0.5, 0.5), np.zeros(7), 0.2, "squared", row_bound=0.8, constant=0.3
+        X, np.clip(y / 0.5, -1.0, 1.0), np.zeros(7), 0.2, "squared", row_bound=0.8, constant=0.3
     )
-    theta = -0.5 * (total[0] + noise) / 40
-    np.testing.assert_allclose(model.coef_, theta[:-1], rtol=1e-9, atol=1e-12)
-    assert model.intercept_ == pytest.approx(0.3 * theta[-1], rel=1e-9)
+    theta = 0.5 * (-0.5 * (total[0] + noise) / 40)  # targets were scaled by 0.5
+    np.testing.assert_allclose(model.coef_last_, theta[:-1], rtol=1e-9, atol=1e-12)
+    assert model.intercept_last_ == pytest.approx(0.3 * theta[-1], rel=1e-9)
     assert not model.coef_average_.any() and not model.coef_tail_.any()  # theta_1 is 0
 
 
@@ -185,6 +191,7 @@ def test_several_epochs_follow_the_planner_and_learn_more():
 def test_shuffled_epochs_are_a_fit_of_the_dealt_rows():
     X, y = problem(600)
     options = {"batch_size": 50, "x_norm_bound": 1.0, "noise_seed": 3, "learning_rate": 0.5}
+    options |= {"epochs": 1}
     model = DPFTRLRegressor(shuffle=True, random_state=7, **options).fit(X, y)
     deal = np.random.RandomState(7).permutation(600)
     plain = DPFTRLRegressor(**options).fit(X[deal], y[deal])
@@ -194,7 +201,7 @@ def test_shuffled_epochs_are_a_fit_of_the_dealt_rows():
 
 def test_verbose_says_how_many_steps_are_done(capsys):
     X, y = problem(100)
-    DPFTRLRegressor(batch_size=10, x_norm_bound=1.0, verbose=1).fit(X, y)
+    DPFTRLRegressor(batch_size=10, epochs=1, x_norm_bound=1.0, verbose=1).fit(X, y)
     assert capsys.readouterr().out.splitlines()[-1] == "step 10 of 10"
 
 
@@ -215,8 +222,9 @@ def test_the_quantile_loss_predicts_quantiles():
     X, y = np.ones((50_000, 1)), rng.uniform(-1, 1, 50_000)
     for quantile in (0.1, 0.9):
         model = DPFTRLRegressor(
-            20.0, loss="quantile", loss_param=quantile, learning_rate=0.5, fit_intercept=False
-        ).fit(X, y)
+            20.0, loss="quantile", loss_param=quantile, learning_rate=0.5, fit_intercept=False,
+            batch_size=256, epochs=1, clip_norm=1.0,
+        ).fit(X, y)  # fmt: skip
         assert model.predict([[1.0]])[0] == pytest.approx(2 * quantile - 1, abs=0.05)
 
 
@@ -259,7 +267,7 @@ def test_a_batch_is_of_whole_users(sparse):
     X, y = problem(300)
     groups = np.random.default_rng(1).integers(0, 40, 300)
     model = DPFTRLRegressor(
-        None, noise_multiplier=0.5, batch_size=40, clip_norm=0.2, learning_rate=0.5,
+        None, noise_multiplier=0.5, batch_size=40, epochs=1, clip_norm=0.2, learning_rate=0.5,
         x_norm_bound=1.0, intercept_scaling=0.3, noise_seed=9, mechanism="tree",
     ).fit(scipy.sparse.csr_array(X) if sparse else X, y, groups=groups)  # fmt: skip
     assert model.n_steps_ == 1
@@ -268,7 +276,7 @@ def test_a_batch_is_of_whole_users(sparse):
     total = oracle(X[order], y[order], np.zeros(7), 0.2, "squared", starts=starts, constant=0.3)
     noise = reference.TreeNoise(7, 0.2 * 0.5, seed=9, dtype="float64").step()
     theta = -0.5 * (total[0] + noise) / 40
-    np.testing.assert_allclose(model.coef_, theta[:-1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(model.coef_last_, theta[:-1], rtol=1e-9, atol=1e-12)
 
 
 def test_users_are_shuffled_and_come_again_every_epoch():
@@ -300,5 +308,6 @@ def test_wrong_groups_are_refused(groups, message):
 def test_regret_is_small_with_little_noise():
     X, y = problem(4000)
     options = {"x_norm_bound": 1.0, "batch_size": 50, "compute_regret": True, "noise_seed": 1}
+    options |= {"epochs": 1, "clip_norm": 1.0}
     regrets = [DPFTRLRegressor(epsilon, **options).fit(X, y).regret_ for epsilon in (0.3, 30.0)]
     assert 0 < regrets[1] < regrets[0]

@@ -67,6 +67,7 @@ WORST: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("fine_grid")
 @every
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -119,6 +120,7 @@ def test_no_value_of_a_stream_is_spoken_of(cls: Any, factor: float) -> None:
             y = np.sign(y) * factor
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "this model may not learn")  # of public facts
         for data in (X, X.clip(-3e38, 3e38).astype(np.float32), scipy.sparse.csr_array(X)):
             path = stream(make(cls, horizon=60), data, y, **first_of(cls))
             assert np.all(np.isfinite(path))
@@ -234,8 +236,9 @@ def test_a_stream_is_of_users_or_of_rows(cls: Any) -> None:
 def test_users_of_a_stream_make_the_model_of_a_fit(cls: Any) -> None:
     X, y = rows(cls)
     users = np.repeat(np.arange(20), 3)
-    whole = make(cls, batch_size=5, noise_seed=6).fit(X, y, groups=users)
-    model = make(cls, batch_size=5, noise_seed=6, horizon=20)
+    options: dict[str, Any] = {"batch_size": 5, "noise_seed": 6, "learning_rate": 0.5}
+    whole = make(cls, **options).fit(X, y, groups=users)
+    model = make(cls, **options, horizon=20)
     for start in range(0, 60, 15):
         part = slice(start, start + 15)
         model.partial_fit(

@@ -20,10 +20,12 @@ NAMES = tuple(cls.__name__ for cls in CLASSES)
 
 
 def make(cls: Any, **parameters: Any) -> Any:
-    """Return an estimator with its bounds and a batch of 10."""
+    """Return an estimator with its bounds, a batch of 10, one epoch and a clip norm of 1."""
     bounds: dict[str, Any] = {"x_norm_bound": 1.0, "batch_size": 10}
     if cls is not DPFTRLClassifier:
         bounds["y_bound"] = 1.0
+    if cls is not DPFTRLLeastSquares:
+        bounds |= {"epochs": 1, "clip_norm": 1.0, "momentum": 0.0}
     return cls(**{**bounds, **parameters})
 
 
@@ -49,12 +51,12 @@ def first_of(cls: Any) -> dict[str, Any]:
 
 
 def stream(model: Any, X: Any, y: Any, **first: Any) -> list[Array]:
-    """Feed the rows after those already taken, and return all parameters after every step."""
+    """Feed the rows after those already taken, and return the last iterate after every step."""
     size, path = model.batch_size, []
     for start in range(size * getattr(model, "n_steps_", 0), len(y), size):
         part = slice(start, start + size)
         model.partial_fit(X[part], y[part], **(first if start == 0 else {}))
-        path.append(np.append(np.ravel(model.coef_), np.ravel(model.intercept_)))
+        path.append(np.append(np.ravel(model.coef_last_), np.ravel(model.intercept_last_)))
     return path
 
 

@@ -379,7 +379,8 @@ def fitted(options: Mapping[str, Any], how: str) -> Json:
     from dpftrl_fast.linear_model import DPFTRLRegressor
 
     X, y, users = rows()
-    model = DPFTRLRegressor(loss="linear", mechanism="tree", **options)
+    numbers = {"epochs": 1, "momentum": 0.0, **options}  # the defaults of 0.1
+    model = DPFTRLRegressor(loss="linear", mechanism="tree", **numbers)
     if how == "stream":
         for start in range(0, 24, model.batch_size):
             part = slice(start, start + model.batch_size)
@@ -387,7 +388,8 @@ def fitted(options: Mapping[str, Any], how: str) -> Json:
     else:
         model.fit(X, y, groups=users if how == "users" else None)
     names = ("coef_", "coef_average_", "coef_tail_", "intercept_", "intercept_tail_")
-    found = {name: to_hex(getattr(model, name)) for name in names}
+    now = {"coef_": "coef_last_", "intercept_": "intercept_last_"}  # names since then
+    found = {name: to_hex(getattr(model, now.get(name, name))) for name in names}
     predicted = model.predict(np.eye(3))  # nothing is added up but zeros and the intercept
     return {**found, "predicted": to_hex(predicted), "epsilon": model.epsilon_.hex()}
 

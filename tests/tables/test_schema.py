@@ -53,7 +53,12 @@ def test_what_follows_from_a_schema() -> None:
 
 def test_the_default_divisor_of_a_target_is_its_reach() -> None:
     target = Schema.from_dict(GOOD).target
-    assert target.to_dict() == {"bounds": [-2.0, 4.0], "divisor": 4.0}
+    assert target.to_dict() == {"bounds": [-2.0, 4.0], "divisor": 4.0, "offset": 0.0}
+
+
+def test_the_default_offset_is_the_middle_of_the_bounds() -> None:
+    target = Schema.from_dict({**GOOD, "version": 2}).target
+    assert target.to_dict() == {"bounds": [-2.0, 4.0], "divisor": 3.0, "offset": 1.0}
 
 
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml"])
@@ -109,7 +114,7 @@ def test_files_read_back(tmp_path: Path, suffix: str) -> None:
         (("row_norm_bound",), -1, "row_norm_bound must be a finite number > 0, got -1.0"),
         (("row_norm_bound",), math.nan, "finite"),
         (("row_norm_bound",), 1e-300, "overflows"),
-        (("version",), 2, "version must be 1"),
+        (("version",), 3, "version must be 1 or 2"),
         (("task",), "classification", "task must be 'regression'"),
         (("task",), ["regression"], "task must be 'regression'"),
         (("users",), 0, "users must be an integer >= 1, got 0"),

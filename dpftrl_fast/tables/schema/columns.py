@@ -48,10 +48,11 @@ class NumericColumn:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of a schema file, without the name."""
-        entry: dict[str, Any] = {"bounds": [self.low, self.high], "divisor": self.divisor}
-        if self.offset:
-            entry["offset"] = self.offset
-        return entry
+        return {
+            "bounds": [self.low, self.high],
+            "divisor": self.divisor,
+            "offset": self.offset,
+        }
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class LabelTarget(CategoricalColumn):
     """Target of a classification: its labels in class order; of two the second is positive."""
 
 
-def _numeric(name: str, entry: Mapping[str, Any]) -> NumericColumn:
+def _numeric(name: str, entry: Mapping[str, Any], centred: bool) -> NumericColumn:
     bounds = entry["bounds"]
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise SchemaError(f"bounds of {name!r} must be [low, high], got {shown(bounds)}")
@@ -85,7 +86,8 @@ def _numeric(name: str, entry: Mapping[str, Any]) -> NumericColumn:
     low, high = (number(bound, f"a bound of {name!r}") for bound in bounds)
     if not low < high:
         raise SchemaError(f"bounds of {name!r} must have low < high, got [{low}, {high}]")
-    offset = number(entry.get("offset", 0.0), f"offset of {name!r}")
+    centre = low / 2.0 + high / 2.0 if centred else 0.0
+    offset = number(entry.get("offset", centre), f"offset of {name!r}")
     reach = max(abs(low - offset), abs(high - offset))
     given = entry.get("divisor")
     divisor = reach if given is None else positive(given, f"divisor of {name!r}")
@@ -114,14 +116,19 @@ def _categories(name: str, value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def read_column(name: str, entry: Any) -> NumericColumn | CategoricalColumn:
-    """Return the column declared by an entry."""
+def read_column(
+    name: str, entry: Any, *, centred: bool = True
+) -> NumericColumn | CategoricalColumn:
+    """Return the column declared by an entry.
+
+    With `centred`, the default offset of a numeric column is the middle of its bounds, otherwise 0.
+    """
     entry = mapping(entry, f"column {name!r}")
     if "bounds" in entry and "categories" in entry:
         raise SchemaError(f"column {name!r} must have bounds or categories, got both")
     if "bounds" in entry:
         known_keys(entry, ("bounds", "divisor", "offset"), f"column {name!r}")
-        return _numeric(name, entry)
+        return _numeric(name, entry, centred)
     if "categories" in entry:
         known_keys(entry, ("categories",), f"column {name!r}")
         return CategoricalColumn(name, _categories(name, entry["categories"]))
@@ -131,14 +138,14 @@ def read_column(name: str, entry: Any) -> NumericColumn | CategoricalColumn:
     )
 
 
-def read_target(entry: Any) -> NumericColumn | LabelTarget:
+def read_target(entry: Any, *, centred: bool = True) -> NumericColumn | LabelTarget:
     """Return the declared target."""
     entry = mapping(entry, "target")
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         raise SchemaError(f"target must have a name, got {shown(name)}")
     rest = {key: value for key, value in entry.items() if key != "name"}
-    column = read_column(name, rest)
+    column = read_column(name, rest, centred=centred)
     if isinstance(column, NumericColumn):
         return column
     if len(column.categories) < 2:

@@ -26,7 +26,8 @@ from dpftrl_fast.tables.schema.entries import (
     read_data,
 )
 
-SCHEMA_VERSION = 1
+#: In version 1 the default offset of a numeric column was 0, not the middle of its bounds.
+SCHEMA_VERSION = 2
 
 Task: TypeAlias = Literal["regression", "classification", "multinomial"]
 #: Tasks of a target: a number, one of two labels, one of several.
@@ -72,7 +73,7 @@ class Schema:
     Examples
     --------
     >>> schema = Schema.from_dict({
-    ...     "version": 1, "rows": 1000,
+    ...     "version": 2, "rows": 1000,
     ...     "target": {"name": "pay", "bounds": [0, 100]},
     ...     "columns": {"age": {"bounds": [18, 70]}, "town": {"categories": ["A", "B"]}},
     ... })
@@ -242,14 +243,18 @@ class Schema:
         """
         top = mapping(data, "schema")
         known_keys(top, _ENTRIES, "schema")
-        if not equal(top.get("version", SCHEMA_VERSION), SCHEMA_VERSION):
-            raise SchemaError(f"version must be {SCHEMA_VERSION}, got {shown(top['version'])}")
+        version = top.get("version", SCHEMA_VERSION)
+        if not any(equal(version, known) for known in (1, SCHEMA_VERSION)):
+            raise SchemaError(f"version must be 1 or {SCHEMA_VERSION}, got {shown(version)}")
+        centred = not equal(version, 1)
         for key in ("rows", "target", "columns"):
             if key not in top:
                 raise SchemaError(f"schema must have the entry {key!r}, got {sorted(top)}")
-        target = read_target(top["target"])
+        target = read_target(top["target"], centred=centred)
         entries = mapping(top["columns"], "columns")
-        columns = tuple(read_column(name, entry) for name, entry in entries.items())
+        columns = tuple(
+            read_column(name, entry, centred=centred) for name, entry in entries.items()
+        )
         if target.name in entries:
             raise SchemaError(f"the target {target.name!r} must not be among the columns")
         intercept = top.get("intercept", True)

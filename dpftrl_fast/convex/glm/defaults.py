@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defaults of a run of DP-FTRL, derived from public facts only.
+
+Facts are the number of rows (or users), their bounds, the loss, the budget and the error of the
+mechanism. The rule, with its reasons and measurements, is in docs/defaults.md:
+
+- The clip norm is a fifth of the largest gradient norm of a row at theta = 0.
+- There are about 512 steps, with momentum 0.9.
+- More passes over the rows leave less noise, and take longer. There is one pass, or the first of 4,
+  16 and 64 whose noise is tolerable at the stable learning rate.
+- The learning rate is that of `rates.learning_rate("auto", ...)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from dpftrl_fast.convex.glm.rates import row_reach
+from dpftrl_fast.convex.glm.sums import Objective
+
+#: Steps of a run whose batch size and number of epochs are both "auto".
+STEPS = 512
+#: Numbers of passes that are tried, in this order.
+PASSES = (1, 4, 16, 64)
+_FEWEST_STEPS = 256
+_MOMENTUM, _MOMENTUM_FROM = 0.9, 64
+_CLIPPED = 0.2
+
+
+def clip_norm(objective: Objective, rows_per_unit: float = 1.0) -> float:
+    """Return a fifth of the largest gradient norm of a row (a user of so many rows) at theta = 0.
+
+    Targets are taken to be in [-1, 1].
+
+    Examples
+    --------
+    >>> clip_norm(Objective("logistic", 3, row_bound=3.0, constant=4.0))
+    0.5
+    """
+    k, outputs = objective.loss_param, objective.outputs
+    slope = {
+        "huber": min(1.0, k),
+        "quantile": max(k, 1.0 - k),
+        "logistic": 0.5,
+        "multinomial": math.sqrt(1.0 - 1.0 / outputs),
+        "hinge": math.sqrt(outputs),
+    }.get(objective.loss, 1.0)
+    return _CLIPPED * slope * row_reach(objective) * rows_per_unit
+
+
+def momentum(steps: int) -> float:
+    """Return the momentum of a run of so many steps: none for a short one.
+
+    Examples
+    --------
+    >>> momentum(512), momentum(20)
+    (0.9, 0.0)
+    """
+    return _MOMENTUM if steps >= _MOMENTUM_FROM else 0.0
+
+
+def one_pass_batch(units: int) -> int:
+    """Return the batch size of a single pass over so many rows or users.
+
+    Examples
+    --------
+    >>> one_pass_batch(10_000), one_pass_batch(100)
+    (20, 1)
+    """
+    return -(-units // STEPS)
+
+
+def schedule(
+    units: int,
+    batch_size: int | None,
+    epochs: int | None,
+    noise: Callable[[int, int], float] | None,
+    tolerated: float,
+) -> tuple[int, int]:
+    """Return the batch size and the number of epochs; those given are kept.
+
+    Parameters
+    ----------
+    units : int
+        Rows or users.
+    batch_size, epochs : int or None
+        Given values.
+    noise : callable or None
+        From batch size and epochs to the standard deviation of a prediction's noise at the stable
+        learning rate. None if epochs cost no privacy loss that is limited (a given noise
+        multiplier): then there is one.
+    tolerated : float
+        Largest noise.
+
+    Examples
+    --------
+    >>> schedule(10_000, None, None, lambda batch, epochs: 1.0 / epochs, 0.1)
+    (313, 16)
+    >>> schedule(10_000, 100, None, lambda batch, epochs: 0.0, 0.1)
+    (100, 4)
+    """
+    tried = list(_candidates(units, batch_size, epochs))
+    if noise is None:
+        return tried[0]
+    for found in tried:
+        if noise(*found) <= tolerated:
+            return found
+    return tried[-1]
+
+
+def _candidates(
+    units: int, batch_size: int | None, epochs: int | None
+) -> Iterator[tuple[int, int]]:
+    for passes in PASSES if epochs is None else (epochs,):
+        if batch_size is None:
+            yield -(-units // min(units, max(1, STEPS // passes))), passes
+        else:
+            steps = passes * -(-units // batch_size)
+            if epochs is not None or passes == PASSES[-1] or steps >= _FEWEST_STEPS:
+                yield batch_size, passes
