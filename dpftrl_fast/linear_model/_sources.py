@@ -88,10 +88,15 @@ def join(parts: Sequence[Batch]) -> Batch:
     """
     if len(parts) == 1:
         return parts[0]
-    rows: Any = [part.X for part in parts]
-    targets = np.concatenate([part.y for part in parts])
-    if isinstance(rows[0], SparseRows):
+    return Batch(*map(_joined, zip(*parts, strict=True)))
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    """Join one field of batches, which all of them have or none has."""
+    if all(piece is None for piece in pieces):
+        return None
+    if isinstance(pieces[0], SparseRows):
         from scipy.sparse import vstack
 
-        return Batch(SparseRows.of(vstack([X.to_scipy() for X in rows], format="csr")), targets)
-    return Batch(np.concatenate(rows), targets)
+        return SparseRows.of(vstack([piece.to_scipy() for piece in pieces], format="csr"))
+    return np.concatenate(pieces)

@@ -100,14 +100,19 @@ class Stream:
 
 
 def _rows_of(batch: Batch, start: int, stop: int) -> Batch:
-    return Batch(batch.X[start:stop], batch.y[start:stop])
+    """Return some rows, with every field that has an entry per row."""
+    fields: list[Any] = [None if part is None else part[start:stop] for part in batch]
+    return Batch(*fields)
 
 
 def _copied(batch: Batch) -> Batch:
     """Return rows that the caller cannot change, nor keeps the memory of all of a call."""
-    X = batch.X
-    X = SparseRows.of(X.to_scipy().copy()) if isinstance(X, SparseRows) else X.copy()
-    return Batch(X, batch.y.copy())
+    fields: list[Any] = [None if part is None else _copy_of(part) for part in batch]
+    return Batch(*fields)
+
+
+def _copy_of(part: Any) -> Any:
+    return SparseRows.of(part.to_scipy().copy()) if isinstance(part, SparseRows) else part.copy()
 
 
 def turn_of(model: Any) -> Any:
