@@ -61,8 +61,9 @@ def audit_estimator(
     Parameters
     ----------
     estimator : estimator
-        Not changed. Its `epochs` must be 1, `l1` 0 and `radius` None: the models then hold as much
-        as the noisy sums. `batch_size` and `horizon` are replaced.
+        Not changed. Its `epochs` must be 1 or "auto", which is 1 in a stream, `l1` 0 and `radius`
+        None: the models then hold as much as the noisy sums. `batch_size` and `horizon` are
+        replaced.
     steps : int
         Of a run, at most 2048: for n rows, ceil(n/batch_size).
     label_flip : bool
@@ -101,6 +102,8 @@ def audit_estimator(
         )
     squares = isinstance(estimator, DPFTRLLeastSquares)
     parameters = dict(estimator.get_params(deep=False))
+    if parameters.get("epochs") == "auto":
+        parameters["epochs"] = 1
     for name, needed in (("epochs", 1), ("l1", 0.0), ("radius", None)):
         if parameters.get(name, needed) != needed:
             raise ValueError(
@@ -157,12 +160,23 @@ def _row_of(record: Any) -> _Row:
 
 
 def _default_row(parameters: dict[str, Any]) -> _Row:
-    bound, y_bound = parameters.get("x_norm_bound"), parameters.get("y_bound")
+    bound = parameters.get("x_norm_bound")
     clip = parameters.get("clip_norm", 1.0)
+    clip = 1.0 if clip == "auto" else clip
     x = BEYOND * max(1.0, clip) if bound is None else BEYOND * bound
     if "loss" in parameters and parameters["loss"] in ("logistic", "multinomial", "hinge"):
         return _Row(np.array([x]), 1.0)
-    return _Row(np.array([x]), BEYOND if y_bound is None else BEYOND * y_bound)
+    centre, scale = _scaling(parameters)
+    return _Row(np.array([x]), centre + BEYOND * scale)
+
+
+def _scaling(parameters: dict[str, Any]) -> tuple[float, float]:
+    """Return the centre and half the width of the bounds of a regression's targets."""
+    bounds = parameters.get("y_bound")
+    if bounds is None:
+        return 0.0, 1.0
+    low, high = bounds if isinstance(bounds, (tuple, list)) else (-bounds, bounds)
+    return low / 2.0 + high / 2.0, high / 2.0 - low / 2.0
 
 
 def _blocks(row: Vector, coins: NDArray[np.bool_], *, always: bool) -> csr_matrix:
@@ -202,6 +216,7 @@ class _Stream(_Probe):
     ) -> None:
         parameters |= {"shuffle": False, "compute_regret": False}
         self.cls, self.parameters, self.row = cls, parameters, row
+        self.centre, self.scale = _scaling(parameters)
         self.steps, self.flipped, self.classes = steps, flipped, classes
         if classes is not None:
             place = int(np.searchsorted(classes, row.y))
@@ -219,7 +234,7 @@ class _Stream(_Probe):
         empty = csr_matrix(X.shape)
         # A row without a target counts as zero.
         if self.classes is None:
-            other = -row.y if self.flipped else math.nan
+            other = 2.0 * self.centre - row.y if self.flipped else math.nan
             y, none = np.where(coins, row.y, other), np.full(count, math.nan)
         else:
             unknown = self.classes.max() + 1
@@ -230,19 +245,20 @@ class _Stream(_Probe):
         for step in range(self.steps):
             batch = (X, y) if step == 0 else (empty, none)
             model.partial_fit(*batch, **(first if step == 0 else {}))
-            models.append(np.atleast_2d(model.coef_).copy())
+            models.append(np.atleast_2d(model.coef_last_) / self.scale)
         found = np.array(models)  # (steps, outputs, features)
         sums = sums_of_models(
             found.reshape(self.steps, -1),
             -model.learning_rate_ / count,
-            momentum=self.parameters["momentum"],
+            momentum=model.momentum_,
         )
         sums = sums.reshape(self.steps, found.shape[1], count, row.x.size)
         return model.plan_, sums
 
     def whitened(self, found: list[Any]) -> tuple[Vector, Vector, Any, str]:
         plan = found[0][0]
-        difference = self._gradient(True) - self._gradient(False)
+        clip_norm = plan.clip_norm
+        difference = self._gradient(True, clip_norm) - self._gradient(False, clip_norm)
         length = float(np.linalg.norm(difference))
         unit = difference / length if length else difference
         sums = np.concatenate([np.einsum("tkmd,kd->tm", s, unit) for _, s in found], axis=1)
@@ -250,7 +266,7 @@ class _Stream(_Probe):
         shift = white(np.ones(self.steps)) * (length / plan.clip_norm)
         return white(sums / plan.clip_norm), shift, plan, plan.layout.describe()
 
-    def _gradient(self, included: bool) -> Vector:
+    def _gradient(self, included: bool, clip_norm: float) -> Vector:
         """Return the clipped gradient of a canary at theta = 0, of shape (outputs, features)."""
         given, x = self.parameters, self.row.x
         classes = self.classes
@@ -265,12 +281,11 @@ class _Stream(_Probe):
         if classes is not None:
             slopes = class_slopes(given["loss"], self.place if included else self.other, outputs)
         else:
-            y = self.row.y if included else -self.row.y
-            y_bound = given["y_bound"]
-            y = y if y_bound is None else min(max(y, -y_bound), y_bound)
+            y = (self.row.y - self.centre) / self.scale * (1.0 if included else -1.0)
+            y = y if given["y_bound"] is None else min(max(y, -1.0), 1.0)
             slopes = np.array([slope(given["loss"], given["loss_param"], y)])
         full = float(np.linalg.norm(slopes) * math.hypot(float(np.linalg.norm(x)), constant))
-        scale = min(1.0, given["clip_norm"] / full) if full > 0.0 else 1.0
+        scale = min(1.0, clip_norm / full) if full > 0.0 else 1.0
         return np.asarray(np.outer(slopes, x) * scale)
 
 
@@ -292,9 +307,11 @@ class _Squares(_Probe):
         self.plan: LeastSquaresPlan = self.settings.plan(
             parameters["batch_size"] * steps,
             x_norm_bound=parameters["x_norm_bound"],
-            y_bound=parameters["y_bound"],
+            y_bound=1.0,
             constant=self.constant,
         )
+        centre, scale = _scaling(parameters)
+        self.target = (row.y - centre) / scale
 
     def run(self, coins: NDArray[np.bool_]) -> Any:
         count, width = coins.size, self.row.x.size
@@ -302,7 +319,7 @@ class _Squares(_Probe):
         engine = self.settings.start(self.plan, size, threads=self.parameters["threads"])
         there = coins | self.flipped
         X = _blocks(self.row.x, coins, always=self.flipped).toarray()
-        y = np.where(coins, self.row.y, -self.row.y)
+        y = np.where(coins, self.target, -self.target)
         y[~there] = math.nan
         # Blocks of the packed upper triangle that belong to one canary alone.
         p = size + (1 if self.constant else 0)
@@ -336,7 +353,7 @@ class _Squares(_Probe):
         norm = float(np.linalg.norm(x))
         if norm > plan.x_norm_bound:
             x = x * (plan.x_norm_bound / norm)
-        y = min(max(self.row.y, -plan.y_bound), plan.y_bound)
+        y = min(max(self.target, -plan.y_bound), plan.y_bound)
         products = np.outer(x, x)[np.triu_indices(x.size)]
         if self.constant:
             products = np.concatenate([products, x * self.constant])

@@ -24,7 +24,7 @@ from dpftrl_fast.cli.options import (
 )
 from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
-from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings
+from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings, default_method
 from dpftrl_fast.tables import TableReader
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
@@ -33,6 +33,7 @@ from dpftrl_fast.tables.schema import Schema
 class Method(str, enum.Enum):
     """Methods of a fit."""
 
+    auto = "auto"
     ftrl = "ftrl"
     least_squares = "least-squares"
 
@@ -63,8 +64,12 @@ def command(
     schema: Annotated[Path, typer.Option(help="Declared facts of the table, .yaml or .json.")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     method: Annotated[
-        Method, typer.Option(help="DP-FTRL, or least squares from two sums (regression).")
-    ] = Method.ftrl,
+        Method,
+        typer.Option(
+            help="DP-FTRL, or least squares from two sums (a numeric target); by default the one "
+            "that suits the public facts."
+        ),
+    ] = Method.auto,
     task: Annotated[Task | None, typer.Option(help="Task; by default that of the target.")] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Epsilon to keep; 1 unless --noise-multiplier is given.")
@@ -74,16 +79,19 @@ def command(
         float | None, typer.Option(help="Noise multiplier sigma, instead of --epsilon.")
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Rows of a step; users with --group-column.")
-    ] = 256,
+        int | None,
+        typer.Option(help="Rows of a step; users with --group-column. Default: automatic."),
+    ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the rows, in the same order; default 1.")
+        int | None,
+        typer.Option(help="Passes over the rows, in the same order. Default: automatic."),
     ] = None,
     learning_rate: Annotated[
         str | None, typer.Option(help="1/lambda, auto or theory; default auto.")
     ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(help="Bound on the gradient of a row (or user); default 1.")
+        float | None,
+        typer.Option(help="Bound on the gradient of a row (or user). Default: automatic."),
     ] = None,
     loss: Annotated[
         Loss | None, typer.Option(help="Loss; default squared, logistic or multinomial, by task.")
@@ -92,7 +100,9 @@ def command(
         float | None,
         typer.Option(help="Parameter of huber (1), epsilon_insensitive (0.1) or quantile (0.5)."),
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum, 0 <= m < 1; default 0.")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="Momentum, 0 <= m < 1. Default: automatic.")
+    ] = None,
     l1: Annotated[float | None, typer.Option(help="Weight of the L1 penalty; default 0.")] = None,
     radius: Annotated[
         float | None, typer.Option(help="Radius of an L2 ball that holds the coefficients.")
@@ -157,9 +167,10 @@ def command(
     if validate_only:
         show_validation(TableReader(data, declared, delimiter=delimiter), json_=json_)
         return
-    if epochs is None and str(data) == STANDARD_INPUT:
+    chosen = _method(method, declared, given)
+    if chosen is Method.ftrl and epochs is None and str(data) == STANDARD_INPUT:
         given["epochs"] = 1  # it is read once
-    settings = _settings(method, {**given, "learning_rate": _rate(learning_rate)})
+    settings = _settings(chosen, {**given, "learning_rate": _rate(learning_rate)})
     files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public)
     run(files, settings, json_=json_)
 
@@ -194,18 +205,39 @@ def _declared(schema: Schema, given: Mapping[str, Any]) -> Schema:
     return schema
 
 
+_FTRL, _LEAST_SQUARES = (
+    {field.name for field in fields(cls)} for cls in (FitSettings, LeastSquaresSettings)
+)
+
+
+def _method(method: Method, schema: Schema, given: Mapping[str, Any]) -> Method:
+    """Return the method: the one asked for, or that of the options given, or the default one."""
+    if method is not Method.auto:
+        return method
+    names = {name for name, value in given.items() if value is not None}
+    if names & (_LEAST_SQUARES - _FTRL):
+        return Method.least_squares
+    if names & (_FTRL - _LEAST_SQUARES) or given["batch_size"] is not None:
+        return Method.ftrl
+    multiplier = given["noise_multiplier"]
+    epsilon = given["epsilon"]
+    if epsilon is None and multiplier is None:
+        epsilon = 1.0
+    found = default_method(
+        schema, epsilon=epsilon, delta=given["delta"], noise_multiplier=multiplier
+    )
+    return Method(found)
+
+
 def _settings(method: Method, given: Mapping[str, Any]) -> Settings:
     """Return the settings of a method from the options that were given; refuse the other's."""
     given = {name: value for name, value in given.items() if value is not None}
-    ftrl, least_squares = (
-        {field.name for field in fields(cls)} for cls in (FitSettings, LeastSquaresSettings)
-    )
     if method is Method.least_squares and given.get("epochs") == 1:
         del given["epochs"]
-    for name in sorted(given.keys() & (ftrl ^ least_squares)):
-        if method is Method.ftrl and name in least_squares:
+    for name in sorted(given.keys() & (_FTRL ^ _LEAST_SQUARES)):
+        if method is Method.ftrl and name in _LEAST_SQUARES:
             raise ValueError(f"{_option(name)} needs --method least-squares")
-        if method is Method.least_squares and name in ftrl:
+        if method is Method.least_squares and name in _FTRL:
             raise ValueError(f"{_option(name)} is not supported by least squares")
     if "noise_multiplier" in given:
         given.setdefault("epsilon", None)

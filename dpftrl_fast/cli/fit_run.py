@@ -21,9 +21,19 @@ from dpftrl_fast.cli.output import (
     show,
     warn_of_large_delta,
 )
-from dpftrl_fast.fitting import FitResult, Settings, fit, make_plan
+from dpftrl_fast.convex.glm.outlook import LearningWarning
+from dpftrl_fast.fitting import (
+    FitResult,
+    RunSettings,
+    Settings,
+    fit,
+    make_plan,
+    outlook,
+    resolve,
+)
 from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import check_target, save_model
+from dpftrl_fast.fitting.run import ResolvedSettings
 from dpftrl_fast.plots import learning_curve_png
 from dpftrl_fast.tables import TableReader, validate
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
@@ -58,6 +68,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
             "--these-rows-are-public needs --test-public and a numeric target: it compares with a "
             "ridge regression on the test rows"
         )
+    settings = resolve(schema, settings)
     _refuse_second_pass(files, settings)
     table = TableReader(files.data, schema, delimiter=files.delimiter)
     plan = make_plan(schema, settings)
@@ -67,6 +78,9 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
         test = _public(files.test_public, files)
     if not json_:
         show(facts_table(guarantee_facts(plan, settings.delta, schema.unit)))
+        show(facts_table(_settings_facts(settings)))
+    for reason in outlook(schema, settings, plan):
+        note(f"warning: {LearningWarning(reason)}")
     per_user = schema.group_column is not None
     warn_of_large_delta(settings.delta, schema.units, "user" if per_user else "row")
     points = _CURVE_POINTS if settings.method == "ftrl" else _CURVE_SOLVES
@@ -100,10 +114,10 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     return facts
 
 
-def _refuse_second_pass(files: Files, settings: Settings) -> None:
+def _refuse_second_pass(files: Files, settings: ResolvedSettings) -> None:
     """Refuse options that read a file twice if it is the standard input."""
     again = {
-        "--epochs": getattr(settings, "epochs", 1) != 1,
+        "--epochs": isinstance(settings, RunSettings) and settings.epochs > 1,
         "--group-column": files.schema.group_column is not None,
         "--these-rows-are-public": files.these_rows_are_public,
     }
@@ -112,6 +126,20 @@ def _refuse_second_pass(files: Files, settings: Settings) -> None:
         raise ValueError(f"- is read once, got {options}: write the rows into a file")
     if str(files.test_public) == STANDARD_INPUT:
         raise ValueError("--test-public must be a file, which is read twice, got -")
+
+
+def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
+    """Return the settings of a run that follow from public facts where they are not given."""
+    facts: dict[str, Any] = {"method": settings.method, "batch size": f"{settings.batch_size:,}"}
+    if isinstance(settings, RunSettings):
+        facts |= {
+            "epochs": settings.epochs,
+            "momentum": f"{settings.momentum:g}",
+            "learning rate": settings.learning_rate
+            if isinstance(settings.learning_rate, str)
+            else f"{settings.learning_rate:.4g}",
+        }
+    return facts
 
 
 def _check_test(files: Files) -> None:

@@ -71,7 +71,7 @@ def command(
     schema = Schema.from_dict(
         {
             "rows": rows,
-            "target": {"name": column, "bounds": [low, high], "divisor": 1},
+            "target": {"name": column, "bounds": [low, high], "divisor": 1, "offset": 0},
             "columns": {},
             "intercept": True,
         }

@@ -7,8 +7,11 @@ from dpftrl_fast.fitting.run import (
     FitResult,
     Plan,
     Settings,
+    default_method,
     fit,
     make_plan,
+    outlook,
+    resolve,
 )
 
 __all__ = [
@@ -19,6 +22,9 @@ __all__ = [
     "Plan",
     "RunSettings",
     "Settings",
+    "default_method",
     "fit",
     "make_plan",
+    "outlook",
+    "resolve",
 ]

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.convex.glm.fit import GLMRun
+from dpftrl_fast.convex.glm.outlook import problems
+from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares.choice import noise_share
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.solver import Solve
@@ -37,6 +40,8 @@ Engine: TypeAlias = GLMRun | LeastSquares
 PlanT = TypeVar("PlanT", PrivacyPlan, LeastSquaresPlan)
 
 _ROW_NORM = 1.0
+# Least squares is the default up to this number of features, and this share of noise.
+_MOST_SQUARED, _NEGLIGIBLE = 1000, 2e-4
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,45 @@ def resolve(schema: Schema, settings: Settings) -> ResolvedSettings:
     return settings.resolved(
         schema.units, objective, rows_per_unit=max(1.0, schema.rows / schema.units)
     )
+
+
+def default_method(
+    schema: Schema, *, epsilon: float | None, delta: float, noise_multiplier: float | None = None
+) -> Literal["ftrl", "least-squares"]:
+    """Return the method that fits a schema by default, by public facts.
+
+    It is least squares for a numeric target where the noise of its sums is negligible, since it
+    needs one pass, and DP-FTRL otherwise.
+
+    Examples
+    --------
+    >>> data = {"rows": 500_000, "target": {"name": "y", "bounds": [0, 1]},
+    ...         "columns": {"x": {"bounds": [0, 10]}}}
+    >>> default_method(Schema.from_dict(data), epsilon=1.0, delta=1e-6)
+    'least-squares'
+    >>> default_method(Schema.from_dict(data | {"rows": 500}), epsilon=1.0, delta=1e-6)
+    'ftrl'
+    """
+    if not isinstance(schema.target, NumericColumn) or schema.group_column is not None:
+        return "ftrl"
+    if schema.n_features > _MOST_SQUARED:
+        return "ftrl"
+    settings = LeastSquaresSettings(epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier)
+    plan = _of_type(make_plan(schema, settings), LeastSquaresPlan)
+    share = noise_share(plan, schema.n_features, schema.rows)
+    return "least-squares" if share <= _NEGLIGIBLE else "ftrl"
+
+
+def outlook(schema: Schema, settings: ResolvedSettings, plan: Plan) -> list[str]:
+    """Return the reasons why the model of a run is unlikely to learn, by public facts."""
+    if not (isinstance(settings, RunSettings) and isinstance(plan, PrivacyPlan)):
+        return []
+    objective = replace(_objective(schema, settings, settings.clip_norm), row_bound=_ROW_NORM)
+    options: dict[str, Any] = {"batch_size": settings.batch_size, "momentum": settings.momentum}
+    rate = settings.learning_rate
+    if isinstance(rate, str):
+        rate = learning_rate(rate, objective, plan, radius=settings.radius, **options)
+    return [*problems(objective, plan, learning_rate=rate, **options)]
 
 
 def make_plan(schema: Schema, settings: Settings) -> Plan:
@@ -231,7 +275,7 @@ def fit(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder, "rows.csv")
     ...     _ = path.write_text("x,y\n1,0.2\n5,0.4\n9,oops\n")
-    ...     result = fit(TableReader(path, schema), FitSettings(epsilon=1.0, batch_size=2))
+    ...     result = fit(TableReader(path, schema), FitSettings(batch_size=2, epochs=1))
     >>> result.steps, result.tail.shape, result.epsilon(1e-6) <= 1.0
     (2, (2,), True)
     """

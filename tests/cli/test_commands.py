@@ -57,7 +57,7 @@ def fit_arguments(tmp_path: Path, **change: object) -> list[object]:
 def test_fit_prints_its_guarantee_and_writes_a_model(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, 30, "test.csv", seed=1)
-    options = {"test-public": tmp_path / "test.csv", "mechanism": "tree"}
+    options = {"test-public": tmp_path / "test.csv", "mechanism": "tree", "epochs": 1}
     output = run(*fit_arguments(tmp_path, **options)).stdout
     words = (
         "epsilon",
@@ -82,7 +82,9 @@ def test_fit_prints_its_guarantee_and_writes_a_model(tmp_path: Path) -> None:
 def test_fit_as_json(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, 30, "test.csv", seed=1)
-    options = fit_arguments(tmp_path, **{"test-public": tmp_path / "test.csv", "noise-seed": 5})
+    options = fit_arguments(
+        tmp_path, **{"test-public": tmp_path / "test.csv", "noise-seed": 5, "epochs": 1}
+    )
     facts = run_json(*options, "--these-rows-are-public")
     assert facts["epsilon"] <= 1.0
     chosen = PrivacyPlan.from_dict(load_model(tmp_path / "m").facts["plan"])

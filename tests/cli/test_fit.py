@@ -134,7 +134,7 @@ def test_losses_and_their_parameter(folder: Path) -> None:
 
 
 def test_epochs(folder: Path) -> None:
-    words = arguments(folder, epochs=3, momentum=0.5, l1=0.01, radius=1)
+    words = arguments(folder, epochs=3, momentum=0.5, l1=0.01, radius=1, clip_norm=1)
     facts = run_json(*words, "--noise-seed", 1)
     model = load_model(folder / "m")
     assert model.plan == plan_of(
@@ -158,14 +158,15 @@ def test_epochs(folder: Path) -> None:
 
 @pytest.mark.parametrize("method", ["ftrl", "least-squares"])
 def test_the_mechanism_is_chosen_or_a_tree(folder: Path, method: str) -> None:
-    words = arguments(folder, method=method, mechanism="tree")
+    once = {"epochs": 1}
+    words = arguments(folder, method=method, mechanism="tree", **once)
     printed = run(*words).stdout
     plan = load_model(folder / "m").plan
     assert plan.mechanism == (Tree() if method == "ftrl" else "tree")
     assert "tree" in printed
     vanilla = arguments(folder, method=method, variant="vanilla")
     assert run_json(*vanilla, "--force")["plan"]["variant"] == "vanilla"
-    auto = run(*arguments(folder, method=method), "--force").stdout
+    auto = run(*arguments(folder, method=method, **once), "--force").stdout
     plan = load_model(folder / "m").plan
     if method == "ftrl":
         assert isinstance(plan.mechanism, ToeplitzMechanism)
@@ -181,9 +182,9 @@ def test_the_learning_rate_is_a_number_or_a_rule(folder: Path) -> None:
         run_json(*arguments(folder, **change), "--force")
         for change in ({}, {"learning_rate": "auto"})
     )
-    assert auto["settings"]["learning_rate"] == given["settings"]["learning_rate"] <= 1.0
+    assert auto["settings"] == given["settings"]
     theory = run_json(*arguments(folder, learning_rate="theory"), "--force")["settings"]
-    assert 0.0 < theory["learning_rate"] < auto["settings"]["learning_rate"]
+    assert 0.0 < theory["learning_rate"] != auto["settings"]["learning_rate"]
     number = run_json(*arguments(folder, learning_rate=0.25), "--force")["settings"]
     assert number["learning_rate"] == 0.25
 
@@ -218,7 +219,8 @@ def test_the_plan_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_users(folder: Path) -> None:
-    words = arguments(folder, group_column="who", users=10, test_public=folder / "test.csv")
+    words = arguments(folder, group_column="who", users=10, epochs=1)
+    words += ["--test-public", folder / "test.csv"]
     output = run(*words).stdout
     assert "one user replaced by zero" in output and "one user replaced by another" in output
     assert "record replaced" not in output and "3 steps" in output
@@ -234,7 +236,7 @@ def test_users(folder: Path) -> None:
 def test_users_of_the_schema(folder: Path) -> None:
     schema = {**SCHEMA, "users": 8, "group_column": "who"}
     (folder / "y.json").write_text(json.dumps(schema), encoding="utf-8")
-    assert run_json(*arguments(folder))["plan"]["participation"]["steps"] == 2
+    assert run_json(*arguments(folder, epochs=1))["plan"]["participation"]["steps"] == 2
     facts = run_json(*arguments(folder, users=13, epochs=2), "--force")
     assert facts["plan"]["participation"]["steps_per_epoch"] == 4
 
@@ -270,8 +272,8 @@ LEAST_SQUARES = {"method": "least-squares"}
         ("y", {**LEAST_SQUARES, "split": 0}, "split must be a finite number > 0 and < 1, got 0.0"),
         ("y", {**LEAST_SQUARES, "ridge_factor": "nan"}, "ridge_factor must be a finite number > 0"),
         ("y", {**LEAST_SQUARES, "radius": 0}, "radius must be a finite number in [1e-100, 1e+100]"),
-        ("y", {"split": 0.5}, "--split needs --method least-squares"),
-        ("y", {"ridge_factor": 2}, "--ridge-factor needs --method least-squares"),
+        ("y", {"method": "ftrl", "split": 0.5}, "--split needs --method least-squares"),
+        ("y", {"method": "ftrl", "ridge_factor": 2}, "--ridge-factor needs --method least-squares"),
         ("y", {"task": "classification"}, "task must be 'regression' for a target with bounds"),
         ("m", {"task": "classification"}, "task must be 'multinomial' for a target with 3"),
         ("k", {"task": "regression"}, "task must be 'classification' or 'multinomial'"),

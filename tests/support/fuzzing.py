@@ -67,6 +67,7 @@ def attempt(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "this model may not learn")  # of public facts
             result = call()
     except Exception as error:
         if problem := complaint(error, own):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from dpftrl_fast.convex.glm.rates import row_reach
+from dpftrl_fast.convex.glm.rates import MOST_STEPS, row_reach
 from dpftrl_fast.convex.glm.sums import Objective
 
 #: Steps of a run whose batch size and number of epochs are both "auto".
@@ -88,8 +88,8 @@ def schedule(
         Given values.
     noise : callable or None
         From batch size and epochs to the standard deviation of a prediction's noise at the stable
-        learning rate. None if epochs cost no privacy loss that is limited (a given noise
-        multiplier): then there is one.
+        learning rate. None where each epoch adds to epsilon (the noise multiplier is given): one
+        epoch is then the default.
     tolerated : float
         Largest noise.
 
@@ -100,13 +100,17 @@ def schedule(
     >>> schedule(10_000, 100, None, lambda batch, epochs: 0.0, 0.1)
     (100, 4)
     """
-    tried = list(_candidates(units, batch_size, epochs))
     if noise is None:
-        return tried[0]
-    for found in tried:
-        if noise(*found) <= tolerated:
+        return next(_candidates(units, batch_size, epochs or 1))
+    tried = list(_candidates(units, batch_size, epochs))
+    for found in tried[:-1]:
+        if _steps(units, *found) > MOST_STEPS or noise(*found) <= tolerated:
             return found
     return tried[-1]
+
+
+def _steps(units: int, batch_size: int, epochs: int) -> int:
+    return epochs * -(-units // batch_size)
 
 
 def _candidates(
@@ -116,6 +120,6 @@ def _candidates(
         if batch_size is None:
             yield -(-units // min(units, max(1, STEPS // passes))), passes
         else:
-            steps = passes * -(-units // batch_size)
-            if epochs is not None or passes == PASSES[-1] or steps >= _FEWEST_STEPS:
+            enough = _steps(units, batch_size, passes) >= _FEWEST_STEPS
+            if epochs is not None or passes == PASSES[-1] or enough:
                 yield batch_size, passes

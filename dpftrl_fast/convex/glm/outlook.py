@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dpftrl_fast.convex.glm.rates import prediction_noise, row_reach, tolerated_noise
+from dpftrl_fast.convex.glm.rates import MOST_STEPS, prediction_noise, row_reach, tolerated_noise
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -60,6 +60,8 @@ def problems(
             "up to 1 away: give a larger learning_rate, clip_norm or number of epochs, or, where "
             'these are "auto", more rows or a larger epsilon'
         )
+    if plan.steps > MOST_STEPS:
+        return
     noise = prediction_noise(objective, plan, batch_size=batch_size, rate=rate)
     tolerated = tolerated_noise(objective)
     if not noise <= _NOISY * tolerated:

@@ -12,6 +12,8 @@ from dpftrl_fast.convex.glm.sums import CURVATURE, Objective
 from dpftrl_fast.ftrl import theory_learning_rate
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
+#: Beyond so many steps no error of a mechanism is computed.
+MOST_STEPS = 1 << 26
 #: Share of the largest stable rate that "auto" takes.
 _STABLE = 0.8
 #: Standard deviation of a prediction's noise that "auto" accepts: for targets in [-1, 1], and for

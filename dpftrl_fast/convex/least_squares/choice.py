@@ -16,6 +16,7 @@ from dpftrl_fast.accounting.participation import Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, TreeSearch, chosen_mechanism
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound, sensitivity_squared
 from dpftrl_fast.convex.least_squares.completion import best_completion
+from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.mechanisms import Mechanism, ToeplitzMechanism, Tree
 from dpftrl_fast.mechanisms.tree_error import prefix_variance
 
@@ -84,6 +85,22 @@ def chosen_noise(
     squared = sensitivity_squared(participation, found, bound=bound)
     better = math.sqrt(squared) * error < _tree_error(participation, rank, bound)
     return found if better else "tree"
+
+
+def noise_share(plan: LeastSquaresPlan, p: int, rows: int) -> float:
+    """Return the norm of the noise of the last covariance, as a share of the largest covariance.
+
+    It is sigma_c sqrt(v_T p) for a sum of `rows` squares of rows, in units of their largest norm
+    squared: a public number.
+
+    Examples
+    --------
+    >>> plan = LeastSquaresPlan(1.0, 1.0, 3.0, SinglePass(1), split=0.36)
+    >>> noise_share(plan, 16, 1000)
+    0.015
+    """
+    variance = float(plan.variance_factors[-1])
+    return plan.covariance.noise_multiplier * math.sqrt(variance * p) / rows
 
 
 def _tree_error(
