@@ -97,7 +97,7 @@ def solver(name: Any) -> Call:
     rng = np.random.default_rng(1)
     A = rng.standard_normal((P, 2 * P)) / np.sqrt(P)
     packed = (A @ A.T)[np.triu_indices(P)].astype(np.float32)
-    minimise, b, start = Minimiser(P, solver=name), rng.standard_normal(P), np.zeros(P)
+    minimise, b, start = Minimiser(P, solver=name), rng.standard_normal((1, P)), np.zeros((1, P))
     return lambda: minimise(1, packed, b, 1.0, start)
 
 

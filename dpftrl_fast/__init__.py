@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentially private FTRL: noise for prefix sums from a C++ core, and the epsilon it buys.
 
-`TreeNoise` makes the noise; `PrivacyPlan` makes it and states its epsilon; `PrefixSum` is a private
-running sum; `ChaCha` is a NumPy bit generator over the same cipher. `dpftrl_fast.accounting` holds
-the accountant, `dpftrl_fast.reference` the whole mechanism in plain NumPy.
+`TreeNoise` makes the noise; `PrivacyPlan` makes it and states its epsilon; `PrivacyBudget` bounds
+the epsilon of several fits together; `PrefixSum` is a private running sum; `ChaCha` is a NumPy bit
+generator over the same cipher. `dpftrl_fast.accounting` holds the accountant,
+`dpftrl_fast.reference` the whole mechanism in plain NumPy.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast._chacha import ChaCha
 from dpftrl_fast._core import build_info
@@ -15,10 +18,15 @@ from dpftrl_fast.noise.tree import TreeNoise
 from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
+if TYPE_CHECKING:
+    from dpftrl_fast.run.budget import BudgetExceeded, PrivacyBudget
+
 __all__ = [
     "STREAM_VERSION",
+    "BudgetExceeded",
     "ChaCha",
     "PrefixSum",
+    "PrivacyBudget",
     "PrivacyPlan",
     "SinglePass",
     "ToeplitzNoise",
@@ -28,3 +36,18 @@ __all__ = [
 ]
 
 __version__: str = build_info()["version"]
+
+#: Loaded at their first use: they need modules that the rest does not.
+_LATER = ("BudgetExceeded", "PrivacyBudget")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import dpftrl_fast.run.budget as budget
+
+    return getattr(budget, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

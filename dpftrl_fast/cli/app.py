@@ -11,6 +11,7 @@ from dpftrl_fast import __version__
 from dpftrl_fast.cli import (
     audit,
     bench,
+    budget,
     demo,
     experiment,
     fit,
@@ -63,4 +64,10 @@ _schema = typer.Typer(
 _schema.command("draft")(schema.draft)
 _schema.command("check")(schema.check)
 app.add_typer(_schema, name="schema")
+_budget = typer.Typer(
+    no_args_is_help=True, help="Make or show the budget of several fits.", rich_markup_mode=None
+)
+_budget.command("new")(budget.new)
+_budget.command("show")(budget.show_budget)
+app.add_typer(_budget, name="budget")
 app.add_typer(experiment.group, name="experiment")

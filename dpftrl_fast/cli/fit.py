@@ -135,6 +135,10 @@ def command(
         int | None, typer.Option(help="Public maximum of users, instead of the schema's.")
     ] = None,
     delimiter: Delimiter = None,
+    budget: Annotated[
+        Path | None,
+        typer.Option(help="File of `budget new` that the fit is charged to."),
+    ] = None,
     test_public: Annotated[
         Path | None,
         typer.Option(help="Public test rows, for a metric and a learning curve."),
@@ -171,7 +175,7 @@ def command(
     if chosen is Method.ftrl and epochs is None and str(data) == STANDARD_INPUT:
         given["epochs"] = 1  # it is read once
     settings = _settings(chosen, {**given, "learning_rate": _rate(learning_rate)})
-    files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public)
+    files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public, budget)
     run(files, settings, json_=json_)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.accounting.curve.rounding import short_up
+from dpftrl_fast.cli.budget import budget_facts
 from dpftrl_fast.cli.output import (
     facts_table,
     guarantee_facts,
@@ -35,6 +36,7 @@ from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import check_target, save_model
 from dpftrl_fast.fitting.run import ResolvedSettings
 from dpftrl_fast.plots import learning_curve_png
+from dpftrl_fast.run.budget import PrivacyBudget
 from dpftrl_fast.tables import TableReader, validate
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
@@ -57,6 +59,7 @@ class Files:
     delimiter: str | None = None
     force: bool = False
     these_rows_are_public: bool = False
+    budget: Path | None = None
 
 
 def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
@@ -72,6 +75,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     _refuse_second_pass(files, settings)
     table = TableReader(files.data, schema, delimiter=files.delimiter)
     plan = make_plan(schema, settings)
+    budget = None if files.budget is None else _budget(files.budget, settings)
     test = None
     if files.test_public is not None:
         _check_test(files)
@@ -84,6 +88,8 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     per_user = schema.group_column is not None
     warn_of_large_delta(settings.delta, schema.units, "user" if per_user else "row")
     points = _CURVE_POINTS if settings.method == "ftrl" else _CURVE_SOLVES
+    if budget is not None:
+        budget.spend(plan, label=_label(settings, schema))  # on the disk before a row is read
     began = time.perf_counter()
     with progress_bar("steps", quiet=json_) as progress:
         result = fit(
@@ -107,25 +113,14 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
         metric = metric_name(schema)
         print_json(
             {**facts, "metric": metric, "scores": measured, "out": str(files.out),
-             "seconds": round(seconds, 3)}
+             "seconds": round(seconds, 3),
+             **({} if budget is None else {"budget": budget_facts(budget)})}
         )  # fmt: skip
     else:
         _show_result(result, schema, measured, files.out, plot, seconds)
+        if budget is not None:
+            show("", "Budget", *str(budget).splitlines()[:3])
     return facts
-
-
-def _refuse_second_pass(files: Files, settings: ResolvedSettings) -> None:
-    """Refuse options that read a file twice if it is the standard input."""
-    again = {
-        "--epochs": isinstance(settings, RunSettings) and settings.epochs > 1,
-        "--group-column": files.schema.group_column is not None,
-        "--these-rows-are-public": files.these_rows_are_public,
-    }
-    if str(files.data) == STANDARD_INPUT and any(again.values()):
-        options = ", ".join(name for name, given in again.items() if given)
-        raise ValueError(f"- is read once, got {options}: write the rows into a file")
-    if str(files.test_public) == STANDARD_INPUT:
-        raise ValueError("--test-public must be a file, which is read twice, got -")
 
 
 def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
@@ -140,6 +135,38 @@ def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
             else f"{settings.learning_rate:.4g}",
         }
     return facts
+
+
+def _budget(path: Path, settings: ResolvedSettings) -> PrivacyBudget:
+    if settings.noise_seed is not None:
+        raise ValueError("--noise-seed is not supported with --budget: such a fit is not private")
+    return PrivacyBudget.open(path)
+
+
+def _label(settings: ResolvedSettings, schema: Schema) -> str:
+    """Return public facts of a fit, for the table of a budget."""
+    epochs = settings.epochs if isinstance(settings, RunSettings) else 1
+    noise = f"epsilon {settings.epsilon!r}"
+    if settings.epsilon is None:
+        noise = f"noise multiplier {settings.noise_multiplier!r}"
+    return (
+        f"fit {settings.method}, {schema.units:,} {schema.unit}s, {noise}, batch size "
+        f"{settings.batch_size}, epochs {epochs}"
+    )
+
+
+def _refuse_second_pass(files: Files, settings: ResolvedSettings) -> None:
+    """Refuse options that read a file twice if it is the standard input."""
+    again = {
+        "--epochs": getattr(settings, "epochs", 1) > 1,
+        "--group-column": files.schema.group_column is not None,
+        "--these-rows-are-public": files.these_rows_are_public,
+    }
+    if str(files.data) == STANDARD_INPUT and any(again.values()):
+        options = ", ".join(name for name, given in again.items() if given)
+        raise ValueError(f"- is read once, got {options}: write the rows into a file")
+    if str(files.test_public) == STANDARD_INPUT:
+        raise ValueError("--test-public must be a file, which is read twice, got -")
 
 
 def _check_test(files: Files) -> None:

@@ -21,19 +21,22 @@ class Batch(NamedTuple):
     ----------
     X : (n, p) array of float32 or float64, C-contiguous, or SparseRows
         Rows.
-    y : (n,) array of float64
-        Targets; for several outputs the class. A row whose target is NaN counts as zero.
+    y : (n,) or (n, m) array of float64
+        Targets; for several classes the number of the class. A row with a NaN counts as zero.
     starts : (m + 1,) array of int64, optional
         Rows ``starts[i]`` to ``starts[i + 1] - 1`` are those of the i-th user: their gradients are
         summed before they are clipped. Without it every row is clipped by itself.
     ids : (m,) array of int64, optional
         Ids of the rows or users, for the guard of the plan.
+    weights : (n,) array of float64, optional
+        Weights of the rows; one that is not finite is 0.
     """
 
     X: Rows
     y: NDArray[np.float64]
     starts: Ints | None = None
     ids: Ints | None = None
+    weights: NDArray[np.float64] | None = None
 
 
 def take_users(bounds: Ints, users: Ints) -> tuple[Ints, Ints]:

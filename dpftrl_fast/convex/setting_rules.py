@@ -77,9 +77,21 @@ def _or_word(rule: Rule, *words: str) -> Rule:
     return check
 
 
+def _target_bounds(name: str, value: Any) -> Any:
+    """Return the bounds of one target, or of a list those of each of several targets."""
+    if not isinstance(value, (list, np.ndarray)):
+        return _bounds(name, value)
+    if len(value) == 0:
+        raise ValueError(f"{name} must be a number, (low, high), or a list of such, got no entries")
+    found = [_bounds(f"{name}[{k}]", one) for k, one in enumerate(value)]
+    return found if len(found) > 1 else found[0]
+
+
 def _bounds(name: str, value: Any) -> float | tuple[float, float]:
     """Return a bound b > 0, or bounds (low, high) with low < high."""
-    if not isinstance(value, (tuple, list, np.ndarray)):
+    if isinstance(value, list):
+        value = tuple(value)
+    if not isinstance(value, tuple):
         return norm_bound(name, value)
     if len(value) != 2:
         raise ValueError(f"{name} must be a number or (low, high), got {len(value)} numbers")
@@ -114,10 +126,14 @@ _RULES: dict[str, Rule] = {
     "l1": non_negative,
     "radius": _or_none(norm_bound),
     "x_norm_bound": _or_none(norm_bound),
-    "y_bound": _or_none(_bounds),
+    "y_bound": _or_none(_target_bounds),
     "fit_intercept": flag,
     "intercept_scaling": norm_bound,
     "split": probability,
+    "alpha": non_negative,
+    "intervals": flag,
+    "sample_weight_bound": norm_bound,
+    "long_rows": _one_of("scale", "weight"),
     "ridge_factor": positive,
     "solve_every": _or_none(positive_integer),
     "shuffle": flag,

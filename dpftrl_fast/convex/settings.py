@@ -7,7 +7,7 @@ the same defaults, learning rate and noise wherever it is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -204,6 +204,8 @@ class FitSettings(_Common):
                 tolerated_noise(objective, self.radius),
             )
         )
+        if not isinstance(run.learning_rate, str):
+            return run
         rate = learning_rate(
             run.learning_rate,
             objective,
@@ -336,10 +338,14 @@ class LeastSquaresSettings(_Common):
         y_bound: float,
         constant: float = 0.0,
         regret: bool = False,
+        targets: int = 1,
+        squares: float = 0.0,
+        long_rows: Literal["scale", "weight"] = "scale",
     ) -> LeastSquaresPlan:
         """Return the plan of a run over this many rows within these bounds.
 
-        `regret` is that of `start`: models are then made at every step.
+        `regret` is that of `start`: models are then made at every step. `targets`, `squares` and
+        `long_rows` are those of the plan.
         """
         if self.batch_size == "auto":
             raise ValueError("batch_size must be a number for a plan, got 'auto'")
@@ -363,6 +369,9 @@ class LeastSquaresSettings(_Common):
             "complete": self.complete,
             "variant": self.variant,
             "constant": constant,
+            "targets": targets,
+            "squares": squares,
+            "long_rows": long_rows,
         }
         if self.noise_multiplier is not None:
             plan = LeastSquaresPlan(noise_multiplier=self.noise_multiplier, **fields)
@@ -378,12 +387,14 @@ class LeastSquaresSettings(_Common):
         *,
         threads: int | None = None,
         regret: bool = False,
+        radii: Sequence[float] | None = None,
+        penalty: float = 0.0,
     ) -> LeastSquares:
-        """Return an engine with a fresh key."""
+        """Return an engine with a fresh key; `radii` are those of several targets."""
         return LeastSquares(
             plan,
             n_features,
-            radius=self.radius,
+            radius=self.radius if radii is None else radii,
             ridge_factor=self.ridge_factor,
             solve_every=1 if self.solve_every is None and regret else self.solve_every,
             solver=self.solver,
@@ -391,4 +402,5 @@ class LeastSquaresSettings(_Common):
             seed=self.noise_seed,
             threads=threads,
             regret=regret,
+            penalty=penalty,
         )

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import sys
 
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.jit import helper
 
 SMALLEST_SQUARE = 2.0**-900
@@ -33,6 +34,12 @@ def clip_factor(slope: float, square: float, limit: float) -> float:
         return 0.0
     # No branch: which rows are clipped cannot be predicted.
     return math.copysign(min(abs(slope), limit / math.sqrt(square)), slope)
+
+
+@helper
+def weight_of(weights: Array, i: int) -> float:
+    """Return the weight of row i, 1 where there are no weights."""
+    return weights[i] if weights.size > 0 else 1.0
 
 
 @helper

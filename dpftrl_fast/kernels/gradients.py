@@ -55,6 +55,8 @@ _SUMS: dict[tuple[str, bool], Callable[..., None]] = {
 # Loops are named by the characters of their dtypes, which hash faster than the dtypes; `indices` is
 # empty for dense rows.
 
+_NONE = np.empty(0)
+
 
 @functools.cache
 def sum_loop(kind: str, rows: str, indices: str, targets: str) -> Callable[..., None]:
@@ -64,7 +66,7 @@ def sum_loop(kind: str, rows: str, indices: str, targets: str) -> Callable[..., 
         _SUMS[kind, indices != ""],
         *_row_types(rows, indices),
         *([read_only(_I64, 1)] if kind == "user" else []),
-        *(read_only(targets, 1), read_only(_F64, dimensions)),
+        *(read_only(targets, 1), read_only(_F64, 1), read_only(_F64, dimensions)),
         *(types.float64, types.int64, types.float64, types.float64, types.float64),
         writable(_F64, dimensions),
     )
@@ -146,6 +148,7 @@ def clipped_sum(
     row_bound: float | None = None,
     constant: float = 0.0,
     users: Array | None = None,
+    weights: Array | None = None,
     out: Array | None = None,
     threads: int = 1,
 ) -> Array:
@@ -186,6 +189,9 @@ def clipped_sum(
     users : (m + 1,) array of int64, optional
         Rows ``users[i]`` to ``users[i + 1] - 1`` are those of user i. Without it every row is
         clipped by itself.
+    weights : (n,) array of float64, optional
+        Weights of the rows: the gradient of a row is w s x^T, and clipped after that. A row whose
+        weight is not finite counts as zero.
     out : array of float64, like theta, optional
         Overwritten with the sum; a new array without it. The sum has no noise: it is secret until
         noise is added.
@@ -239,6 +245,10 @@ def clipped_sum(
     theta = array("theta", theta, FLOAT64, 2 if getattr(theta, "ndim", 1) == 2 else 1)
     (n, width), outputs = rows.shape, theta.shape[0] if theta.ndim == 2 else 1
     check_length("y", y, n, "the number of rows")
+    weighted = weights is not None
+    weights = array("weights", weights if weighted else _NONE, FLOAT64, 1)
+    if weighted:
+        check_length("weights", weights, n, "the number of rows")
     numbers = check_numbers(clip_norm, loss, loss_param, row_bound, constant, several=outputs > 1)
     width += numbers.constant != 0.0
     if outputs < 1 or theta.shape[-1] != width:
@@ -246,7 +256,7 @@ def clipped_sum(
         raise ValueError(
             f"theta must have shape ({width},) or (K, {width}), K >= 1{more}, got {theta.shape}"
         )
-    inputs.update(y=y, theta=theta)
+    inputs.update(y=y, weights=weights, theta=theta)
     threads = positive_integer("threads", threads)
     sparse = len(arrays) == 3
     if users is None:
@@ -265,9 +275,9 @@ def clipped_sum(
 
     def cut(start: int, stop: int) -> tuple[Array, ...]:
         if kind == "user":
-            return (*arrays, starts[start : stop + 1], y)
+            return (*arrays, starts[start : stop + 1], y, weights)
         # indptr has one entry more than there are rows.
-        return (*arrays[:-1], arrays[-1][start : stop + sparse], y[start:stop])
+        return (*arrays[:-1], arrays[-1][start : stop + sparse], y[start:stop], weights[start:stop])
 
     if out is None:
         out = np.empty(theta.shape)

@@ -21,6 +21,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import Batch, row_norms
 from dpftrl_fast.convex.setting_rules import check_settings
+from dpftrl_fast.linear_model._announce import announce
+from dpftrl_fast.linear_model._budgets import (
+    CARRIED,
+    Carried,
+    Spending,
+    carried_on,
+    carry_to_clone,
+    units_ahead,
+)
 from dpftrl_fast.linear_model._frames import is_typed_frame, rows_of_frame, split_frame
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._rows import (
@@ -28,10 +37,12 @@ from dpftrl_fast.linear_model._rows import (
     batch_order,
     check_rows,
     check_targets,
+    check_weights,
     open_source,
     refuse_bad_rows,
+    refuse_bad_weights,
 )
-from dpftrl_fast.linear_model._search import announce_search
+from dpftrl_fast.linear_model._scaling import scaling_of
 from dpftrl_fast.linear_model._sources import RowSource, Stepper, join
 from dpftrl_fast.linear_model._stream import (
     TURN,
@@ -72,6 +83,10 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """Return the encoding of targets; `y` is None where classes must be declared."""
 
     @abstractmethod
+    def _plan(self, parameters: Mapping[str, Any], units: int) -> Any:
+        """Return the plan of a run over so many rows (or users)."""
+
+    @abstractmethod
     def _start(
         self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
     ) -> Any:
@@ -105,7 +120,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     # ---- fitting ----
 
     @_quiet
-    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
         """Fit the model in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Fitting again is another run; runs on the same rows add their mu^2.
@@ -120,6 +135,9 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         y : (n,) array, or str
             Private targets; with a dataset or a dataframe the name of their column. All other
             columns are features.
+        sample_weight : (n,) array_like, optional
+            Weights of the rows, finite and >= 0, private as these are: the gradient of a row is
+            multiplied by its weight, and clipped after that. They need rows in memory.
         groups : (n,) array_like or str, optional
             User of every row, for a guarantee per user: `batch_size` counts users, each is in one
             step a pass with all rows, and the sum of a user's gradients is clipped. The number of
@@ -136,16 +154,21 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             For a wrong parameter, array or value, before the first step: nothing has been released
             and the estimator is unchanged. Values of a dataset or of Dask are never refused: a row
             with NaN, null, infinity or an unknown class keeps its slot and counts as zero.
+        BudgetExceeded
+            If the fit does not fit into a privacy budget (`budget`, or ``with PrivacyBudget(..)``).
+            It is charged before the first step, and stays charged if it fails later.
         RuntimeError
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
         announce_transformers()
         with turn_of(self):
-            self._fit(*split_frame(X, y, groups))
+            self._fit(*split_frame(X, y, groups), sample_weight)
         return self
 
-    def _fit(self, X: Any, y: Any, groups: Any) -> None:
+    def _fit(self, X: Any, y: Any, groups: Any, weights: Any = None) -> None:
         parameters = self._checked_parameters()
+        spending = Spending(self)
+        spending.look_ahead(parameters, units_ahead(X, groups))
         source = self._open(parameters, X, y, groups)
         labels = source.y if isinstance(source, MemoryRows) else None
         targets = self._targets(parameters, labels)
@@ -153,6 +176,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         if isinstance(source, MemoryRows):
             refuse_bad_rows(source.X)
             targets.refuse_bad(source.y)
+        source = self._weighted(parameters, source, targets, weights)
         parameters = self._resolved(
             parameters, source.units, source.rows, source.n_features, targets.outputs
         )
@@ -176,6 +200,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             random_state=parameters.get("random_state"),
         )
         stepper = self._stepper(parameters, run)
+        spending.charge(parameters, run.plan, source.units)
         source.feed(stepper, order, targets.encode, self._progress(parameters, run))
         further = self._further_attributes(parameters, targets, stepper, source)
         seen = X if isinstance(source, MemoryRows) else source
@@ -183,7 +208,15 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self._publish(parameters, targets, run, seen, epochs, further)
 
     @_quiet
-    def partial_fit(self, X: Any, y: Any, *, groups: Any = None, classes: Any = None) -> Any:
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        classes: Any = None,
+    ) -> Any:
         """Take the rows of a stream as they come; its length is declared as `horizon`.
 
         Row i of the stream is in batch i // `batch_size`, whatever the calls are. Each full batch
@@ -199,6 +232,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         X : (n, p) array, CSR matrix or data frame
         y : (n,) array, or str
             Or the name of a column of a data frame.
+        sample_weight : (n,) array, optional
+            Weights of the rows; one below 0, or not finite, counts as 0.
         groups : (n,) array_like, optional
             User of every row; a user that took part in an earlier step is refused.
         classes : (k,) array_like, optional
@@ -222,15 +257,17 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         Calls from several threads take turns. Pickles and copies have no held rows.
         """
         with turn_of(self):
-            self._partial_fit(*split_frame(X, y, groups), classes)
+            self._partial_fit(*split_frame(X, y, groups), classes, sample_weight)
         return self
 
-    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any) -> None:
+    def _partial_fit(self, X: Any, y: Any, groups: Any, classes: Any, weights: Any = None) -> None:
         stream: Stream | None = vars(self).get("_stream")
         first = stream is None
+        spending = Spending(self)
         if stream is None:
             refuse_another_start(self)
             stream = self._new_stream(self._checked_parameters(), classes)
+            spending.look_ahead(stream.parameters, stream.units)
         stream.refuse_interrupted()
         refuse_objects("X", X)
         if is_classifier(self):
@@ -242,28 +279,36 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             refuse_other_classes(stream.targets, classes)
             validate_data(self, X, reset=False, skip_check_array=True)
         targets = stream.targets
-        y = check_targets(y, len(rows), numbers=isinstance(targets, NumberTargets))
-        batches, held = stream.cut(stream_batch(rows, targets.encode(y), groups))
+        y = self._check_y(y, len(rows), targets)
+        if weights is not None:
+            refuse_objects("sample_weight", weights)
+            weights = check_weights(weights, len(rows))
+        weights = self._row_weights(stream.parameters, targets, y, weights)
+        batches, held = stream.cut(stream_batch(rows, targets.encode(y), groups, weights))
         if first:
             p = int(rows.shape[1])
             stream.parameters = self._resolved(
                 stream.parameters, stream.units, stream.units, p, targets.outputs
             )
             stream.run = self._start(stream.parameters, stream.units, p, targets.outputs)
-        self._advance(stream, batches, X if first else None)
+        self._advance(stream, batches, X if first else None, spending)
         stream.held, stream.released = held, stream.run.steps_taken
         if first:
             validate_data(self, X, reset=True, skip_check_array=True)
         self._stream = None if stream.released == stream.run.plan.steps else stream
 
-    def _advance(self, stream: Stream, batches: Sequence[Batch], X: Any) -> None:
+    def _advance(
+        self, stream: Stream, batches: Sequence[Batch], X: Any, spending: Spending
+    ) -> None:
         """Take a step with each batch and release the model after the last."""
+        if not batches:
+            return
+        targets, run = stream.targets, stream.run
+        spending.charge(stream.parameters, run.plan, stream.units, stream)
         for batch in batches:
-            stream.run.step(batch)
-        if batches:
-            targets, run = stream.targets, stream.run
-            further = self._further_attributes(stream.parameters, targets, run, None)
-            self._publish(stream.parameters, targets, run, X, 1, further)
+            run.step(batch)
+        further = self._further_attributes(stream.parameters, targets, run, None)
+        self._publish(stream.parameters, targets, run, X, 1, further)
 
     @_quiet
     def finish(self) -> Any:
@@ -291,7 +336,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
                 refuse_another_start(self)
             if stream is not None:
                 stream.refuse_interrupted()
-                self._advance(stream, [join(stream.held)] if stream.held else [], None)
+                batches = [join(stream.held)] if stream.held else []
+                self._advance(stream, batches, None, Spending(self))
                 stream.held, stream.released = (), stream.run.steps_taken
                 self._stream = None
         return self
@@ -311,8 +357,34 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             raise ValueError(f"X must hold at least 1 row, got shape {rows.shape}")
         if not numbers and (hasattr(y, "dtype") or comes_from(y, "pyarrow")):
             y = as_labels(y)  # it may hold text that is not valid, which a conversion would show
-        y = check_targets(y, len(rows), numbers=numbers)
+        y = self._check_y(y, len(rows))
         return MemoryRows(rows, y, groups)
+
+    def _check_y(self, y: Any, rows: int, targets: Targets | None = None) -> NDArray[Any]:
+        """Return targets of the right length, and in a stream of the declared kind."""
+        return check_targets(y, rows, numbers=not is_classifier(self))
+
+    def _weighted(
+        self, parameters: Mapping[str, Any], source: RowSource, targets: Targets, weights: Any
+    ) -> RowSource:
+        """Return the rows with their weights, which are checked before the first step."""
+        if isinstance(source, MemoryRows):
+            if weights is not None:
+                weights = check_weights(weights, len(source.X))
+                refuse_bad_weights(weights)
+            found = self._row_weights(parameters, targets, source.y, weights)
+            if found is not None and parameters["compute_regret"]:
+                raise ValueError("compute_regret must be False with weights of rows, got True")
+            return source if found is None else source.with_weights(found)
+        if weights is not None:
+            raise ValueError("sample_weight must be None unless rows are in memory, got some")
+        return source
+
+    def _row_weights(
+        self, parameters: Mapping[str, Any], targets: Targets, y: Any, weights: FloatArray | None
+    ) -> FloatArray | None:
+        """Return the weights of rows with these targets, None if all are 1; never refuse values."""
+        return None if weights is None else np.maximum(weights, 0.0)
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
         if parameters["horizon"] is None:
@@ -421,6 +493,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         intercept = np.zeros(len(matrix)) if constant == 0.0 else matrix[:, -1] * constant
         if isinstance(targets, ClassTargets):
             return coef.copy(), intercept
+        assert isinstance(targets, NumberTargets)
         scale, centre = targets.scale, targets.centre
         return coef[0] * scale, float(intercept[0] * scale + centre)
 
@@ -454,19 +527,21 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """
         parameters = self._checked_parameters()
         rows = check_rows(X, estimator=self)
-        y = check_targets(y, len(rows), numbers=not is_classifier(self))
+        y = self._check_y(y, len(rows))
         norms = row_norms(rows)
         invalid = ~np.isfinite(norms)
         report: dict[str, Any] = {"private": False, "rows": len(rows)}
         if not is_classifier(self):
-            invalid |= ~np.isfinite(y)
+            invalid |= ~np.isfinite(y).reshape(len(rows), -1).all(axis=1)
         report["invalid_rows"] = int(np.sum(invalid))
         x_bound, y_bounds = parameters.get("x_norm_bound"), parameters.get("y_bound")
         if x_bound is not None:
             report["rows_beyond_x_norm_bound"] = int(np.sum(norms[~invalid] > x_bound * _ROUNDING))
         if y_bounds is not None:
-            targets = NumberTargets.within(y_bounds)
-            far = np.abs(y[~invalid] - targets.centre) > targets.scale * _ROUNDING
+            several = y_bounds if isinstance(y_bounds, list) else [y_bounds]
+            centres, scales = np.array([scaling_of(bounds) for bounds in several]).T
+            columns = y.reshape(len(rows), -1)[~invalid]
+            far = np.abs(columns - centres) > scales * _ROUNDING
             report["targets_beyond_y_bound"] = int(np.sum(far))
         return report
 
@@ -476,18 +551,22 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return hasattr(self, "coef_")
 
     def __sklearn_tags__(self) -> Any:
+        announce(self, PrivateLinearModel)
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.non_deterministic = self.noise_seed is None
         return tags
 
     def __sklearn_clone__(self) -> Any:
-        announce_search(self)
-        return super().__sklearn_clone__()
+        announced = announce(self, PrivateLinearModel)
+        clone = super().__sklearn_clone__()
+        carry_to_clone(self, clone, announced=announced)
+        return clone
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the model only: no engine, and no attribute that is not private."""
         state: dict[str, Any] = dict(super().__getstate__())
-        for name in ("_stream", TURN, "regret_"):
+        for name in ("_stream", TURN, "regret_", CARRIED):
             state.pop(name, None)
-        return state
+        carried = carried_on(self)
+        return {**state, CARRIED: carried} if carried != Carried() else state

@@ -19,8 +19,10 @@ from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.convex.settings import FitSettings, RunSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel
 from dpftrl_fast.linear_model._rows import MemoryRows
+from dpftrl_fast.linear_model._scaling import scaling_of
 from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._targets import Targets
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 
 class PrivateGLM(PrivateLinearModel):
@@ -33,15 +35,20 @@ class PrivateGLM(PrivateLinearModel):
     def _resolved(
         self, parameters: Mapping[str, Any], units: int, rows: int, n_features: int, outputs: int
     ) -> dict[str, Any]:
-        settings: FitSettings = FitSettings.of(parameters)
+        settings: FitSettings = FitSettings.of(self._scaled(parameters))
         objective = self._objective({**parameters, "clip_norm": 1.0}, n_features, outputs)
         run = settings.resolved(
             units, objective, shuffle=parameters["shuffle"], rows_per_unit=rows / units
         )
-        if "auto" in (parameters["clip_norm"], parameters["learning_rate"]):
-            _announce_missing_bounds(parameters)
         numbers = ("batch_size", "epochs", "clip_norm", "momentum", "learning_rate")
         return {**parameters, **{name: getattr(run, name) for name in numbers}}
+
+    def _scaled(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters with the radius for scaled targets."""
+        bounds, radius = parameters.get("y_bound"), parameters["radius"]
+        if bounds is None or radius is None:
+            return {**parameters}
+        return {**parameters, "radius": radius / scaling_of(bounds)[1]}
 
     def _objective(self, parameters: Mapping[str, Any], n_features: int, outputs: int) -> Objective:
         loss, loss_param = self._loss(parameters, outputs)
@@ -55,11 +62,20 @@ class PrivateGLM(PrivateLinearModel):
             constant=self._constant(parameters),
         )
 
+    def _plan(self, parameters: Mapping[str, Any], units: int) -> PrivacyPlan:
+        # The schedule that "auto" stands for does not depend on the norm of the rows.
+        classes = parameters.get("classes")
+        outputs = 1 if classes is None or len(classes) <= 2 else len(classes)
+        settings: RunSettings = RunSettings.of(self._resolved(parameters, units, units, 1, outputs))
+        return settings.plan(units, shuffle=parameters["shuffle"])
+
     def _start(
         self, parameters: Mapping[str, Any], units: int, n_features: int, outputs: int
     ) -> GLMRun:
+        if "auto" in (self.clip_norm, self.learning_rate):
+            _announce_missing_bounds(parameters)
         objective = self._objective(parameters, n_features, outputs)
-        settings: RunSettings = RunSettings.of(parameters)
+        settings: RunSettings = RunSettings.of(self._scaled(parameters))
         plan = settings.plan(units, shuffle=parameters["shuffle"])
         for problem in problems(
             objective,
@@ -98,7 +114,7 @@ class PrivateGLM(PrivateLinearModel):
         if isinstance(stepper, RegretMeter):
             assert isinstance(source, MemoryRows)
             rows = Batch(source.X, targets.encode(source.y))
-            further["regret_"] = stepper.regret(rows, parameters["radius"])
+            further["regret_"] = stepper.regret(rows, self._scaled(parameters)["radius"])
         return further
 
 

@@ -7,6 +7,7 @@ checked for shape and dtype only, since a refusal between two releases would rev
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -38,6 +39,13 @@ class MemoryRows(RowSource):
     y : (n,) array
     groups : (n,) array_like, optional
         User of every row. Batches take users in order of first appearance.
+    weights : (n,) array of float64, optional
+        Weights of the rows, at most 1.
+
+    Attributes
+    ----------
+    weighted : bool
+        Whether rows may have other weights than 1, as those of users may.
 
     Examples
     --------
@@ -46,26 +54,39 @@ class MemoryRows(RowSource):
     (2, [0.0, 1.0])
     """
 
-    def __init__(self, X: Rows, y: Any, groups: Any = None) -> None:
+    def __init__(
+        self, X: Rows, y: Any, groups: Any = None, weights: NDArray[np.float64] | None = None
+    ) -> None:
         self.X, self.y = X, y
+        self._weights = weights
         self.n_features = int(X.shape[1])
         self.units = self.rows = len(X)
         self._bounds: Ints | None = None
+        self.weighted = groups is not None or weights is not None
         if groups is not None:
             numbers = group_numbers(groups, len(X))
             self._rows = np.argsort(numbers, kind="stable")
             self._bounds = np.concatenate([[0], np.cumsum(np.bincount(numbers))])
             self.units = self._bounds.size - 1
 
+    def with_weights(self, weights: NDArray[np.float64]) -> MemoryRows:
+        """Return the same rows with weights."""
+        found = copy.copy(self)
+        found._weights, found.weighted = weights, True
+        return found
+
     def batch(self, units: slice | Ints, targets: NDArray[np.float64]) -> Batch:
         """Return the batch of these units; `targets` are the encoded targets of all rows."""
         if self._bounds is None:
             ids = None if isinstance(units, slice) else units
-            return Batch(self.X[units], targets[units], None, ids)
+            return Batch(self.X[units], targets[units], None, ids, self._weights_of(units))
         users = np.arange(self.units)[units]
         places, starts = take_users(self._bounds, users)
         rows = self._rows[places]
-        return Batch(self.X[rows], targets[rows], starts, users)
+        return Batch(self.X[rows], targets[rows], starts, users, self._weights_of(rows))
+
+    def _weights_of(self, rows: slice | Ints) -> NDArray[np.float64] | None:
+        return None if self._weights is None else self._weights[rows]
 
     def feed(
         self,
@@ -159,6 +180,24 @@ def check_targets(y: Any, rows: int, *, numbers: bool) -> NDArray[Any]:
     if targets.size != rows:
         raise ValueError(f"X and y must have as many rows, got {rows} and {targets.size}")
     return targets
+
+
+def check_weights(weights: Any, rows: int) -> NDArray[np.float64]:
+    """Return weights as a float64 vector of the right length, without looking at values."""
+    with showing_no_entry("sample_weight"):
+        found = np.array(weights, dtype=np.float64)
+    if found.shape != (rows,):
+        raise ValueError(f"sample_weight must have shape ({rows},), got shape {found.shape}")
+    return found
+
+
+def refuse_bad_weights(weights: NDArray[np.float64]) -> None:
+    """Refuse weights that are not finite or negative; for use before the first step only."""
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if bad.size:
+        raise ValueError(f"sample_weight must be finite and >= 0, got another in row {bad[0]}")
+    if not np.any(weights > 0):
+        raise ValueError("sample_weight must have a weight above 0, got zeros only")
 
 
 def refuse_bad_rows(X: Rows) -> None:

@@ -30,9 +30,9 @@ _MOST_PARTS = 64  # of held rows, before they are joined
 class Stream:
     """Declarations of the first call, and the engine (None before the first accepted call).
 
-    `units` is the horizon, in rows or users; `released` counts the steps whose model was released.
-    `held` has the rows of the next batch, which is not full yet: they are private, and no model
-    depends on them.
+    `units` is the horizon, in rows or users; `released` counts the steps whose model was released;
+    `charged` are the privacy budgets that have the stream. `held` has the rows of the next batch,
+    which is not full yet: they are private, and no model depends on them.
     """
 
     run: Any
@@ -40,6 +40,7 @@ class Stream:
     targets: Targets
     units: int
     released: int = 0
+    charged: tuple[Any, ...] = ()
     held: tuple[Batch, ...] = ()
 
     def refuse_interrupted(self) -> None:
@@ -70,6 +71,8 @@ class Stream:
         if self.held and type(self.held[0].X) is not type(batch.X):
             raise ValueError("the rows of a batch must be all dense or all sparse, got both")
         full, held, start = [], self.held, 0
+        if any(part.weights is not None for part in (*held, batch)):
+            held, batch = tuple(map(_weighted, held)), _weighted(batch)
         while start < rows:
             stop = start + min(size, self.units - taken * size) - waiting
             if stop > rows:
@@ -103,6 +106,11 @@ def _rows_of(batch: Batch, start: int, stop: int) -> Batch:
     """Return some rows, with every field that has an entry per row."""
     fields: list[Any] = [None if part is None else part[start:stop] for part in batch]
     return Batch(*fields)
+
+
+def _weighted(batch: Batch) -> Batch:
+    """Return rows with their weights, which are 1 where none were given."""
+    return batch if batch.weights is not None else batch._replace(weights=np.ones(len(batch.y)))
 
 
 def _copied(batch: Batch) -> Batch:
@@ -154,19 +162,26 @@ def refuse_other_classes(targets: Targets, classes: Any) -> None:
         )
 
 
-def stream_batch(X: Rows, targets: NDArray[np.float64], groups: Any = None) -> Batch:
+def stream_batch(
+    X: Rows,
+    targets: NDArray[np.float64],
+    groups: Any = None,
+    weights: NDArray[np.float64] | None = None,
+) -> Batch:
     """Return the rows of one call of a stream; a user has the same id in every step.
 
     Labels are private values, so that none is refused here: a row whose label is missing or stands
     for no user is one of a user of its own, and counts as zero.
     """
     if groups is None:
-        source = MemoryRows(X, targets)
+        source = MemoryRows(X, targets, None, weights)
         return source.batch(slice(0, source.units), targets)
     labels, missing = labels_of_users(groups, len(X))
     numbers = numbers_in_order(labels)
     numbers[missing] = len(X) + np.arange(np.count_nonzero(missing))
-    source = MemoryRows(X, np.where(missing, np.nan, targets), numbers)
+    targets = targets.copy()
+    targets[missing] = np.nan
+    source = MemoryRows(X, targets, numbers, weights)
     batch = source.batch(slice(0, source.units), source.y)
     _, first = np.unique(numbers_in_order(numbers), return_index=True)
     ids = [secrets.randbits(63) if missing[row] else user_id(labels[row]) for row in first]

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 
 from dpftrl_fast._validate import shown
+from dpftrl_fast.linear_model._scaling import Bounds, scaling_of
+from dpftrl_fast.linear_model._several_targets import SeveralTargets
 from dpftrl_fast.tables.labels import Kind, kind_of
 
 FloatArray = NDArray[np.float64]
@@ -37,15 +39,15 @@ class NumberTargets:
     scale: float = 1.0
     bounded: bool = False
 
-    outputs = 1
+    @property
+    def outputs(self) -> int:
+        """Number of parameter vectors."""
+        return 1
 
     @classmethod
-    def within(cls, bounds: float | tuple[float, float] | None) -> NumberTargets:
+    def within(cls, bounds: Bounds | None) -> NumberTargets:
         """Return the encoding for bounds (low, high), or -b and b for a number b."""
-        if bounds is None:
-            return cls()
-        low, high = bounds if isinstance(bounds, tuple) else (-bounds, bounds)
-        return cls(low / 2.0 + high / 2.0, high / 2.0 - low / 2.0, True)
+        return cls() if bounds is None else cls(*scaling_of(bounds), True)
 
     def encode(self, y: Any) -> FloatArray:
         """Return the targets as float64, non-finite ones as NaN: such rows count as zero."""
@@ -142,7 +144,7 @@ class ClassTargets:
             )
 
 
-Targets: TypeAlias = NumberTargets | ClassTargets
+Targets: TypeAlias = NumberTargets | ClassTargets | SeveralTargets
 
 
 def classes_of(classes: Any, y: Any) -> NDArray[Any]:

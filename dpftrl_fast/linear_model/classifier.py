@@ -15,8 +15,12 @@ from sklearn.utils.metaestimators import available_if
 
 from dpftrl_fast._validate import choice
 from dpftrl_fast.linear_model._base import store_parameters
+from dpftrl_fast.linear_model._class_weights import check_class_weight, class_weights
 from dpftrl_fast.linear_model._glm import PrivateGLM
-from dpftrl_fast.linear_model._targets import ClassTargets, classes_of
+from dpftrl_fast.linear_model._rows import MemoryRows
+from dpftrl_fast.linear_model._sources import RowSource
+from dpftrl_fast.linear_model._targets import ClassTargets, Targets, classes_of
+from dpftrl_fast.run.budget import PrivacyBudget
 
 _LOSSES = ("logistic", "multinomial", "hinge")
 
@@ -42,9 +46,14 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         Labels, a public fact. By default the labels that occur in the `y` of `fit`, a set that is
         then treated as public; `partial_fit` needs them declared. In a stream a row with another
         label counts as zero.
+    class_weight : dict, optional
+        Public weights of classes, by label; 1 for a class without one. The gradient of a row is
+        multiplied by the weight of its class (and its sample weight), and clipped after that. Not
+        "balanced", which would count private labels. Needs rows in memory.
     epsilon, delta, noise_multiplier, batch_size, epochs, learning_rate, clip_norm, momentum, l1,
     radius, x_norm_bound, fit_intercept, intercept_scaling, mechanism, restart_every, complete,
-    variant, shuffle, random_state, horizon, average, compute_regret, threads, noise_seed, verbose
+    variant, shuffle, random_state, horizon, average, compute_regret, threads, noise_seed,
+    budget, verbose
         As for :class:`DPFTRLRegressor`.
 
     Attributes
@@ -93,6 +102,7 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         *,
         loss: str = "logistic",
         classes: Any = None,
+        class_weight: Any = None,
         batch_size: Any = "auto",
         epochs: Any = "auto",
         learning_rate: Any = "auto",
@@ -114,6 +124,7 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
         compute_regret: bool = False,
         threads: int | None = None,
         noise_seed: Any = None,
+        budget: PrivacyBudget | None = None,
         verbose: int = 0,
     ) -> None:
         store_parameters(self, locals())
@@ -121,7 +132,30 @@ class DPFTRLClassifier(ClassifierMixin, PrivateGLM):  # type: ignore[misc]  # no
     def _checked_parameters(self) -> dict[str, Any]:
         parameters = super()._checked_parameters()
         choice("loss", parameters["loss"], _LOSSES)
+        parameters["class_weight"] = check_class_weight(parameters["class_weight"])
         return parameters
+
+    def _weighted(
+        self, parameters: Mapping[str, Any], source: RowSource, targets: Targets, weights: Any
+    ) -> RowSource:
+        if parameters["class_weight"] is not None and not isinstance(source, MemoryRows):
+            raise ValueError("class_weight must be None unless rows are in memory, got some")
+        return super()._weighted(parameters, source, targets, weights)
+
+    def _row_weights(
+        self,
+        parameters: Mapping[str, Any],
+        targets: Targets,
+        y: Any,
+        weights: NDArray[np.float64] | None,
+    ) -> NDArray[np.float64] | None:
+        found = super()._row_weights(parameters, targets, y, weights)
+        declared = parameters["class_weight"]
+        if declared is None:
+            return found
+        assert isinstance(targets, ClassTargets)
+        of_class = class_weights(declared, targets, y)
+        return of_class if found is None else of_class * found
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> ClassTargets:
         declared = parameters["classes"]

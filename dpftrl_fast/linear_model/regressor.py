@@ -15,6 +15,7 @@ from dpftrl_fast.convex.settings import LOSSES
 from dpftrl_fast.linear_model._base import store_parameters
 from dpftrl_fast.linear_model._glm import PrivateGLM
 from dpftrl_fast.linear_model._targets import NumberTargets
+from dpftrl_fast.run.budget import PrivacyBudget
 
 _LOSSES = {**LOSSES["regression"], "linear": None}
 
@@ -55,7 +56,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         intercept is not penalised.
     radius : float, optional
         Radius of the L2 ball about 0 that holds all iterates (coefficients and
-        intercept/intercept_scaling together).
+        intercept/intercept_scaling together, for targets about the middle of `y_bound`).
     x_norm_bound : float, optional
         Rows with a larger norm are scaled to it. A public number, never learned from the rows.
     y_bound : float or (float, float), optional
@@ -94,6 +95,9 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     noise_seed : None, int or bytes
         For tests: the noise follows from it, and the model is marked `reproducible_`, not private.
         `get_params` shows it.
+    budget : PrivacyBudget, optional
+        `dpftrl_fast.PrivacyBudget` that every fit of this estimator and of its clones is charged
+        to, besides those in whose ``with`` block it is made.
     verbose : int, default 0
         Print the number of steps done.
 
@@ -188,6 +192,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         compute_regret: bool = False,
         threads: int | None = None,
         noise_seed: Any = None,
+        budget: PrivacyBudget | None = None,
         verbose: int = 0,
     ) -> None:
         store_parameters(self, locals())
@@ -195,6 +200,11 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     def _checked_parameters(self) -> dict[str, Any]:
         parameters = super()._checked_parameters()
         choice("loss", parameters["loss"], tuple(_LOSSES))
+        if isinstance(parameters["y_bound"], list):
+            raise TypeError(
+                "y_bound must be a number or (low, high), got a list: several targets need "
+                "DPFTRLLeastSquares"
+            )
         return parameters
 
     def _targets(self, parameters: Mapping[str, Any], y: Any) -> NumberTargets:

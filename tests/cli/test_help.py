@@ -13,7 +13,7 @@ import typer.testing
 
 from dpftrl_fast.cli.app import app
 
-GROUPS = [[], ["schema"], ["experiment"]]
+GROUPS = [[], ["schema"], ["budget"], ["experiment"]]
 
 
 def help_of(words: list[str]) -> str:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast import mechanisms as mech
 from dpftrl_fast import reference
 from dpftrl_fast.convex.least_squares.completion import best_completion
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
@@ -224,3 +225,48 @@ def test_wrong_types() -> None:
         )
     with pytest.raises(ValueError, match="at most 2\\^36"):
         plan_of().noise(2**19)
+
+
+@pytest.mark.parametrize("targets", [1, 2, 7])
+@pytest.mark.parametrize("squares", [0.0, 0.25, 3.0])
+def test_a_longer_bias(targets: int, squares: float) -> None:
+    plan = plan_of(constant=0.5, targets=targets, squares=squares)
+    L, y_bound = math.hypot(2.0, 0.5), 3.0
+    # A row of the largest norm, each target at its bound: y_k x and kappa L/y_bound y_k^2.
+    weight = squares * L / y_bound
+    largest = math.sqrt(targets * ((y_bound * L) ** 2 + (weight * y_bound**2) ** 2))
+    assert plan.bias.clip_norm == pytest.approx(largest, rel=1e-14)
+    assert plan.square_weight == pytest.approx(weight, rel=1e-5) and plan.square_weight <= weight
+    assert plan.covariance == plan_of(constant=0.5).covariance
+    assert plan.guarantee == plan_of(constant=0.5).guarantee
+    assert plan.bias_size(4) == targets * (5 if squares else 4)
+    bias, covariance = plan.noise(4)
+    assert (bias.size, covariance.size) == (plan.bias_size(4), 10)
+    assert bias.std >= largest * plan.bias.noise_multiplier * (1 - 1e-12)
+    d = json.loads(json.dumps(plan.to_dict()))
+    assert LeastSquaresPlan.from_dict(d) == plan
+    assert d["version"] == (3 if targets > 1 or squares else 1)
+    assert ("targets" in d) == (d["version"] == 3)
+    words = plan.describe(1e-6)
+    assert (f"of each of {targets} targets" in words) == (targets > 1)
+    assert ("y x and y^2" in words) == (squares > 0)
+    least = LeastSquaresPlan.calibrate(
+        epsilon=1.0, delta=1e-6, x_norm_bound=2.0, y_bound=3.0, participation=PASS,
+        targets=targets, squares=squares,
+    )  # fmt: skip
+    assert (least.targets, least.squares) == (targets, squares)
+    assert least.bias.clip_norm == pytest.approx(6 * math.sqrt(targets * (1 + squares**2)))
+
+
+def test_a_longer_bias_with_another_mechanism_is_read_back() -> None:
+    plan = plan_of(targets=2, mechanism=mech.BandedInverse.square_root(3))
+    assert LeastSquaresPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    for name, value in (
+        ("targets", 0),
+        ("targets", 1.5),
+        ("squares", -1.0),
+        ("squares", math.inf),
+        ("squares", 1e4),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+            plan_of(**{name: value})

@@ -191,6 +191,13 @@ ENTRIES: dict[str, tuple[str, Kind, Callable[[Any], Any]]] = {
         Kind(INTEGER.good, tuple(x for x in INTEGER.wrong_type if not isinstance(x, str)), (0, -1)),
         lambda v: dpf.TreeNoise(2, 1.0, memory=v),
     ),
+    "PrivacyBudget epsilon": ("epsilon", POSITIVE, lambda v: dpf.PrivacyBudget(v, 0.5)),
+    "PrivacyBudget delta": ("delta", PROBABILITY, lambda v: dpf.PrivacyBudget(1.0, v)),
+    "PrivacyBudget.epsilon_per_fit": (
+        "fits",
+        INTEGER,
+        lambda v: dpf.PrivacyBudget(1.0, 1e-6).epsilon_per_fit(v),
+    ),
     "PrefixSum size": ("size", INTEGER, lambda v: dpf.PrefixSum(v, 4, 1.0, 1.0)),
     "PrefixSum steps": ("steps", INTEGER, lambda v: dpf.PrefixSum(2, v, 1.0, 1.0)),
     "PrefixSum clip_norm": ("clip_norm", POSITIVE, lambda v: dpf.PrefixSum(2, 4, v, 1.0)),

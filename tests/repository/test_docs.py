@@ -22,6 +22,7 @@ REPLACED = re.compile(
 RUNNABLE = (
     "accounting",
     "audit",
+    "budget",
     "kernels",
     "least_squares",
     "linear_model",
@@ -171,7 +172,7 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_blocks_run(name: str) -> None:
     """They run in order, and values that stand behind them as comments are right."""
-    if name in ("audit", "least_squares", "linear_model", "pipelines"):
+    if name in ("audit", "budget", "least_squares", "linear_model", "pipelines"):
         pytest.importorskip("sklearn")
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}

@@ -19,6 +19,7 @@ from decimal import (
     MAX_EMAX,
     MIN_EMIN,
     ROUND_CEILING,
+    ROUND_FLOOR,
     ROUND_HALF_EVEN,
     Context,
     Decimal,
@@ -75,6 +76,23 @@ def text_up(x: float) -> str:
         value = Decimal(x)
         last = Decimal(1).scaleb(value.adjusted() - 3)
         return f"{float(value.quantize(last, rounding=ROUND_CEILING)):.4g}"
+
+
+def text_down(x: float) -> str:
+    """Return ``x`` with four digits, as text that reads as a double not above it: what is left.
+
+    Examples
+    --------
+    >>> text_down(0.99999), text_down(1.0), text_down(0.1), text_down(0.0)
+    ('0.9999', '1', '0.1', '0')
+    """
+    nearest = f"{x:.4g}"
+    if not math.isfinite(x) or float(nearest) <= x:
+        return nearest
+    with precision(800):
+        value = Decimal(x)
+        last = Decimal(1).scaleb(value.adjusted() - 3)
+        return f"{float(value.quantize(last, rounding=ROUND_FLOOR)):.4g}"
 
 
 def fixed_up(x: float, digits: int) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 
 from dpftrl_fast._validate import non_negative, positive, positive_integer, probability
 from dpftrl_fast.accounting.curve.gaussian import delta as gaussian_delta
@@ -93,6 +93,11 @@ def support_floor(
     sigma = positive("noise_multiplier", noise_multiplier)
     zeta = positive("sensitivity_squared", sensitivity_squared)
     step = positive("scale", scale)
+    return _support_floor(sigma, zeta, touched, step)
+
+
+@lru_cache(maxsize=1024)  # several runs with one plan are composed one by one
+def _support_floor(sigma: float, zeta: float, touched: Touched, step: float) -> float:
     with precision(60):
         s = Decimal(step) / Decimal(sigma)
         inside = _inside(touched.nodes)

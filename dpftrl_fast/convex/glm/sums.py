@@ -111,6 +111,7 @@ def clipped_sum(
         row_bound=objective.row_bound,
         constant=objective.constant,
         users=batch.starts,
+        weights=batch.weights,
         threads=threads,
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of the tree after the last step: when it reduces the noise, and the noise then."""
+"""The one tree or block of each noise, and its completion after the last step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import choice, shown
 from dpftrl_fast.accounting.participation import Participation
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound, sensitivity_squared
-from dpftrl_fast.mechanisms import Tree, Variant
+from dpftrl_fast.mechanisms import ToeplitzMechanism, Tree, Variant
 from dpftrl_fast.mechanisms.tree_error import prefix_variance
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 
@@ -51,3 +52,40 @@ def noise_at(noise: PlannedNoise, t: int, last_leaf: int, out: NDArray[Any]) -> 
         noise.step(out)
     else:  # an interrupted call made it before, for the same sum
         noise.prefix(t, out)
+
+
+def single_block(
+    mechanism: Any, complete: Any, variant: Any
+) -> tuple[Literal["tree"] | ToeplitzMechanism, Any, Any]:
+    """Return mechanism, completion and variant that fit together; a tree is the word "tree"."""
+    variant = choice("variant", variant, ("honaker", "vanilla"))
+    if isinstance(mechanism, str):
+        if mechanism != "tree":
+            raise ValueError(f"mechanism must be 'tree' or a mechanism, got {shown(mechanism)}")
+        return "tree", complete, variant
+    if not isinstance(mechanism, (Tree, ToeplitzMechanism)):
+        raise TypeError(
+            "mechanism must be 'tree', a Tree or a Toeplitz mechanism, got "
+            f"{type(mechanism).__name__}"
+        )
+    if isinstance(mechanism, Tree):
+        if not mechanism.any_length or mechanism.restart_every is not None:
+            raise ValueError(
+                f"mechanism must be one tree for least squares, got {mechanism!r}: a restart adds "
+                "noise and no information"
+            )
+        if complete != "auto":
+            raise ValueError(
+                f"complete must be 'auto' where mechanism is a Tree, got {complete!r}: put it into "
+                "the Tree"
+            )
+        return "tree", "all" if mechanism.complete == "all" else False, mechanism.variant
+    if mechanism.restart_every is not None:
+        raise ValueError(
+            "mechanism must be in one block for least squares, got "
+            f"restart_every={mechanism.restart_every}: a restart adds noise and no information"
+        )
+    if complete == "all" or variant != "honaker":
+        given = f"complete={complete!r}" if complete == "all" else f"variant={variant!r}"
+        raise ValueError(f"{given} must come with mechanism='tree', got {mechanism!r}")
+    return mechanism.rounded("float32"), False, variant

@@ -7,7 +7,8 @@ t is
     theta = argmin over C of theta^T W_t theta - 2 <s_t, theta> + lambda_t/2 ||theta||^2,
 
 C being R^p or a ball about 0 (Kairouz et al. 2021, DP-FTRL for least squares). Both sums cover the
-whole past, so a model is solved for only on request.
+whole past, so a model is solved for only on request. With several targets y each has its own s_t
+and its own theta; W_t is the same.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import optional, positive, positive_integer, vector_of
+from dpftrl_fast._validate import non_negative, optional, positive, positive_integer, vector_of
+from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.convex.least_squares.completion import noise_at
+from dpftrl_fast.convex.least_squares.memory import bytes_needed, refuse_too_large
+from dpftrl_fast.convex.least_squares.moments import Moments, moments_of
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver
+from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver, iterates
 from dpftrl_fast.convex.least_squares.sums import batch_sums, update_of
 from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
+from dpftrl_fast.convex.least_squares.weights import weights_of
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.least_squares import MOST_ROWS
 from dpftrl_fast.kernels.packed import (
@@ -37,12 +42,22 @@ from dpftrl_fast.kernels.packed import (
 )
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.process import process_mark
-from dpftrl_fast.rounding import noisy_sum, two_sum
+from dpftrl_fast.rounding import clip_limit, noisy_sum, two_sum
 
 FloatArray = NDArray[np.float64]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _LARGEST_NORM = 1e12  # in float32: sums of 10^14 squares of it stay below 3e38
+
+
+def _radii(radius: float | Sequence[float] | None, targets: int) -> list[float] | None:
+    """Return the radius of the ball of each target."""
+    if radius is None:
+        return None
+    given = list(radius) if isinstance(radius, Sequence) else [radius] * targets
+    if len(given) != targets:
+        raise ValueError(f"radius must be a number or one a target ({targets}), got {len(given)}")
+    return [positive("radius", one) for one in given]
 
 
 def _in_turn(method: _Method) -> _Method:
@@ -70,8 +85,8 @@ class LeastSquares:
         Bounds, noise, participation.
     n_features : int
         Columns of the rows, without the plan's constant column.
-    radius : float, optional
-        R of the ball; without it C is R^p.
+    radius : float or sequence of float, optional
+        R of the ball, or of that of each target; without it C is R^p.
     ridge_factor : float, default 2
         lambda_t/2 = ridge_factor L^2 sigma_c sqrt(v_t p), with v_t the variance factor of the noise
         at t. The noise of W_t has a spectral norm of about sqrt(2) in these units; with a much
@@ -92,6 +107,9 @@ class LeastSquares:
         For the noise. BLAS has its own settings.
     regret : bool
         Also measure the regret. It is not private.
+    penalty : float, default 0
+        alpha of a ridge penalty alpha ||theta||^2 on all columns but the constant one. The ridge on
+        these is max(alpha, lambda_t/2).
 
     Notes
     -----
@@ -101,6 +119,12 @@ class LeastSquares:
     part in batches as the plan's participation declares, and publishes nothing else of the engine:
     `regret` and the secret sums are not covered. Noisy sums are on a public grid, see
     docs/floating_point.md.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not what is described above, or the run needs more memory than this
+        machine has.
 
     Examples
     --------
@@ -121,7 +145,7 @@ class LeastSquares:
         plan: LeastSquaresPlan,
         n_features: int,
         *,
-        radius: float | None = None,
+        radius: float | Sequence[float] | None = None,
         ridge_factor: float = 2.0,
         solve_every: int | None = None,
         solver: Solver = "auto",
@@ -130,6 +154,7 @@ class LeastSquares:
         seed: Seed = None,
         threads: int | None = None,
         regret: bool = False,
+        penalty: float = 0.0,
     ) -> None:
         if not isinstance(plan, LeastSquaresPlan):
             raise TypeError(f"plan must be a LeastSquaresPlan, got {type(plan).__name__}")
@@ -140,22 +165,35 @@ class LeastSquares:
                 f"the norm of a row must be at most {_LARGEST_NORM:g} in float32, or its squares "
                 f"overflow, got {plan.row_norm:g}"
             )
-        self._minimise = Minimiser(p, radius=radius, solver=solver)
+        factors = radius is not None or not iterates(solver, p)
+        refuse_too_large(
+            p,
+            bytes_needed(plan, p, memory=memory, itemsize=np.dtype(dtype).itemsize, matrix=factors),
+        )
+        self._minimise = Minimiser(
+            p,
+            radii=_radii(radius, plan.targets),
+            solver=solver,
+            penalty=non_negative("penalty", penalty),
+            penalised=p - (plan.constant > 0),
+        )
         self._ridge_factor = positive("ridge_factor", ridge_factor)
         self._solve_every = optional(positive_integer, "solve_every", solve_every)
         self._noises = plan.noise(p, seed=seed, memory=memory, dtype=dtype, threads=threads)
         self._update = update_of(plan, p)
         self._p, self._t, self._process = p, 0, process_mark()
         self._whole, self._turn = True, threading.RLock()
+        self._guard: Guard | None = None
         size = packed_size(p)
         self._total, self._low = np.zeros(size), np.zeros(size)
-        self._bias, self._bias_low, self._batch_bias = np.zeros(p), np.zeros(p), np.empty(p)
+        self._bias, self._bias_low, self._batch_bias = np.zeros((3, plan.bias_size(p)))
         self._noisy = np.empty(0, dtype)  # the released triangle and vector of the last model
-        self._noisy_bias = np.zeros(p)
-        self._theta = np.zeros(p)
+        self._noisy_bias = np.zeros(plan.bias_size(p))
+        shape = (plan.targets, p)
+        self._theta = np.zeros(shape)
         self._solves: list[Solve] = []
-        self._sums = (np.zeros(p), np.zeros(p))  # of all models, and of those with t > T // 2
-        self._late = 0
+        self._sums = (np.zeros(shape), np.zeros(shape))  # of all models, and of those with t > T//2
+        self._models, self._late = 0, 0
         self._loss: float | None = 0.0 if regret else None
 
     @property
@@ -178,7 +216,9 @@ class LeastSquares:
         ----------
         batch : Batch
             Rows and targets; no rows give zeros. Values are never refused: a row with a number
-            that is not finite, in x or y, counts as zero.
+            that is not finite, in x or y, counts as zero. Rows of one user (`starts`) have a common
+            weight, see :func:`dpftrl_fast.convex.least_squares.weights.weights_of`. With their
+            `ids`, the guard of the plan checks the users, in all steps of a run or in none.
 
         Raises
         ------
@@ -188,16 +228,19 @@ class LeastSquares:
             If all declared steps are taken, an earlier step was interrupted, or the process is a
             fork of the one that made the engine.
         """
-        if batch.starts is not None:
-            raise ValueError("least squares takes rows of single records, got rows of users")
         self._check_turn()
-        if len(batch.y) > MOST_ROWS:  # one addition to the sums, as for the sums of a batch
-            self.step_sums(*batch_sums(self.plan, batch))
+        if batch.starts is not None or len(batch.y) > MOST_ROWS:
+            bias, packed = batch_sums(self.plan, batch)  # one addition to the sums, as for them
+            vector_of("bias", bias, self._bias.size, (np.dtype(np.float64),))
+            self._admit(batch)
+            self.step_sums(bias, packed)
             return
+        self._admit(batch)
         before = self._objective() if self._loss is not None else 0.0
+        weights = weights_of(self.plan, batch)
         self._whole = False
         try:
-            self._update.add(batch.X, batch.y, self._total, self._low, self._batch_bias)
+            self._update.add(batch.X, batch.y, self._total, self._low, self._batch_bias, weights)
         except (TypeError, ValueError):  # the call was refused
             self._whole = True
             raise
@@ -210,7 +253,7 @@ class LeastSquares:
         The models are those of `step` with the rows, to the bit, and so are the errors.
         """
         self._check_turn()
-        vector_of("bias", bias, self._p, (np.dtype(np.float64),))
+        vector_of("bias", bias, self._bias.size, (np.dtype(np.float64),))
         before = self._objective() if self._loss is not None else 0.0
         self._whole = False
         try:
@@ -219,6 +262,25 @@ class LeastSquares:
             self._whole = True
             raise
         self._finish(bias, before)
+
+    def _admit(self, batch: Batch) -> None:
+        """Let the plan's guard check the users, in every step or in none."""
+        ids = None if batch.starts is None else batch.ids
+        guard = self._guard
+        if self._t == 0 and ids is not None:
+            guard = self.plan.bias.guard()
+        if (guard is None) != (ids is None):
+            raise ValueError("ids must be given for all steps of a run or for none, got a mixture")
+        if guard is not None and ids is not None:
+            try:
+                guard.admit(ids)
+            except ValueError:  # its message shows an id, which may be a user's label
+                raise ValueError(
+                    f"the users of step {self._t + 1} must be such as {self.plan.participation!r} "
+                    "allows, each once, got another: one who took part in an earlier step, for "
+                    "instance"
+                ) from None
+            self._guard = guard
 
     sums_follow_model = False
 
@@ -262,32 +324,32 @@ class LeastSquares:
 
     @property
     def last(self) -> FloatArray:
-        """The last model, of shape (1, p); zero before the first step.
+        """The last model, of shape (targets, p); zero before the first step.
 
         Without `solve_every` it is made by this call, for the steps taken so far.
         """
         if self._solve_every is None:
             self._solve()
-        return self._theta[np.newaxis].copy()
+        return self._theta.copy()
 
     @property
     def average(self) -> FloatArray:
-        """The mean of all models made so far, of shape (1, p)."""
+        """The mean of all models made so far, of shape (targets, p)."""
         last = self.last
-        return self._sums[0][np.newaxis] / len(self._solves) if self._solves else last
+        return self._sums[0] / self._models if self._models else last
 
     @property
     def tail(self) -> FloatArray:
-        """The mean of the models after the first half of the declared steps, of shape (1, p).
+        """The mean of the models after the first half of the declared steps, of shape (targets, p).
 
         Before that it is the last model.
         """
         last = self.last
-        return self._sums[1][np.newaxis] / self._late if self._late else last
+        return self._sums[1] / self._late if self._late else last
 
     @property
     def solves(self) -> Sequence[Solve]:
-        """Reports of the models made so far."""
+        """Reports of the models made so far, target after target."""
         return tuple(self._solves)
 
     @_in_turn
@@ -296,8 +358,8 @@ class LeastSquares:
 
         Returns
         -------
-        bias : (p,) array of float64
-            s_t.
+        bias : (plan.bias_size(p),) array of float64
+            s_t: of each target p numbers, and one for its squares if the plan has them.
         covariance : (p (p + 1) / 2,) array of the noise's dtype
             Upper triangle of W_t, row after row.
 
@@ -313,6 +375,17 @@ class LeastSquares:
             )
         return self._noisy_bias.copy(), self._noisy.copy()
 
+    def moments(self) -> Moments | None:
+        """Return the noisy sums behind the last model, with the law of their noise.
+
+        None before the first model.
+        """
+        if not self._solves or self._noisy.size == 0:
+            return None
+        bias, covariance = self.released()
+        constant = clip_limit(self.plan.constant)
+        return moments_of(self.plan, self._solves[-1].step, bias, covariance, constant)
+
     @_in_turn
     def _solve(self) -> None:
         t = self._t
@@ -327,16 +400,21 @@ class LeastSquares:
         bias_noise, noise = self._noises
         noise_at(noise, t, self.plan.last_leaf, noisy)
         add_noise(self._total, self._low, noisy, noise.grid)
-        noisy_bias = np.empty(self._p)
+        noisy_bias = np.empty(self._bias.size)
         noise_at(bias_noise, t, self.plan.last_leaf, noisy_bias)
         bias = noisy_sum(self._bias, self._bias_low, noisy_bias, bias_noise.grid)
         half_ridge = self.plan.half_ridge(t, self._p, self._ridge_factor)
-        theta, solve = self._minimise(t, noisy, bias, half_ridge, self._theta)
+        theta, solves = self._minimise(t, noisy, self._products(bias), half_ridge, self._theta)
         late = t > self.plan.steps // 2
         sums = (self._sums[0] + theta, self._sums[1] + theta if late else self._sums[1])
         self._theta, self._sums, self._late = theta, sums, self._late + late
         self._noisy, self._noisy_bias = noisy, bias
-        self._solves.append(solve)
+        self._models += 1
+        self._solves += solves
+
+    def _products(self, bias: FloatArray) -> FloatArray:
+        """Return s of each target, of shape (targets, p), without the sums of squares."""
+        return np.ascontiguousarray(bias.reshape(self.plan.targets, -1)[:, : self._p])
 
     # ---- Not private ----
 
@@ -351,17 +429,25 @@ class LeastSquares:
         if self._loss is None:
             raise RuntimeError("regret needs an engine that was made with regret=True")
         matrix = unpack(self._total, 0.0, np.zeros((self._p, self._p))).T
-        if self._minimise.radius is not None:
-            best = minimise_on_ball(matrix, self._bias, self._minimise.radius).theta
+        products, radii = self._products(self._bias), self._minimise.radii
+        if radii is not None:
+            balls = [minimise_on_ball(matrix, s, R) for s, R in zip(products, radii, strict=True)]
+            best = np.stack([ball.theta for ball in balls])
         else:
-            best = np.linalg.lstsq(matrix + np.tril(matrix, -1).T, self._bias, rcond=None)[0]
+            best = np.linalg.lstsq(matrix + np.tril(matrix, -1).T, products.T, rcond=None)[0].T
         return self._loss - self._objective(best)
 
     def _objective(self, theta: FloatArray | None = None) -> float:
-        """Return theta^T W theta - 2 <s, theta> with the un-noised sums."""
-        theta = self._theta if theta is None else theta
-        image = packed_product(self._total, 0.0, theta, np.empty(self._p))
-        return float(theta @ image - 2.0 * (self._bias @ theta))
+        """Return theta^T W theta - 2 <s, theta> with the un-noised sums, over all targets."""
+        found = 0.0
+        for one, s in zip(
+            self._theta if theta is None else np.ascontiguousarray(theta),
+            self._products(self._bias),
+            strict=True,
+        ):
+            image = packed_product(self._total, 0.0, one, np.empty(self._p))
+            found += float(one @ image - 2.0 * (s @ one))
+        return found
 
     def __repr__(self) -> str:
         """Return the public facts only."""

@@ -9,6 +9,8 @@ are one Gaussian mechanism with
     mu^2 = zeta (1/sigma_b^2 + 1/sigma_c^2) = zeta/sigma^2.
 
 sigma is the plan's `noise_multiplier`; sigma_b = sigma/sqrt(split), sigma_c = sigma/sqrt(1-split).
+With m targets of a row and kappa times the sums of their squares, the bias has the sensitivity
+L y_bound sqrt(m (1 + kappa^2)).
 """
 
 from __future__ import annotations
@@ -22,20 +24,29 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import choice, non_negative, positive, probability, shown
+from dpftrl_fast._validate import (
+    choice,
+    non_negative,
+    positive,
+    positive_integer,
+    probability,
+    real,
+    shown,
+)
 from dpftrl_fast.accounting import noise_std
 from dpftrl_fast.accounting.curve.rounding import smallest_double
 from dpftrl_fast.accounting.participation import Participation, check_participation
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
-from dpftrl_fast.convex.least_squares.completion import best_completion
+from dpftrl_fast.convex.least_squares.completion import best_completion, single_block
 from dpftrl_fast.convex.least_squares.plan_text import fields_from_dict, fields_to_dict, plan_words
 from dpftrl_fast.mechanisms import Mechanism, ToeplitzMechanism, Tree, TreeLayout, Variant
 from dpftrl_fast.mechanisms.tree_error import prefix_variance
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.rounding import clip_limit
 
 #: Best or within 0.001 of it in held-out R^2 on the flights at epsilon 0.3, 1 and 3.
 DEFAULT_SPLIT = 0.35
@@ -73,6 +84,14 @@ class LeastSquaresPlan(PrivacyStatement):
         Of both noises: the tree of `complete` and `variant`, a `Tree` without restarts (it sets
         these two), or a Toeplitz mechanism in one block, whose coefficients are rounded to float32.
         :func:`dpftrl_fast.convex.least_squares.choice.chosen_noise` chooses.
+    targets : int
+        Targets of a row (m), each within `y_bound`.
+    squares : float
+        Weight kappa of the sums of y^2, released beside those of y x in units of L/y_bound; 0 for
+        none, at most 1e3.
+    long_rows : {"scale", "weight"}
+        Whether a row beyond `x_norm_bound` is scaled alone, or its constant and its targets with
+        it. The sensitivities are the same.
 
     Raises
     ------
@@ -97,6 +116,9 @@ class LeastSquaresPlan(PrivacyStatement):
     bound: PlanBound = "released"
     constant: float = 0.0
     mechanism: Literal["tree"] | Mechanism = "tree"
+    targets: int = 1
+    squares: float = 0.0
+    long_rows: Literal["scale", "weight"] = "scale"
     # The bias of the plan that this one was calibrated from: its sensitivity is this one's.
     _origin: PrivacyPlan | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -106,13 +128,16 @@ class LeastSquaresPlan(PrivacyStatement):
             set_field(self, name, positive(name, getattr(self, name)))
         set_field(self, "constant", non_negative("constant", self.constant))
         set_field(self, "split", probability("split", self.split))
+        set_field(self, "targets", positive_integer("targets", self.targets))
+        set_field(self, "squares", real("squares", self.squares, least=0.0, most=1e3))
+        set_field(self, "long_rows", choice("long_rows", self.long_rows, ("scale", "weight")))
         check_participation(self.participation)
         complete: Any = self.complete
         if isinstance(complete, np.bool_):
             complete = bool(complete)
         if not (complete is False or (isinstance(complete, str) and complete in ("all", "auto"))):
             raise ValueError(f'complete must be False, "all" or "auto", got {shown(complete)}')
-        mechanism, complete, variant = _noise(self.mechanism, complete, self.variant)
+        mechanism, complete, variant = single_block(self.mechanism, complete, self.variant)
         set_field(self, "mechanism", mechanism)
         set_field(self, "variant", variant)
         if complete == "auto":
@@ -135,6 +160,9 @@ class LeastSquaresPlan(PrivacyStatement):
         bound: PlanBound = "released",
         constant: float = 0.0,
         mechanism: Literal["tree"] | Mechanism = "tree",
+        targets: int = 1,
+        squares: float = 0.0,
+        long_rows: Literal["scale", "weight"] = "scale",
     ) -> LeastSquaresPlan:
         """Return the plan with the least noise whose epsilon at ``delta`` is at most ``epsilon``.
 
@@ -144,8 +172,10 @@ class LeastSquaresPlan(PrivacyStatement):
             Budget, finite and >= 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
-        x_norm_bound, y_bound, participation, split, complete, variant, bound, constant, mechanism
-            The other fields of the plan.
+        x_norm_bound, y_bound, participation, split, complete, variant, bound, constant
+            Fields of the plan.
+        mechanism, targets, squares, long_rows
+            Further fields of the plan.
 
         Raises
         ------
@@ -174,6 +204,9 @@ class LeastSquaresPlan(PrivacyStatement):
             bound=bound,
             constant=constant,
             mechanism=mechanism,
+            targets=targets,
+            squares=squares,
+            long_rows=long_rows,
         )
         zeta, nodes = draft.sensitivity_squared, draft.bias.guarantee.touched
 
@@ -193,11 +226,16 @@ class LeastSquaresPlan(PrivacyStatement):
 
     @cached_property
     def bias(self) -> PrivacyPlan:
-        """The noisy sum of y x: clip norm L y_bound, noise multiplier sigma/sqrt(split)."""
+        """The noisy sum of y x, with noise multiplier sigma/sqrt(split).
+
+        Its clip norm is L y_bound, for one target without sums of squares.
+        """
         return self._bias(self._origin)
 
     def _bias(self, origin: PrivacyPlan | None) -> PrivacyPlan:
         clip_norm = self.row_norm * self.y_bound
+        # ||(y_k x, kappa L/y_bound y_k^2)_k|| with |y_k| <= y_bound and ||x|| <= L
+        clip_norm *= math.sqrt(self.targets * (1.0 + self.squares**2))
         sigma, _ = self._sigmas(self.noise_multiplier)
         if origin is not None:
             return origin.with_noise(sigma, clip_norm=clip_norm)
@@ -229,6 +267,15 @@ class LeastSquaresPlan(PrivacyStatement):
             noise_multiplier / math.sqrt(self.split),
             noise_multiplier / math.sqrt(1.0 - self.split),
         )
+
+    @property
+    def square_weight(self) -> float:
+        """Factor of the sums of y^2 in the bias: kappa L/y_bound."""
+        return clip_limit(self.squares) * (self.row_norm / self.y_bound)
+
+    def bias_size(self, p: int) -> int:
+        """Return the coordinates of the bias: targets times p, or with sums of y^2 times p + 1."""
+        return self.targets * (p + (self.squares > 0))
 
     @property
     def steps(self) -> int:
@@ -337,7 +384,9 @@ class LeastSquaresPlan(PrivacyStatement):
         covariance = replace(self.covariance.noise_spec, purpose="covariance").source(
             size, seed=seed, memory=memory, dtype=dtype, rounds=rounds, threads=threads
         )
-        bias = self.bias.noise(p, seed=seed, dtype="float64", rounds=rounds, threads=threads)
+        bias = self.bias.noise(
+            self.bias_size(p), seed=seed, dtype="float64", rounds=rounds, threads=threads
+        )
         return bias, covariance
 
     def to_dict(self) -> dict[str, Any]:
@@ -369,40 +418,3 @@ class LeastSquaresPlan(PrivacyStatement):
         Numbers printed as privacy losses are rounded up.
         """
         return plan_words(self, delta)
-
-
-def _noise(
-    mechanism: Any, complete: Any, variant: Any
-) -> tuple[Literal["tree"] | ToeplitzMechanism, Any, Any]:
-    """Return mechanism, completion and variant that fit together; a tree is the word "tree"."""
-    variant = choice("variant", variant, ("honaker", "vanilla"))
-    if isinstance(mechanism, str):
-        if mechanism != "tree":
-            raise ValueError(f"mechanism must be 'tree' or a mechanism, got {shown(mechanism)}")
-        return "tree", complete, variant
-    if not isinstance(mechanism, (Tree, ToeplitzMechanism)):
-        raise TypeError(
-            "mechanism must be 'tree', a Tree or a Toeplitz mechanism, got "
-            f"{type(mechanism).__name__}"
-        )
-    if isinstance(mechanism, Tree):
-        if not mechanism.any_length or mechanism.restart_every is not None:
-            raise ValueError(
-                f"mechanism must be one tree for least squares, got {mechanism!r}: a restart adds "
-                "noise and no information"
-            )
-        if complete != "auto":
-            raise ValueError(
-                f"complete must be 'auto' where mechanism is a Tree, got {complete!r}: put it into "
-                "the Tree"
-            )
-        return "tree", "all" if mechanism.complete == "all" else False, mechanism.variant
-    if mechanism.restart_every is not None:
-        raise ValueError(
-            "mechanism must be in one block for least squares, got "
-            f"restart_every={mechanism.restart_every}: a restart adds noise and no information"
-        )
-    if complete == "all" or variant != "honaker":
-        given = f"complete={complete!r}" if complete == "all" else f"variant={variant!r}"
-        raise ValueError(f"{given} must come with mechanism='tree', got {mechanism!r}")
-    return mechanism.rounded("float32"), False, variant

@@ -4,6 +4,8 @@
 The dictionary has the fields of the plan, all of them, besides `format` and `version`;
 `participation` is what `to_dict` of the pattern gives, and `complete` is false or "all". Version 1
 is that of a tree, without the field `mechanism`; in version 2 this is what `to_dict` of it gives.
+Version 3 is for several targets, sums of squares, or rows that are given weights: it has `targets`,
+`squares`, `long_rows` and `mechanism`, which is "tree" or as in version 2.
 """
 
 from __future__ import annotations
@@ -29,16 +31,22 @@ _FIELDS = (
     "bound",
     "constant",
 )
-# Version 2 is for mechanisms other than a tree.
-_NAMES = {1: _FIELDS, 2: (*_FIELDS, "mechanism")}
+# Version 2 is for mechanisms other than a tree, version 3 for other sums.
+_NAMES = {
+    1: _FIELDS,
+    2: (*_FIELDS, "mechanism"),
+    3: (*_FIELDS, "mechanism", "targets", "squares", "long_rows"),
+}
 
 
 def fields_to_dict(plan: Any) -> dict[str, Any]:
     """Return a plan's fields as data that JSON can hold."""
-    version = 1 if plan.mechanism == "tree" else 2
+    is_tree = plan.mechanism == "tree"
+    other_sums = plan.targets > 1 or plan.squares > 0 or plan.long_rows != "scale"
+    version = 3 if other_sums else 1 if is_tree else 2
     fields = {name: getattr(plan, name) for name in _NAMES[version]}
     found = {"format": _FORMAT, "version": version, **fields}
-    if version == 2:
+    if not is_tree:
         found["mechanism"] = plan.mechanism.to_dict()
     return {**found, "participation": plan.participation.to_dict()}
 
@@ -57,13 +65,13 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"format must be {_FORMAT!r}, got {shown(d.get('format'))}")
     version = d.get("version")
     if type(version) is not int or version not in _NAMES:
-        raise ValueError(f"version must be 1 or 2, got {shown(version)}")
+        raise ValueError(f"version must be 1, 2 or 3, got {shown(version)}")
     names = _NAMES[version]
     expected = sorted(["format", "version", *names])
     if sorted(map(str, d)) != expected:
         raise ValueError(f"a plan must have the keys {expected}, got {sorted(map(str, d))}")
     fields = {name: d[name] for name in names}
-    if version == 2:
+    if not equal(fields.get("mechanism", "tree"), "tree"):
         fields["mechanism"] = mechanism_from_dict(fields["mechanism"])
     fields["participation"] = participation_from_dict(fields["participation"])
     return fields
@@ -72,17 +80,19 @@ def fields_from_dict(d: Mapping[str, Any]) -> dict[str, Any]:
 def plan_words(plan: Any, delta: float) -> str:
     """Return the guarantee at ``delta``, and the plan, in lines."""
     completed = ", completed after the last step" if plan.complete else ""
-    kind = f"one tree for y x, one for x x^T{completed}; {plan.variant}"
+    first = "y x and y^2" if plan.squares else "y x"
+    kind = f"one tree for {first}, one for x x^T{completed}; {plan.variant}"
     if plan.mechanism != "tree":
-        kind = f"noise for y x and for x x^T: {plan.mechanism.words}"
+        kind = f"noise for {first} and for x x^T: {plan.mechanism.words}"
+    each = f" of each of {plan.targets} targets" if plan.targets > 1 else ""
     constant = f", constant column {plan.constant!r}" if plan.constant else ""
     sigmas = (plan.bias.noise_multiplier, plan.covariance.noise_multiplier)
     return "\n".join(
         [
             plan.promise(delta, replaced="x and y"),
             f"{participation_words(plan.participation)}; {kind}",
-            f"norm of x at most {plan.x_norm_bound!r}{constant}, |y| at most {plan.y_bound!r},"
-            f" noise multipliers {sigmas[0]:.6g} and {sigmas[1]:.6g}, zeta"
+            f"norm of x at most {plan.x_norm_bound!r}{constant}, |y| at most {plan.y_bound!r}"
+            f"{each}, noise multipliers {sigmas[0]:.6g} and {sigmas[1]:.6g}, zeta"
             f" {text_up(plan.sensitivity_squared)} of each, mu {text_up(plan.mu)}",
         ]
     )

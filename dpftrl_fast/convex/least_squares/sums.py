@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.weights import weights_of
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.kernels.least_squares import RankUpdate
 from dpftrl_fast.kernels.packed import packed_size
@@ -19,8 +20,9 @@ def batch_sums(plan: LeastSquaresPlan, batch: Batch) -> tuple[FloatArray, FloatA
 
     Returns
     -------
-    bias : (p,) array of float64
-        Sum of y x. Secret.
+    bias : (plan.bias_size(p),) array of float64
+        Sums of y x, target after target, each with that of y^2 behind it if the plan has it.
+        Secret.
     packed : (p (p + 1) / 2,) array of float64
         Upper triangle of the sum of x x^T. Secret.
 
@@ -33,14 +35,24 @@ def batch_sums(plan: LeastSquaresPlan, batch: Batch) -> tuple[FloatArray, FloatA
     [[1.0, 2.0], [1.0, 2.0, 4.0]]
     """
     p = int(batch.X.shape[1]) + (plan.constant > 0)
-    bias, total, low = np.empty(p), np.zeros(packed_size(p)), np.zeros(packed_size(p))
+    bias, total, low = (
+        np.empty(plan.bias_size(p)),
+        np.zeros(packed_size(p)),
+        np.zeros(packed_size(p)),
+    )
     # low stays zero up to MOST_ROWS rows.
-    update_of(plan, p).add(batch.X, batch.y, total, low, bias)
+    update_of(plan, p).add(batch.X, batch.y, total, low, bias, weights_of(plan, batch))
     return bias, total + low
 
 
 def update_of(plan: LeastSquaresPlan, p: int) -> RankUpdate:
     """Return the update that scales rows into the bounds of a plan and adds their products."""
     return RankUpdate(
-        p, x_norm_bound=plan.x_norm_bound, y_bound=plan.y_bound, constant=plan.constant
+        p,
+        x_norm_bound=plan.x_norm_bound,
+        y_bound=plan.y_bound,
+        constant=plan.constant,
+        targets=plan.targets,
+        squares=plan.squares,
+        long_rows=plan.long_rows,
     )

@@ -56,6 +56,7 @@ def definite_solution(matrix: Matrix, vector: Vector) -> Vector | None:
     """Solve A theta = b by Cholesky factors; None if A is not positive definite.
 
     `matrix` holds A in its lower triangle and is overwritten if its columns are contiguous.
+    `vector` is b, or has several as its columns.
 
     Examples
     --------
@@ -110,11 +111,23 @@ def minimise_on_ball(matrix: Matrix, vector: Vector, radius: float) -> BallSolut
     return _diagonalised(matrix, vector, radius)
 
 
-def projected_solution(matrix: Matrix, vector: Vector, ridge: float) -> Vector:
+def projected_solution(
+    matrix: Matrix, vector: Vector, ridge: float, penalties: Vector | None = None
+) -> Vector:
     """Solve (A_+ + ridge I) theta = b, A_+ being A without its negative eigenvalues.
 
-    A_+ is the positive semidefinite matrix closest to A in Frobenius norm. `matrix` holds A in its
-    lower triangle.
+    A_+ is the positive semidefinite matrix closest to A in Frobenius norm.
+
+    Parameters
+    ----------
+    matrix : (p, p) ndarray
+        A, in the lower triangle.
+    vector : (p,) or (p, m) ndarray
+        b, or several.
+    ridge : float
+        Finite and > 0.
+    penalties : (p,) ndarray, optional
+        Numbers >= 0 that are added to the diagonal as well.
 
     Examples
     --------
@@ -124,7 +137,16 @@ def projected_solution(matrix: Matrix, vector: Vector, ridge: float) -> Vector:
     """
     ridge = positive("ridge", ridge)
     values, vectors = eigh(matrix, lower=True, driver="evd", check_finite=False)
-    return np.asarray(vectors @ ((vectors.T @ vector) / (np.maximum(values, 0.0) + ridge)))
+    values = np.maximum(values, 0.0)
+    if penalties is not None and penalties.any():
+        nearest = np.asfortranarray((vectors * values) @ vectors.T)
+        nearest.flat[:: len(values) + 1] += ridge + penalties
+        theta = definite_solution(nearest, vector)
+        assert theta is not None  # ridge > 0
+        return theta
+    if vector.ndim == 1:
+        return np.asarray(vectors @ ((vectors.T @ vector) / (values + ridge)))
+    return np.stack([vectors @ ((vectors.T @ b) / (values + ridge)) for b in vector.T], axis=1)
 
 
 def conjugate_gradients(

@@ -24,6 +24,7 @@ from dpftrl_fast.kernels.clipping import (
     exceeds,
     row_scale,
     scaled_square,
+    weight_of,
 )
 from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.loops.dense import CHUNK
@@ -86,6 +87,7 @@ def _add_unusual_row(
     values: Array,
     size: int,
     y: float,
+    weight: float,
     theta: Array,
     limit: float,
     loss: int,
@@ -118,7 +120,7 @@ def _add_unusual_row(
     square = square * factor * factor + last * last
     for k in range(size):
         dot += factor * math.ldexp(values[k], -own) * theta[columns[k]]
-    g = slope(loss, loss_param, math.ldexp(dot, exponent), y)
+    g = weight * slope(loss, loss_param, math.ldexp(dot, exponent), y)
     if not math.isfinite(g):
         return
     clip = exceeds(g, square, exponent, limit)
@@ -135,6 +137,7 @@ def clipped_sum(
     indices: Array,
     indptr: Array,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -143,7 +146,7 @@ def clipped_sum(
     constant: float,
     out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(l'(<x, theta>, y) x), x with its constant entry."""
+    """Set out to the sum over rows of clip(w l'(<x, theta>, y) x), x with its constant entry."""
     n = indptr.size - 1
     has_constant = constant != 0.0
     p = theta.size - 1 if has_constant else theta.size
@@ -162,6 +165,7 @@ def clipped_sum(
             if not 0 <= begin <= end <= data.size:  # not a row
                 continue
             target = np.float64(y[i])
+            weight = weight_of(weights, i)
             if is_canonical(indices, begin, end, p):
                 dot = 0.0
                 row_square = 0.0
@@ -172,7 +176,7 @@ def clipped_sum(
                 s = row_scale(row_square, row_bound)
                 square = scaled_square(row_square, row_bound) + constant_square
                 if row_square <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
-                    g = slope(loss, loss_param, s * dot + constant_dot, target)
+                    g = weight * slope(loss, loss_param, s * dot + constant_dot, target)
                     f = clip_factor(g, square, limit)
                     if f != 0.0:
                         fs = f * s
@@ -192,6 +196,7 @@ def clipped_sum(
                     values,
                     size,
                     target,
+                    weight,
                     theta,
                     limit,
                     loss,

@@ -36,6 +36,7 @@ from dpftrl_fast.kernels.clipping import (
     exceeds,
     row_scale,
     scaled_square,
+    weight_of,
 )
 from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.losses import slope
@@ -61,6 +62,7 @@ def _add_extreme_row(
     X: Array,
     i: int,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -97,6 +99,7 @@ def _add_extreme_row(
         dot += v * theta[j]
         square += v * v
     g = slope(loss, loss_param, math.ldexp(dot, exponent), np.float64(y[i]))
+    g *= weight_of(weights, i)
     if not math.isfinite(g):
         return
     clip = exceeds(g, square, exponent, limit)
@@ -115,6 +118,7 @@ def _add_extreme_row(
 def _clipped_sum(
     X: Array,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -155,12 +159,13 @@ def _clipped_sum(
             square = scaled_square(square_a, row_bound) + constant_square
             if square_a <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
                 g = slope(loss, loss_param, s * dot_a + constant_dot, np.float64(y[a]))
+                g *= weight_of(weights, a)
                 f = clip_factor(g, square, limit)
                 fa = f * s
                 ca = f * constant
             else:
                 _add_extreme_row(
-                    X, a, y, theta, limit, loss, loss_param, row_bound, constant, total
+                    X, a, y, weights, theta, limit, loss, loss_param, row_bound, constant, total
                 )
             fb = 0.0
             cb = 0.0
@@ -169,12 +174,13 @@ def _clipped_sum(
                 square = scaled_square(square_b, row_bound) + constant_square
                 if square_b <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
                     g = slope(loss, loss_param, s * dot_b + constant_dot, np.float64(y[b]))
+                    g *= weight_of(weights, b)
                     f = clip_factor(g, square, limit)
                     fb = f * s
                     cb = f * constant
                 else:
                     _add_extreme_row(
-                        X, b, y, theta, limit, loss, loss_param, row_bound, constant, total
+                        X, b, y, weights, theta, limit, loss, loss_param, row_bound, constant, total
                     )
             if has_constant:
                 total[p] += ca + cb
@@ -194,6 +200,7 @@ def _clipped_sum(
 def clipped_sum(
     X: Array,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -202,11 +209,13 @@ def clipped_sum(
     constant: float,
     out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(l'(<x, theta>, y) x), x with its constant entry."""
+    """Set out to the sum over rows of clip(w l'(<x, theta>, y) x), x with its constant entry."""
     aligned_theta, total = _aligned_pair(theta.size)
     for j in range(theta.size):  # a slice brings Numba's message of unlike shapes: slow to compile
         aligned_theta[j] = theta[j]
-    _clipped_sum(X, y, aligned_theta, limit, loss, loss_param, row_bound, constant, total, out)
+    _clipped_sum(
+        X, y, weights, aligned_theta, limit, loss, loss_param, row_bound, constant, total, out
+    )
 
 
 def predictions(X: Array, theta: Array, out: Array) -> None:

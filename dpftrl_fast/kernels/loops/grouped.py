@@ -19,7 +19,7 @@ import numpy as np
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
-from dpftrl_fast.kernels.loops.multinomial import csr_outputs, read_row, scale_values
+from dpftrl_fast.kernels.loops.multinomial import csr_outputs, read_row, scale_values, weigh
 from dpftrl_fast.kernels.losses import slopes
 
 
@@ -27,6 +27,7 @@ def clipped_sum(
     X: Array,
     starts: Array,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -59,7 +60,8 @@ def clipped_sum(
                     for j in range(width):
                         dot += theta[k, j] * row[0, j]
                     z[k] = dot
-                if not math.isfinite(slopes(loss, loss_param, z, np.float64(y[i]))):
+                square = slopes(loss, loss_param, z, np.float64(y[i]))
+                if not math.isfinite(weigh(weights, i, z, square)):
                     continue
                 for k in range(outputs):
                     s = z[k]
@@ -86,6 +88,7 @@ def clipped_sum_csr(
     indptr: Array,
     starts: Array,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -124,7 +127,8 @@ def clipped_sum_csr(
                 if size < 0 or not math.isfinite(scale_values(values, size, row_bound)):
                     continue
                 csr_outputs(columns, values, size, transposed, constant, z)
-                if not math.isfinite(slopes(loss, loss_param, z, np.float64(y[i]))):
+                square = slopes(loss, loss_param, z, np.float64(y[i]))
+                if not math.isfinite(weigh(weights, i, z, square)):
                     continue
                 for e in range(size):
                     c = columns[e]

@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from dpftrl_fast._validate import Array
-from dpftrl_fast.kernels.clipping import row_scale, scaled_square
+from dpftrl_fast.kernels.clipping import row_scale, scaled_square, weight_of
 from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
@@ -73,6 +73,16 @@ def scale_values(values: Array, size: int, row_bound: float) -> float:
 
 
 @helper
+def weigh(weights: Array, i: int, z: Array, square: float) -> float:
+    """Multiply the slopes of row i by its weight; return their sum of squares, `square` before."""
+    weight = weight_of(weights, i)
+    if weight != 1.0:
+        for k in range(z.size):
+            z[k] *= weight
+    return square * weight * weight
+
+
+@helper
 def csr_outputs(
     columns: Array, values: Array, size: int, theta: Array, constant: float, z: Array
 ) -> None:
@@ -94,6 +104,7 @@ def csr_outputs(
 def clipped_sum(
     X: Array,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -138,7 +149,8 @@ def clipped_sum(
                 if r < count:
                     for k in range(outputs):
                         row_z[k] = z[r, k]
-                    square = slopes(loss, loss_param, row_z, np.float64(y[i + r])) + _LOST
+                    square = slopes(loss, loss_param, row_z, np.float64(y[i + r]))
+                    square = weigh(weights, i + r, row_z, square) + _LOST
                     norm = math.sqrt(square) * math.sqrt(squares[r])
                     f = min(1.0, limit / norm) if math.isfinite(norm) else 0.0
                 for k in range(outputs):
@@ -162,6 +174,7 @@ def clipped_sum_csr(
     indices: Array,
     indptr: Array,
     y: Array,
+    weights: Array,
     theta: Array,
     limit: float,
     loss: int,
@@ -193,7 +206,8 @@ def clipped_sum_csr(
                 continue
             row_square = scale_values(values, size, row_bound) + constant * constant
             csr_outputs(columns, values, size, transposed, constant, z)
-            square = slopes(loss, loss_param, z, np.float64(y[i])) + _LOST
+            square = slopes(loss, loss_param, z, np.float64(y[i]))
+            square = weigh(weights, i, z, square) + _LOST
             norm = math.sqrt(square) * math.sqrt(row_square)
             if not math.isfinite(norm):
                 continue

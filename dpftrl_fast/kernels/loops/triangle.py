@@ -9,8 +9,9 @@ Sums are kept with their rounding errors beside them (see `dpftrl_fast.rounding`
 compiled without the permission to reorder that the other loops have.
 
 Rows are scaled onto the norm x_norm_bound (1 - 2^-20) where theirs is larger; then the constant
-column, if there is one, is appended. A row with a number that is not finite, in x or in y, is zero,
-constant column included, and keeps its slot.
+column, if there is one, is appended. A row with a number that is not finite, in x or in a target,
+is zero, constant column included, and keeps its slot. So is a row whose root, the square root of
+its weight, is not above zero.
 
 Sparse rows first make the product of their batch in a triangle of zeros and then move the entries
 that they touch into the sum, so that a batch is one addition there, as it is for dense rows.
@@ -65,31 +66,44 @@ def _scale(X: Array, i: int, limit: float) -> tuple[float, int]:
     return limit / math.sqrt(square), exponent
 
 
+@helper
+def _is_valid(y: Array, i: int) -> bool:
+    """Return whether all targets of row i are finite."""
+    for k in range(y.shape[1]):  # noqa: SIM110 - compiled as it is
+        if not math.isfinite(y[i, k]):
+            return False
+    return True
+
+
 def scale_rows(
     X: Array,
     y: Array,
+    roots: Array,
     limit: float,
     y_bound: float,
     constant: float,
+    square: float,
+    whole: bool,
+    p: int,
     width: int,
     panels: Array,
     bias: Array,
 ) -> None:
-    """Write the scaled rows to `panels`, and add the sum of clipped y times row to `bias`.
+    """Write the scaled rows to `panels`, and add their products with clipped targets to `bias`.
 
     A panel holds `width` columns (the last one: the rest) of all rows, row after row; panel follows
-    panel.
+    panel. Row i, its constant and its targets are multiplied by roots[i] after clipping, and with
+    `whole` its constant and targets by the factor of its scaling too.
     """
     n = X.shape[0]
-    p = bias.size
     filled = X.shape[1]
     for i in range(n):
-        target = float(y[i])
         factor = 0.0
         exponent = 0
-        if math.isfinite(target):
+        root = roots[i]
+        if root > 0.0 and _is_valid(y, i):
             factor, exponent = _scale(X, i, limit)
-            target = min(max(target, -y_bound), y_bound)
+        own = root * math.ldexp(factor, -exponent) if whole else root
         for start in range(0, p, width):
             stop = min(start + width, p)
             at = n * start + i * (stop - start) - start
@@ -100,17 +114,28 @@ def scale_rows(
                 continue
             if exponent == 0:
                 for j in range(start, end):
-                    v = factor * X[i, j]
-                    panels[at + j] = v
-                    bias[j] += target * v
+                    panels[at + j] = (factor * root) * X[i, j]
             else:
                 for j in range(start, end):
-                    v = factor * math.ldexp(np.float64(X[i, j]), -exponent)
-                    panels[at + j] = v
-                    bias[j] += target * v
+                    panels[at + j] = (factor * root) * math.ldexp(np.float64(X[i, j]), -exponent)
             if end < stop:
-                panels[at + end] = constant
-                bias[end] += target * constant
+                panels[at + end] = constant * own
+            for k in range(y.shape[1]):
+                target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
+                for j in range(start, stop):
+                    bias[k, j] += target * panels[at + j]
+        if square > 0.0 and factor > 0.0:
+            _add_squares(y, i, y_bound, own, square, p, bias)
+
+
+@helper
+def _add_squares(
+    y: Array, i: int, y_bound: float, own: float, square: float, p: int, bias: Array
+) -> None:
+    """Add `square` times the squares of the clipped targets of row i behind the products."""
+    for k in range(y.shape[1]):
+        target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
+        bias[k, p] += square * (target * target)
 
 
 def add_square(block: Array, first: int, p: int, total: Array, low: Array) -> None:
@@ -178,8 +203,8 @@ def _load(
 
 
 @helper
-def _scale_values(values: Array, size: int, limit: float) -> bool:
-    """Scale a sparse row onto `limit`; False if it holds a number that is not finite."""
+def _scale_values(values: Array, size: int, limit: float) -> float:
+    """Scale a sparse row onto `limit`; return the factor, -1 for a number that is not finite."""
     square = 0.0
     for k in range(size):
         square += values[k] * values[k]
@@ -188,12 +213,13 @@ def _scale_values(values: Array, size: int, limit: float) -> bool:
             factor = limit / math.sqrt(square)
             for k in range(size):
                 values[k] *= factor
-        return True
+            return factor
+        return 1.0
     largest = 0.0
     for k in range(size):
         magnitude = abs(values[k])
         if not magnitude <= LARGEST_SQUARE:
-            return False
+            return -1.0
         largest = max(largest, magnitude)
     exponent = math.frexp(largest)[1]
     square = 0.0
@@ -203,7 +229,7 @@ def _scale_values(values: Array, size: int, limit: float) -> bool:
     factor = limit / math.sqrt(square)
     for k in range(size):
         values[k] *= factor
-    return True
+    return math.ldexp(factor, -exponent)
 
 
 def add_csr(
@@ -211,36 +237,52 @@ def add_csr(
     indices: Array,
     indptr: Array,
     y: Array,
+    roots: Array,
     limit: float,
     y_bound: float,
     constant: float,
+    square: float,
+    whole: bool,
+    p: int,
     batch: Array,
     bias: Array,
 ) -> None:
-    """Add the scaled rows' outer products to `batch`, and clipped y times row to `bias`."""
-    p = bias.size
+    """Add the scaled rows' outer products to `batch`, and clipped targets times row to `bias`.
+
+    Roots, squares and `whole` are those of `scale_rows`.
+    """
     filled = p if constant == 0.0 else p - 1
     columns = np.empty(p, np.int64)
     values = np.empty(p)
     merged = np.zeros(filled)
     seen = np.zeros(filled, np.bool_)
-    for i in range(y.size):
-        target = float(y[i])
-        if not math.isfinite(target):
+    for i in range(y.shape[0]):
+        root = roots[i]
+        if not (root > 0.0 and _is_valid(y, i)):
             continue
         size = _load(
             data, indices, int(indptr[i]), int(indptr[i + 1]), columns, values, merged, seen
         )
-        if size < 0 or not _scale_values(values, size, limit):
+        if size < 0:
             continue
+        factor = _scale_values(values, size, limit)
+        if factor < 0.0:
+            continue
+        own = root * factor if whole else root
+        for a in range(size):
+            values[a] *= root
         if filled < p:
             columns[size] = filled
-            values[size] = constant
+            values[size] = constant * own
             size += 1
-        target = min(max(target, -y_bound), y_bound)
+        for k in range(y.shape[1]):
+            target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
+            for a in range(size):
+                bias[k, columns[a]] += target * values[a]
+        if square > 0.0:
+            _add_squares(y, i, y_bound, own, square, p, bias)
         for a in range(size):
             v = values[a]
-            bias[columns[a]] += target * v
             at = _row_start(columns[a], p)
             for b in range(a, size):
                 batch[at + columns[b]] += v * values[b]
