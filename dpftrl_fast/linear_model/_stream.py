@@ -70,6 +70,8 @@ class Stream:
             )
         if self.held and type(self.held[0].X) is not type(batch.X):
             raise ValueError("the rows of a batch must be all dense or all sparse, got both")
+        if self.held and [f is None for f in self.held[0]] != [f is None for f in batch]:
+            raise ValueError("the rows of a batch must all have a sample_weight or none, got both")
         full, held, start = [], self.held, 0
         if any(part.weights is not None for part in (*held, batch)):
             held, batch = tuple(map(_weighted, held)), _weighted(batch)
