@@ -21,29 +21,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import Batch, row_norms
 from dpftrl_fast.convex.setting_rules import check_settings
-from dpftrl_fast.linear_model._announce import announce
-from dpftrl_fast.linear_model._budgets import (
-    CARRIED,
-    Carried,
-    Spending,
-    carried_on,
-    carry_to_clone,
-    units_ahead,
-)
-from dpftrl_fast.linear_model._frames import is_typed_frame, rows_of_frame, split_frame
 from dpftrl_fast.linear_model._messages import showing_no_entry
-from dpftrl_fast.linear_model._rows import (
-    MemoryRows,
-    batch_order,
-    check_rows,
-    check_targets,
-    check_weights,
-    open_source,
-    refuse_bad_rows,
-    refuse_bad_weights,
-)
 from dpftrl_fast.linear_model._scaling import scaling_of
-from dpftrl_fast.linear_model._sources import RowSource, Stepper, join
 from dpftrl_fast.linear_model._stream import (
     TURN,
     Stream,
@@ -55,7 +34,28 @@ from dpftrl_fast.linear_model._stream import (
     turn_of,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
-from dpftrl_fast.linear_model._transformers import announce_transformers
+from dpftrl_fast.linear_model.callers.announce import announce
+from dpftrl_fast.linear_model.callers.budgets import (
+    CARRIED,
+    Carried,
+    Spending,
+    carried_on,
+    carry_to_clone,
+    units_ahead,
+)
+from dpftrl_fast.linear_model.callers.transformers import announce_transformers
+from dpftrl_fast.linear_model.sources.frames import is_typed_frame, rows_of_frame, split_frame
+from dpftrl_fast.linear_model.sources.memory import (
+    MemoryRows,
+    batch_order,
+    check_rows,
+    check_targets,
+    check_weights,
+    open_source,
+    refuse_bad_rows,
+    refuse_bad_weights,
+)
+from dpftrl_fast.linear_model.sources.source import RowSource, Stepper, join
 from dpftrl_fast.rounding import check_summands
 from dpftrl_fast.tables.labels import as_labels, comes_from
 
@@ -120,7 +120,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     # ---- fitting ----
 
     @_quiet
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None) -> Any:
         """Fit the model in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Fitting again is another run; runs on the same rows add their mu^2.
@@ -212,8 +212,8 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self,
         X: Any,
         y: Any,
-        sample_weight: Any = None,
         *,
+        sample_weight: Any = None,
         groups: Any = None,
         classes: Any = None,
     ) -> Any:

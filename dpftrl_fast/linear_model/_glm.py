@@ -18,10 +18,10 @@ from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.convex.settings import FitSettings, RunSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel
-from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._scaling import scaling_of
-from dpftrl_fast.linear_model._sources import RowSource, Stepper
 from dpftrl_fast.linear_model._targets import Targets
+from dpftrl_fast.linear_model.sources.memory import MemoryRows
+from dpftrl_fast.linear_model.sources.source import RowSource, Stepper
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 

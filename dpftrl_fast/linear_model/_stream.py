@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import user_id
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows
-from dpftrl_fast.linear_model._frames import is_typed_frame
-from dpftrl_fast.linear_model._labels import labels_of_users, numbers_in_order
-from dpftrl_fast.linear_model._rows import MemoryRows
-from dpftrl_fast.linear_model._sources import join
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
+from dpftrl_fast.linear_model.sources.frames import is_typed_frame
+from dpftrl_fast.linear_model.sources.labels import labels_of_users, numbers_in_order
+from dpftrl_fast.linear_model.sources.memory import MemoryRows
+from dpftrl_fast.linear_model.sources.source import join
 from dpftrl_fast.tables.labels import as_labels, comes_from, kind_of
 
 #: Attribute of an estimator that holds its locks; not pickled nor copied.

@@ -17,9 +17,9 @@ from dpftrl_fast._validate import choice
 from dpftrl_fast.linear_model._base import store_parameters
 from dpftrl_fast.linear_model._class_weights import check_class_weight, class_weights
 from dpftrl_fast.linear_model._glm import PrivateGLM
-from dpftrl_fast.linear_model._rows import MemoryRows
-from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets, classes_of
+from dpftrl_fast.linear_model.sources.memory import MemoryRows
+from dpftrl_fast.linear_model.sources.source import RowSource
 from dpftrl_fast.run.budget import PrivacyBudget
 
 _LOSSES = ("logistic", "multinomial", "hinge")

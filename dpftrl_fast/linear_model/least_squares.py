@@ -16,7 +16,6 @@ from dpftrl_fast.convex.least_squares.moments import Moments, column_statistics
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
-from dpftrl_fast.linear_model._rows import MemoryRows
 from dpftrl_fast.linear_model._scaling import scaling_of
 from dpftrl_fast.linear_model._several_targets import (
     SeveralTargets,
@@ -24,10 +23,11 @@ from dpftrl_fast.linear_model._several_targets import (
     check_columns,
     several_columns,
 )
-from dpftrl_fast.linear_model._sources import RowSource
 from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
+from dpftrl_fast.linear_model.sources.memory import MemoryRows
+from dpftrl_fast.linear_model.sources.source import RowSource
 from dpftrl_fast.rounding import clip_limit
 from dpftrl_fast.run.budget import PrivacyBudget
 
@@ -237,7 +237,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     ) -> None:
         store_parameters(self, locals())
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None) -> Any:
         """Fit the model in one pass in a run with a fresh key, whose epsilon is `epsilon_`.
 
         Parameters, refusals and sources of rows are those of `DPFTRLRegressor.fit`. A CSR row costs
@@ -261,10 +261,10 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        return super().fit(X, y, sample_weight, groups=groups)
+        return super().fit(X, y, sample_weight=sample_weight, groups=groups)
 
     def partial_fit(  # type: ignore[override]
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
+        self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None
     ) -> Any:
         """Take the rows of a stream as they come, as `DPFTRLRegressor.partial_fit`.
 
@@ -283,7 +283,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         -------
         self
         """
-        return super().partial_fit(X, y, sample_weight, groups=groups)
+        return super().partial_fit(X, y, sample_weight=sample_weight, groups=groups)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predict targets.

@@ -278,7 +278,9 @@ def test_weights_are_inverse_variances(low: float, over: float) -> None:
     X = rng.uniform(-1, 1, (n, 3))
     weights = rng.choice([low, 2.0], n)
     y = X @ [0.5, -0.2, 0.0] + 0.3 / np.sqrt(np.maximum(weights, 0.5)) * rng.normal(size=n)
-    model = model_of(epsilon=30.0, y_bound=2.8, sample_weight_bound=2.0).fit(X, y, weights)
+    model = model_of(epsilon=30.0, y_bound=2.8, sample_weight_bound=2.0).fit(
+        X, y, sample_weight=weights
+    )
     W = (X * weights[:, np.newaxis]).T @ X
     expected = 0.3 * np.sqrt(np.diag(np.linalg.inv(W)))
     moments = model.inference_.moments
@@ -341,7 +343,7 @@ def test_columns_of_a_model() -> None:
         assert np.all(getattr(model, f"column_{name}_stderr_") < 0.02)
     assert not hasattr(model_of(fit_intercept=False).fit(X, y), "column_means_")
     weights = np.where(X[:, 0] > 0, 1.0, 0.0)
-    weighted = model_of(noise_seed=0, epsilon=20.0).fit(X, y, weights)
+    weighted = model_of(noise_seed=0, epsilon=20.0).fit(X, y, sample_weight=weights)
     assert weighted.column_means_[0] == pytest.approx(X[X[:, 0] > 0, 0].mean(), abs=0.01)
     stream = model_of(noise_seed=0, batch_size=2_000, horizon=20_000, solve_every=4)
     stream.partial_fit(X[:2_000], y[:2_000])

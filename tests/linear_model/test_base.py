@@ -16,16 +16,16 @@ from dpftrl_fast.convex.row_batches import SparseRows
 from dpftrl_fast.convex.settings import check_settings
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model import DPFTRLRegressor
-from dpftrl_fast.linear_model._labels import group_numbers
-from dpftrl_fast.linear_model._rows import (
+from dpftrl_fast.linear_model._stream import stream_batch
+from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
+from dpftrl_fast.linear_model.sources.labels import group_numbers
+from dpftrl_fast.linear_model.sources.memory import (
     MemoryRows,
     batch_order,
     check_rows,
     refuse_bad_rows,
 )
-from dpftrl_fast.linear_model._sources import RowSource
-from dpftrl_fast.linear_model._stream import stream_batch
-from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, classes_of
+from dpftrl_fast.linear_model.sources.source import RowSource
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.mechanisms.workload import Workload
 from dpftrl_fast.plan.from_budget import mechanism_of, participation_of, plan_of

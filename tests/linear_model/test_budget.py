@@ -30,8 +30,8 @@ from dpftrl_fast import BudgetExceeded, PrivacyBudget
 from dpftrl_fast.accounting import compose
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLRegressor
-from dpftrl_fast.linear_model._rows import MemoryRows
-from dpftrl_fast.linear_model._sources import RowSource
+from dpftrl_fast.linear_model.sources.memory import MemoryRows
+from dpftrl_fast.linear_model.sources.source import RowSource
 
 every = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 DELTA = 1e-6

@@ -26,7 +26,8 @@ from estimator_cases import CLASSES, NAMES, learned, make, rows
 
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
-from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor, _dask
+from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
+from dpftrl_fast.linear_model.sources import dask as _dask
 
 each_estimator = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 PARAMETERS = ("coef_", "intercept_", "coef_average_", "coef_tail_")

@@ -304,7 +304,7 @@ def test_sample_weights_are_those_of_ridge(bound: float, sparse: bool) -> None:
     weights = bound * np.random.default_rng(1).uniform(0, 1.5, 90)
     weights[::7] = 0.0
     model = make(**QUIET, alpha=0.3, sample_weight_bound=bound)
-    model.fit(scipy.sparse.csr_array(X) if sparse else X, y, weights)
+    model.fit(scipy.sparse.csr_array(X) if sparse else X, y, sample_weight=weights)
     expected = Ridge(alpha=0.3).fit(X, y, np.minimum(weights, bound))
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(model.intercept_, expected.intercept_, rtol=1e-4)
@@ -313,15 +313,17 @@ def test_sample_weights_are_those_of_ridge(bound: float, sparse: bool) -> None:
 def test_weights_beyond_their_bound_are_clipped() -> None:
     X, y = data()
     weights = np.where(np.arange(90) % 2 == 0, 0.5, 2.0)
-    one = make(noise_seed=1, sample_weight_bound=2.0).fit(X, y, weights)
+    one = make(noise_seed=1, sample_weight_bound=2.0).fit(X, y, sample_weight=weights)
     for other in (np.where(weights == 2.0, 1e300, 0.5), np.where(weights == 2.0, 3.0, 0.5)):
         more = make(noise_seed=1, sample_weight_bound=2.0).fit(X, y, sample_weight=other)
         np.testing.assert_array_equal(one.coef_, more.coef_)
     assert one.plan_ == make().fit(X, y).plan_.__class__.from_dict(one.plan_.to_dict())
     # In units of rows of weight 1 the noise is sample_weight_bound times as large.
-    halved = make(noise_seed=1).fit(X, y, weights / 2)
+    halved = make(noise_seed=1).fit(X, y, sample_weight=weights / 2)
     np.testing.assert_array_equal(one.coef_, halved.coef_)
-    assert np.array_equal(make(noise_seed=1).fit(X, y, np.ones(90)).coef_, plain_coef(X, y))
+    assert np.array_equal(
+        make(noise_seed=1).fit(X, y, sample_weight=np.ones(90)).coef_, plain_coef(X, y)
+    )
 
 
 def plain_coef(X: Array, y: Array) -> Array:
@@ -334,14 +336,16 @@ def test_weights_of_a_stream_are_never_refused_for_their_values() -> None:
     found = []
     for value in (0.0, -3.0, np.nan, np.inf, -np.inf):
         weights[4] = value
-        model = make(noise_seed=1, horizon=90, y_bound=[1.0, 1.0]).partial_fit(X, y, weights)
+        model = make(noise_seed=1, horizon=90, y_bound=[1.0, 1.0]).partial_fit(
+            X, y, sample_weight=weights
+        )
         found.append(model.coef_)
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
     model = make(horizon=90, y_bound=[1.0, 1.0])
     for wrong in (np.ones(19), np.ones((20, 1)), [1.0] * 20, np.array(["x"] * 20)):
         with pytest.raises((TypeError, ValueError), match="sample_weight must"):
-            model.partial_fit(X, y, wrong)
+            model.partial_fit(X, y, sample_weight=wrong)
     assert not hasattr(model, "coef_")
 
 
@@ -352,11 +356,11 @@ def test_bad_weights_of_a_fit_are_refused_before_it(value: float) -> None:
     weights[7] = value
     model = make()
     with pytest.raises(ValueError, match=r"sample_weight must be finite and >= 0, .* in row 7"):
-        model.fit(X, y, weights)
+        model.fit(X, y, sample_weight=weights)
     with pytest.raises(ValueError, match="compute_regret must be False with weights of rows"):
-        make(compute_regret=True).fit(X, y[:, 0], np.ones(90))
+        make(compute_regret=True).fit(X, y[:, 0], sample_weight=np.ones(90))
     with pytest.raises(ValueError, match="fit_intercept must be True for intervals with sample_w"):
-        make(intervals=True, fit_intercept=False).fit(X, y, np.ones(90))
+        make(intervals=True, fit_intercept=False).fit(X, y, sample_weight=np.ones(90))
     assert not hasattr(model, "coef_")
 
 
@@ -372,7 +376,7 @@ def test_the_sums_of_neighbours_with_weights_and_squares() -> None:
             x_norm_bound=0.7, y_bound=[0.4, 40.0], batch_size=24, horizon=48, noise_seed=1,
             intervals=True, sample_weight_bound=2.0,
         )  # fmt: skip
-        model.partial_fit(X, y, weights)
+        model.partial_fit(X, y, sample_weight=weights)
         engine = model._stream.run
         assert engine.plan.bias.clip_norm == pytest.approx(limit)
         matrix = np.zeros((4, 4))
@@ -398,7 +402,7 @@ def test_users_with_sample_weights() -> None:
     norms = given * np.hypot(np.linalg.norm(X, axis=1), 1.0)
     L = np.hypot(1.0, 1.0)
     weights = given * [min(1.0, L / norms[groups == user].sum()) for user in groups]
-    model = make(**QUIET).fit(X, y, given, groups=groups)
+    model = make(**QUIET).fit(X, y, sample_weight=given, groups=groups)
     expected = Ridge(alpha=1e-9).fit(X, y, sample_weight=weights)
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-3, atol=1e-5)
 

@@ -13,8 +13,9 @@ import pytest
 from estimator_cases import CLASSES, NAMES, learned, make, rows
 
 from dpftrl_fast.convex.glm.fit import GLMRun
-from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor, _parquet
-from dpftrl_fast.linear_model._parquet import DatasetRows
+from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
+from dpftrl_fast.linear_model.sources import parquet as _parquet
+from dpftrl_fast.linear_model.sources.parquet import DatasetRows
 
 each_estimator = pytest.mark.parametrize("cls", CLASSES, ids=NAMES)
 PARAMETERS = ("coef_", "intercept_", "coef_average_", "coef_tail_")

@@ -25,8 +25,8 @@ def test_the_first_step_is_that_of_weighted_gradients(cls: Any, users: bool, spa
     options: dict[str, Any] = {"noise_seed": 1, "learning_rate": 1.0, "clip_norm": 0.3}
     options |= {"fit_intercept": False, "batch_size": 5 if users else 10}
     given = scipy.sparse.csr_array(X) if sparse else X
-    found = make(cls, **options).fit(given, y, weights, groups=groups).coef_
-    none = make(cls, **options).fit(given, y, np.full(10, 1e-12), groups=groups).coef_
+    found = make(cls, **options).fit(given, y, sample_weight=weights, groups=groups).coef_
+    none = make(cls, **options).fit(given, y, sample_weight=np.full(10, 1e-12), groups=groups).coef_
     slopes = (np.where(y > 0, -0.5, 0.5) if cls is DPFTRLClassifier else -y)[:, np.newaxis]
     gradients = weights[:, np.newaxis] * slopes * X
     if users:
@@ -51,9 +51,9 @@ def test_ones_change_nothing_and_bad_weights_are_refused_before_the_fit(cls: Any
     for value in (np.nan, np.inf, -1.0):
         weights[7] = value
         with pytest.raises(ValueError, match=r"sample_weight must be finite and >= 0, .* row 7"):
-            model.fit(X, y, weights)
+            model.fit(X, y, sample_weight=weights)
     with pytest.raises(ValueError, match="compute_regret must be False with weights of rows"):
-        make(cls, compute_regret=True).fit(X, y, np.ones(60))
+        make(cls, compute_regret=True).fit(X, y, sample_weight=np.ones(60))
     assert not hasattr(model, "coef_")
 
 
@@ -65,12 +65,12 @@ def test_weights_of_a_stream_keep_slots(cls: Any) -> None:
         model = make(cls, noise_seed=1, horizon=60)
         weights = np.full(10, 0.5)
         weights[3] = value
-        model.partial_fit(X[:10], y[:10], weights, **first_of(cls))
+        model.partial_fit(X[:10], y[:10], sample_weight=weights, **first_of(cls))
         found.append(np.ravel(model.coef_))
     none = X[:10].copy()
     none[3] = np.nan
     model = make(cls, noise_seed=1, horizon=60)
-    model.partial_fit(none, y[:10], np.full(10, 0.5), **first_of(cls))
+    model.partial_fit(none, y[:10], sample_weight=np.full(10, 0.5), **first_of(cls))
     for one in found:
         np.testing.assert_array_equal(one, np.ravel(model.coef_))
 
@@ -85,8 +85,8 @@ def test_class_weights_are_weights_of_rows() -> None:
     for sample_weight, all_weights in ((None, weights), (given, given * weights)):
         one = make(DPFTRLClassifier, class_weight=declared, **options)
         other = make(DPFTRLClassifier, **options)
-        one.fit(X, labels, sample_weight)
-        other.fit(X, labels, all_weights)
+        one.fit(X, labels, sample_weight=sample_weight)
+        other.fit(X, labels, sample_weight=all_weights)
         np.testing.assert_array_equal(one.coef_, other.coef_)
     stream = make(DPFTRLClassifier, class_weight=declared, horizon=60, **options)
     for i in range(0, 60, 10):
@@ -121,6 +121,6 @@ def test_weights_need_rows_in_memory(tmp_path: Any) -> None:
     pq.write_table(pa.table({"a": X[:, 0], "y": y}), tmp_path / "rows.parquet")
     path = str(tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match="sample_weight must be None unless rows are in memory"):
-        make(DPFTRLClassifier, classes=[0, 1]).fit(path, "y", np.ones(60))
+        make(DPFTRLClassifier, classes=[0, 1]).fit(path, "y", sample_weight=np.ones(60))
     with pytest.raises(ValueError, match="class_weight must be None unless rows are in memory"):
         make(DPFTRLClassifier, classes=[0, 1], class_weight={1: 2.0}).fit(path, "y")

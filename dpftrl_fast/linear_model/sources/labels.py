@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import canonical_id, refuse_id_dtype
-from dpftrl_fast.linear_model._sources import Ints
+from dpftrl_fast.linear_model.sources.source import Ints
 from dpftrl_fast.tables.labels import as_labels, comes_from
 
 

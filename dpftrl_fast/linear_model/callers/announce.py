@@ -20,8 +20,8 @@ from sklearn.model_selection._search import BaseSearchCV
 
 from dpftrl_fast.accounting import epsilon
 from dpftrl_fast.accounting.curve.rounding import short_up, text_up
-from dpftrl_fast.linear_model._budgets import budgets_of, carried_by
-from dpftrl_fast.linear_model._counts import (
+from dpftrl_fast.linear_model.callers.budgets import budgets_of, carried_by
+from dpftrl_fast.linear_model.callers.counts import (
     Counting,
     Fits,
     one_mu_squared,

@@ -20,10 +20,10 @@ from sklearn.utils.validation import _get_feature_names, column_or_1d
 
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, take_users
 from dpftrl_fast.kernels.finite import first_bad
-from dpftrl_fast.linear_model._frames import is_typed_frame, numbers_of_column, rows_of_frame
-from dpftrl_fast.linear_model._labels import group_numbers
 from dpftrl_fast.linear_model._messages import showing_no_entry
-from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper
+from dpftrl_fast.linear_model.sources.frames import is_typed_frame, numbers_of_column, rows_of_frame
+from dpftrl_fast.linear_model.sources.labels import group_numbers
+from dpftrl_fast.linear_model.sources.source import Encode, Ints, RowSource, Stepper
 from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.plan.epoch_order import EpochBatches, epochs_with_new_order
 from dpftrl_fast.tables.labels import comes_from
@@ -231,12 +231,12 @@ def open_source(
     if isinstance(X, RowSource):
         return X
     if isinstance(X, (str, os.PathLike)) or comes_from(X, "pyarrow._dataset", "pyarrow.dataset"):
-        from dpftrl_fast.linear_model._parquet import open_dataset
+        from dpftrl_fast.linear_model.sources.parquet import open_dataset
 
         _refuse_shuffle(shuffle, "a dataset is read in file order", "write it in another order")
         return open_dataset(X, y, groups, numbers=numbers)
     if comes_from(X, "dask", "dask_expr"):
-        from dpftrl_fast.linear_model._dask import open_dask
+        from dpftrl_fast.linear_model.sources.dask import open_dask
 
         _refuse_shuffle(shuffle, "a batch would need rows of all chunks", "shuffle X and y before")
         if groups is not None:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpftrl_fast.linear_model._labels import group_numbers
 from dpftrl_fast.linear_model._stream import Stream
+from dpftrl_fast.linear_model.sources.labels import group_numbers
 from dpftrl_fast.run.budget import (
     PrivacyBudget,
     Process,

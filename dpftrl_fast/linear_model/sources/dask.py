@@ -20,7 +20,14 @@ from dask.delayed import Delayed, delayed
 from dask.optimization import cull
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, SumStepper, join
+from dpftrl_fast.linear_model.sources.source import (
+    Encode,
+    Ints,
+    RowSource,
+    Stepper,
+    SumStepper,
+    join,
+)
 from dpftrl_fast.tables.labels import Kind, as_labels, kind_of
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.linear_model._sources import Encode, Ints, RowSource, Stepper, join
+from dpftrl_fast.linear_model.sources.source import Encode, Ints, RowSource, Stepper, join
 from dpftrl_fast.tables.damaged import readable
 from dpftrl_fast.tables.labels import kind_of
 
