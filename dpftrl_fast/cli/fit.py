@@ -26,6 +26,7 @@ from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings, method_for
 from dpftrl_fast.tables import TableReader
+from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
 
 
@@ -170,9 +171,10 @@ def command(
     if validate_only:
         show_validation(TableReader(data, declared, delimiter=delimiter), json_=json_)
         return
-    settings = _settings(
-        _method(method, declared, given), {**given, "learning_rate": _rate(learning_rate)}
-    )
+    chosen = _method(method, declared, given)
+    if chosen is Method.ftrl and epochs is None and str(data) == STANDARD_INPUT:
+        given["epochs"] = 1  # it is read once
+    settings = _settings(chosen, {**given, "learning_rate": _rate(learning_rate)})
     files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public, budget)
     run(files, settings, json_=json_)
 

@@ -70,9 +70,9 @@ class Stream:
             )
         if self.held and type(self.held[0].X) is not type(batch.X):
             raise ValueError("the rows of a batch must be all dense or all sparse, got both")
+        if self.held and [f is None for f in self.held[0]] != [f is None for f in batch]:
+            raise ValueError("the rows of a batch must all have a sample_weight or none, got both")
         full, held, start = [], self.held, 0
-        if any(part.weights is not None for part in (*held, batch)):
-            held, batch = tuple(map(_weighted, held)), _weighted(batch)
         while start < rows:
             stop = start + min(size, self.units - taken * size) - waiting
             if stop > rows:
@@ -106,11 +106,6 @@ def _rows_of(batch: Batch, start: int, stop: int) -> Batch:
     """Return some rows, with every field that has an entry per row."""
     fields: list[Any] = [None if part is None else part[start:stop] for part in batch]
     return Batch(*fields)
-
-
-def _weighted(batch: Batch) -> Batch:
-    """Return rows with their weights, which are 1 where none were given."""
-    return batch if batch.weights is not None else batch._replace(weights=np.ones(len(batch.y)))
 
 
 def _copied(batch: Batch) -> Batch:

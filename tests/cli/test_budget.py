@@ -56,7 +56,7 @@ def test_fits_are_charged_until_the_budget_is_spent(folder: Path) -> None:
     plans = [plan, load_model(folder / "m2").plan]
     assert shown["spent"] == compose(plans).epsilon(1e-6) <= 0.8
     assert [row["label"] for row in shown["fits"]] == [
-        "fit ftrl, 40 records, epsilon 0.5, batch size 4, epochs 1",
+        "fit ftrl, 40 records, epsilon 0.5, batch size 4, epochs 64",
         "fit least-squares, 40 records, epsilon 0.5, batch size 4, epochs 1",
     ]
     assert "fit least-squares" in run("budget", "show", folder / "b").stdout

@@ -168,7 +168,8 @@ def test_least_squares_is_that_of_the_estimator(tmp_path: Path, radius: float | 
     result = fit(source, settings, curve_points=3)
     estimator = DPFTRLLeastSquares(
         epsilon=20.0, x_norm_bound=1.0, y_bound=2.0, batch_size=BATCH, noise_seed=3,
-        radius=radius, split=0.4, ridge_factor=1.0, fit_intercept=False,
+        radius=None if radius is None else 2 * radius, split=0.4, ridge_factor=1.0,
+        fit_intercept=False,
     ).fit(*features(lines()))  # fmt: skip
     assert result.plan == estimator.plan_
     assert result.epsilon(1e-6) == estimator.epsilon_ <= 20.0

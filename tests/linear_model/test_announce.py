@@ -57,7 +57,9 @@ def test_each_call_warns_once_with_its_fits_and_their_epsilon(name: str) -> None
     replaced = compose([budget]).epsilon(1e-6, neighbours="replace-one")
     assert budget.spent <= total and replaced <= other
     if len(budget.table()) == count:
-        assert total <= budget.spent * 1.002 and other <= replaced * 1.002
+        # A search over epsilons may refit the smaller one; the largest is announced.
+        slack = 1.1 if name.startswith("GridSearchCV") else 1.002
+        assert total <= budget.spent * slack and other <= replaced * slack
 
 
 @pytest.mark.parametrize("name", SINGLE)

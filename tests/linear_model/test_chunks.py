@@ -140,6 +140,36 @@ def test_a_batch_of_users_has_its_size(cls: Any) -> None:
     assert model.partial_fit(X[:1], y[:1], groups=[8]).n_steps_ == 3
 
 
+@every
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+def test_weights_stay_with_their_rows(cls: Any, sizes: list[int]) -> None:
+    X, y = rows(cls, n=55)
+    weights = np.random.default_rng(3).uniform(0, 1, 55)
+    bound = {"sample_weight_bound": 1.0} if cls is DPFTRLLeastSquares else {}
+    whole, model = (make(cls, noise_seed=2, horizon=55, **bound) for _ in range(2))
+    whole.partial_fit(X, y, sample_weight=weights, **first_of(cls))
+    first = first_of(cls)
+    for start, stop in itertools.pairwise(np.cumsum([0, *sizes])):
+        part = slice(start, stop)
+        model.partial_fit(X[part], y[part], sample_weight=weights[part], **first)
+        first = {}
+    np.testing.assert_array_equal(parameters_of(model), parameters_of(whole))
+    unweighted = make(cls, noise_seed=2, horizon=55).partial_fit(X, y, **first_of(cls))
+    assert np.any(parameters_of(unweighted) != parameters_of(whole))
+
+
+@every
+def test_rows_of_a_batch_have_weights_or_none(cls: Any) -> None:
+    X, y = rows(cls)
+    bound = {"sample_weight_bound": 1.0} if cls is DPFTRLLeastSquares else {}
+    model = make(cls, horizon=60, **bound)
+    model.partial_fit(X[:3], y[:3], sample_weight=np.ones(3), **first_of(cls))
+    for n in (4, 10):
+        with pytest.raises(ValueError, match="sample_weight or none"):
+            model.partial_fit(X[3:n], y[3:n])
+    assert model.partial_fit(X[3:10], y[3:10], sample_weight=np.ones(7)).n_steps_ == 1
+
+
 # ---- Refusals ----
 
 

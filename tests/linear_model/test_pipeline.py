@@ -53,6 +53,15 @@ def test_a_numeric_target_is_fitted_by_either_method(method: str) -> None:
     assert pipeline.score(rows, rows["gain"]) > 0.95
 
 
+def test_targets_that_are_not_about_zero_are_predicted_in_their_units() -> None:
+    rows = frame(8000)
+    rows["gain"] = 500 + 40 * rows["gain"]
+    facts = {"age": (18, 90), "town": ["A", "B"], "gain": (440, 580)}
+    pipeline = from_schema(facts, "gain", epsilon=4.0).fit(rows, rows["gain"])
+    assert pipeline["model"].y_bound == (440, 580)
+    assert pipeline.score(rows, rows["gain"]) > 0.9
+
+
 def test_labels_are_fitted_by_the_classifier() -> None:
     rows = frame(8000)
     pipeline = of("old", epsilon=4.0).fit(rows, rows["old"])
