@@ -17,6 +17,7 @@ from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.convex.glm import defaults
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.rates import (
+    MOST_STEPS,
     learning_rate,
     prediction_noise,
     stable_rate,
@@ -177,11 +178,13 @@ class FitSettings(_Common):
         rows_per_unit : float
             Mean number of rows of a user.
         """
-        clip_norm = self.clip_norm
-        if clip_norm == "auto":
-            clip_norm = defaults.clip_norm(objective, rows_per_unit)
+        tolerated = tolerated_noise(objective, self.radius)
+        batch_size = None if self.batch_size == "auto" else self.batch_size
+        epochs = None if self.epochs == "auto" else self.epochs
+        if self.epsilon is None and epochs is None:
+            epochs = 1  # more would raise an epsilon that nobody has limited
 
-        def tried(batch_size: int, epochs: int) -> RunSettings:
+        def tried(batch_size: int, epochs: int, clip_norm: float) -> RunSettings:
             momentum = self.momentum
             if momentum == "auto":
                 steps = epochs * -(-units // batch_size)
@@ -189,21 +192,25 @@ class FitSettings(_Common):
             numbers = {"epochs": epochs, "clip_norm": clip_norm, "momentum": momentum}
             return RunSettings(**{**vars(self), "batch_size": batch_size, **numbers})
 
-        def noise(batch_size: int, epochs: int) -> float:
-            run = tried(batch_size, epochs)
+        def noise(batch_size: int, epochs: int, clip_norm: float) -> float:
+            if epochs * -(-units // batch_size) > MOST_STEPS:
+                return 0.0  # so many steps come from so many rows
+            run = tried(batch_size, epochs, clip_norm)
             rate = stable_rate(objective, run.momentum, rows_per_unit)
             plan = run.plan(units, shuffle=shuffle)
             return prediction_noise(objective, plan, batch_size=batch_size, rate=rate)
 
-        run = tried(
-            *defaults.schedule(
-                units,
-                None if self.batch_size == "auto" else self.batch_size,
-                None if self.epochs == "auto" else self.epochs,
-                None if self.epsilon is None else noise,
-                tolerated_noise(objective, self.radius),
-            )
-        )
+        clip_norm = self.clip_norm
+        if clip_norm == "auto":
+            largest = defaults.largest_gradient(objective, rows_per_unit)
+            most = noise(*defaults.longest(units, batch_size, epochs), largest)
+            clip_norm = defaults.clipped_share(objective, most, tolerated) * largest
+
+        def passes_noise(batch_size: int, epochs: int) -> float:
+            return noise(batch_size, epochs, clip_norm)
+
+        schedule = defaults.schedule(units, batch_size, epochs, passes_noise, tolerated)
+        run = tried(*schedule, clip_norm)
         if not isinstance(run.learning_rate, str):
             return run
         rate = learning_rate(

@@ -39,7 +39,7 @@ def noise_of(run: RunSettings, units: int, objective: Objective) -> float:
 
 
 @pytest.mark.parametrize(("loss", "outputs", "param"), LOSSES)
-def test_the_clip_norm_is_a_fifth_of_the_largest_first_gradient(
+def test_the_largest_first_gradient_is_that_of_some_row(
     loss: str, outputs: int, param: float
 ) -> None:
     objective = Objective(
@@ -51,8 +51,18 @@ def test_the_clip_norm_is_a_fifth_of_the_largest_first_gradient(
             batch = Batch(np.array([x]), np.array([float(y)]))
             total = clipped_sum(objective, np.zeros(objective.shape), batch)
             largest = max(largest, float(np.linalg.norm(total)))
-    assert defaults.clip_norm(objective) == pytest.approx(largest / 5, rel=1e-5)
-    assert defaults.clip_norm(objective, 7.0) == pytest.approx(7 * largest / 5, rel=1e-5)
+    assert defaults.largest_gradient(objective) == pytest.approx(largest, rel=1e-5)
+    assert defaults.largest_gradient(objective, 7.0) == pytest.approx(7 * largest, rel=1e-5)
+
+
+def test_labels_are_clipped_less_where_the_noise_allows_it() -> None:
+    labels = replace(SQUARED, loss="logistic")
+    found = {n: FitSettings(epsilon=1.0).resolved(n, labels) for n in (200, 10**4, 10**6)}
+    shares = [run.clip_norm / 2.5 for run in found.values()]
+    assert shares[0] == pytest.approx(0.2) and shares[2] == 1.0 and 0.2 < shares[1] < 1.0
+    for n, run in found.items():
+        assert noise_of(run, n, labels) <= 5.0 * (1 + 1e-9)
+    assert noise_of(found[10**4], 10**4, labels) == pytest.approx(5.0)
 
 
 def test_small_data_take_more_passes_until_the_noise_is_tolerable() -> None:

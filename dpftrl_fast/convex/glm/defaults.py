@@ -4,7 +4,8 @@
 Facts are the number of rows (or users), their bounds, the loss, the budget and the error of the
 mechanism. The rule, with its reasons and measurements, is in docs/defaults.md:
 
-- The clip norm is a fifth of the largest gradient norm of a row at theta = 0.
+- The clip norm is a fifth of the largest gradient norm of a row at theta = 0. For labels it is
+  more, up to all of it, as far as the noise is tolerable: clipping distorts probabilities.
 - There are about 512 steps, with momentum 0.9.
 - More passes over the rows leave less noise, and take longer. There is one pass, or the first of 4,
   16 and 64 whose noise is tolerable at the stable learning rate.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from dpftrl_fast.convex.glm.rates import MOST_STEPS, row_reach
+from dpftrl_fast.convex.glm.rates import LABEL_LOSSES, row_reach
 from dpftrl_fast.convex.glm.sums import Objective
 
 #: Steps of a run whose batch size and number of epochs are both "auto".
@@ -28,15 +29,15 @@ _MOMENTUM, _MOMENTUM_FROM = 0.9, 64
 _CLIPPED = 0.2
 
 
-def clip_norm(objective: Objective, rows_per_unit: float = 1.0) -> float:
-    """Return a fifth of the largest gradient norm of a row (a user of so many rows) at theta = 0.
+def largest_gradient(objective: Objective, rows_per_unit: float = 1.0) -> float:
+    """Return the largest gradient norm of a row (a user of so many rows) at theta = 0.
 
     Targets are taken to be in [-1, 1].
 
     Examples
     --------
-    >>> clip_norm(Objective("logistic", 3, row_bound=3.0, constant=4.0))
-    0.5
+    >>> largest_gradient(Objective("logistic", 3, row_bound=3.0, constant=4.0))
+    2.5
     """
     k, outputs = objective.loss_param, objective.outputs
     slope = {
@@ -46,7 +47,25 @@ def clip_norm(objective: Objective, rows_per_unit: float = 1.0) -> float:
         "multinomial": math.sqrt(1.0 - 1.0 / outputs),
         "hinge": math.sqrt(outputs),
     }.get(objective.loss, 1.0)
-    return _CLIPPED * slope * row_reach(objective) * rows_per_unit
+    return slope * row_reach(objective) * rows_per_unit
+
+
+def clipped_share(objective: Objective, noise: float, tolerated: float) -> float:
+    """Return the clip norm in units of the largest gradient.
+
+    `noise` is the standard deviation of a prediction's noise at a clip norm of 1 in these units and
+    the most passes.
+
+    Examples
+    --------
+    >>> clipped_share(Objective("logistic", 3), 10.0, 5.0)
+    0.5
+    >>> clipped_share(Objective("squared", 3), 10.0, 5.0)
+    0.2
+    """
+    if objective.loss not in LABEL_LOSSES:
+        return _CLIPPED
+    return 1.0 if noise <= tolerated else max(_CLIPPED, tolerated / noise)
 
 
 def momentum(steps: int) -> float:
@@ -71,11 +90,22 @@ def one_pass_batch(units: int) -> int:
     return -(-units // STEPS)
 
 
+def longest(units: int, batch_size: int | None, epochs: int | None) -> tuple[int, int]:
+    """Return the batch size and the epochs of the run with the most passes that is tried.
+
+    Examples
+    --------
+    >>> longest(10_000, None, None), longest(10_000, 100, 2)
+    ((1250, 64), (100, 2))
+    """
+    return list(_candidates(units, batch_size, epochs))[-1]
+
+
 def schedule(
     units: int,
     batch_size: int | None,
     epochs: int | None,
-    noise: Callable[[int, int], float] | None,
+    noise: Callable[[int, int], float],
     tolerated: float,
 ) -> tuple[int, int]:
     """Return the batch size and the number of epochs; those given are kept.
@@ -86,10 +116,9 @@ def schedule(
         Rows or users.
     batch_size, epochs : int or None
         Given values.
-    noise : callable or None
+    noise : callable
         From batch size and epochs to the standard deviation of a prediction's noise at the stable
-        learning rate. None where each epoch adds to epsilon (the noise multiplier is given): one
-        epoch is then the default.
+        learning rate.
     tolerated : float
         Largest noise.
 
@@ -100,11 +129,9 @@ def schedule(
     >>> schedule(10_000, 100, None, lambda batch, epochs: 0.0, 0.1)
     (100, 4)
     """
-    if noise is None:
-        return next(_candidates(units, batch_size, epochs or 1))
     tried = list(_candidates(units, batch_size, epochs))
     for found in tried[:-1]:
-        if _steps(units, *found) > MOST_STEPS or noise(*found) <= tolerated:
+        if noise(*found) <= tolerated:
             return found
     return tried[-1]
 

@@ -19,7 +19,8 @@ _STABLE = 0.8
 #: Standard deviation of a prediction's noise that "auto" accepts: for targets in [-1, 1], and for
 #: the margins of a classification.
 TOLERATED = {"number": 0.5, "label": 5.0}
-_LABEL_LOSSES = ("logistic", "multinomial", "hinge")
+#: Losses of a classification.
+LABEL_LOSSES = ("logistic", "multinomial", "hinge")
 
 
 def row_reach(objective: Objective) -> float:
@@ -47,7 +48,7 @@ def tolerated_noise(objective: Objective, radius: float | None = None) -> float:
     >>> tolerated_noise(Objective("squared", 3)), tolerated_noise(Objective("logistic", 3))
     (0.5, 5.0)
     """
-    usual = TOLERATED["label" if objective.loss in _LABEL_LOSSES else "number"]
+    usual = TOLERATED["label" if objective.loss in LABEL_LOSSES else "number"]
     return usual if radius is None else min(usual, radius * row_reach(objective))
 
 
