@@ -30,7 +30,7 @@ def command(
     schema = Schema.load(paths["schema"])
     if not json_:
         show(
-            f"{schema.rows:,} flights, one pass; {FLIGHTS_HELD_OUT:,} more are held out as public "
+            f"{schema.rows:,} flights; {FLIGHTS_HELD_OUT:,} more are held out as public "
             "test rows. All these",
             "flights are public, so the demo also fits them without privacy, for comparison.",
             "",

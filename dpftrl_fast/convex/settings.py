@@ -203,7 +203,7 @@ class FitSettings(_Common):
         clip_norm = self.clip_norm
         if clip_norm == "auto":
             largest = defaults.largest_gradient(objective, rows_per_unit)
-            most = noise(*defaults.longest(units, batch_size, epochs), largest)
+            most = noise(*defaults.several_passes(units, batch_size, epochs), largest)
             clip_norm = defaults.clipped_share(objective, most, tolerated) * largest
 
         def passes_noise(batch_size: int, epochs: int) -> float:

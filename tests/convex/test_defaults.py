@@ -59,10 +59,12 @@ def test_labels_are_clipped_less_where_the_noise_allows_it() -> None:
     labels = replace(SQUARED, loss="logistic")
     found = {n: FitSettings(epsilon=1.0).resolved(n, labels) for n in (200, 10**4, 10**6)}
     shares = [run.clip_norm / 2.5 for run in found.values()]
-    assert shares[0] == pytest.approx(0.2) and shares[2] == 1.0 and 0.2 < shares[1] < 1.0
+    assert shares[0] == pytest.approx(0.2) and shares[2] == 2.0 and 0.2 < shares[1] < 2.0
     for n, run in found.items():
         assert noise_of(run, n, labels) <= 5.0 * (1 + 1e-9)
-    assert noise_of(found[10**4], 10**4, labels) == pytest.approx(5.0)
+    # As much of the gradient is kept as 16 passes allow, and these are then enough.
+    assert found[10**4].epochs == 16
+    assert noise_of(found[10**4], 10**4, labels) == pytest.approx(5.0, rel=1e-5)
 
 
 def test_small_data_take_more_passes_until_the_noise_is_tolerable() -> None:
@@ -71,9 +73,10 @@ def test_small_data_take_more_passes_until_the_noise_is_tolerable() -> None:
         (run.epochs for run in found.values()), reverse=True
     )
     assert found[300].epochs == 64 and found[10**6].epochs == 1
+    assert found[300].clip_norm == pytest.approx(0.5) and found[10**6].clip_norm == 1.0
     for n, run in found.items():
         steps = run.epochs * math.ceil(n / run.batch_size)
-        assert 500 <= steps <= 520 and run.momentum == 0.9 and run.clip_norm == 1.0
+        assert 500 <= steps <= 520 and run.momentum == 0.9 and 0.5 <= run.clip_norm <= 1.0
         assert noise_of(run, n, SQUARED) <= 0.5 * (1 + 1e-9)
         assert run.learning_rate <= 0.1 * stable_rate(SQUARED, 0.9) * (1 + 1e-9)
 

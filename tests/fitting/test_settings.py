@@ -117,6 +117,7 @@ def test_rates_and_models_are_the_same(
     request_ = {"epsilon": epsilon, "batch_size": 10, "learning_rate": rule, "noise_seed": 3}
     result = fit(table(tmp_path / "t.csv", lines(), schema), FitSettings(**request_))
     x, y = features(lines())
+    x = x.astype(np.float32)  # as the command line encodes them
     if target > 2:
         labels = schema["target"]["categories"]
         y = np.array([labels.index(row.split(",")[target]) for row in lines()])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -136,3 +138,29 @@ def test_l1_and_ball_over_all_classes():
     norm = np.sqrt(np.sum(model.coef_**2) + np.sum(model.intercept_**2))
     assert norm <= 0.7 + 1e-6
     assert 0.5 < model.sparsity_ == np.mean(model.coef_ == 0.0)
+
+
+def test_labels_that_are_not_declared_are_announced():
+    X, y = problem(2, n=200)
+    with pytest.warns(UserWarning, match="classes is not given: the labels that occur") as seen:
+        DPFTRLClassifier(x_norm_bound=1.0).fit(X, y)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DPFTRLClassifier(100.0, x_norm_bound=1.0, classes=[0, 1]).fit(X, y)
+
+
+def test_probabilities_of_many_rows_are_calibrated():
+    """Labels are clipped only as far as the noise asks for; many rows ask for nothing."""
+    rng = np.random.default_rng(3)
+    X = rng.uniform(-1, 1, (100_000, 4))
+    truth = 1 / (1 + np.exp(-(X @ [2.0, -1.0, 0.5, 0.0] + 0.3)))
+    y = (rng.uniform(size=len(X)) < truth).astype(int)
+    model = DPFTRLClassifier(1.0, x_norm_bound=2.0, classes=[0, 1], noise_seed=0).fit(X, y)
+    found = model.predict_proba(X)[:, 1]
+    assert np.abs(found - truth).mean() < 0.02
+    for low in np.arange(0.1, 0.9, 0.1):
+        inside = (found > low) & (found <= low + 0.1)
+        assert abs(y[inside].mean() - found[inside].mean()) < 0.04
+    clipped = DPFTRLClassifier(1.0, x_norm_bound=2.0, classes=[0, 1], clip_norm=0.2).fit(X, y)
+    assert np.abs(clipped.predict_proba(X)[:, 1] - truth).mean() > 0.1

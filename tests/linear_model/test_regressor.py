@@ -10,8 +10,9 @@ from gradient_oracle import oracle
 
 from dpftrl_fast import reference
 from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.convex.glm.outlook import LearningWarning
 from dpftrl_fast.datasets import flights
-from dpftrl_fast.linear_model import DPFTRLRegressor
+from dpftrl_fast.linear_model import DPFTRLLeastSquares, DPFTRLRegressor
 from dpftrl_fast.tables import Encoder
 from dpftrl_fast.tables.schema import Schema
 
@@ -311,3 +312,53 @@ def test_regret_is_small_with_little_noise():
     options |= {"epochs": 1, "clip_norm": 1.0}
     regrets = [DPFTRLRegressor(epsilon, **options).fit(X, y).regret_ for epsilon in (0.3, 30.0)]
     assert 0 < regrets[1] < regrets[0]
+
+
+# ---- Scaled targets ----
+
+
+@pytest.mark.parametrize("cls", [DPFTRLRegressor, DPFTRLLeastSquares])
+@pytest.mark.parametrize("bounds", [(1000.0, 5000.0), (-3.0, -1.0), 250.0])
+def test_a_fit_is_the_same_in_any_units_of_the_targets(cls, bounds):
+    """Targets are moved to [-1, 1]; coefficients and predictions move back."""
+    X, y = problem(400)
+    low, high = bounds if isinstance(bounds, tuple) else (-bounds, bounds)
+    half, middle = (high - low) / 2, (high + low) / 2
+    options = {"x_norm_bound": 1.0, "noise_seed": 4, "radius": 0.3}
+    one = cls(**options, y_bound=1.0).fit(X, y)
+    other = cls(**{**options, "radius": 0.3 * half}, y_bound=bounds).fit(X, y * half + middle)
+    for suffix in ("", "last_", "average_", "tail_"):
+        coef, intercept = (getattr(one, f"{name}_{suffix}") for name in ("coef", "intercept"))
+        np.testing.assert_allclose(getattr(other, f"coef_{suffix}"), coef * half, rtol=1e-6)
+        wanted = intercept * half + middle
+        np.testing.assert_allclose(getattr(other, f"intercept_{suffix}"), wanted, rtol=1e-6)
+    np.testing.assert_allclose(other.predict(X), one.predict(X) * half + middle, rtol=1e-6)
+    assert other.epsilon_ == one.epsilon_
+    np.testing.assert_array_equal(one.predict(X), X @ one.coef_ + one.intercept_)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(1.0, 1.0), (2.0, 1.0), (0.0, np.inf), (np.nan, 1.0), (1, 2, 3)]
+)
+def test_wrong_bounds_of_targets_are_refused(bounds):
+    X, y = problem(40)
+    with pytest.raises((TypeError, ValueError), match="y_bound"):
+        DPFTRLRegressor(x_norm_bound=1.0, y_bound=bounds).fit(X, y)
+    with pytest.raises(TypeError, match="several targets need DPFTRLLeastSquares"):
+        DPFTRLRegressor(x_norm_bound=1.0, y_bound=[1.0, 2.0]).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"x_norm_bound": 1.0}, "y_bound is not given"),
+        ({"y_bound": 1.0}, "x_norm_bound is not given"),
+        ({"x_norm_bound": 1.0, "y_bound": 1.0, "batch_size": 40, "epochs": 1}, "only 1 step:"),
+    ],
+)
+def test_a_fit_that_may_not_learn_is_announced_once(parameters, words):
+    X, y = problem(40)
+    with pytest.warns(LearningWarning, match=words) as seen:
+        DPFTRLRegressor(epsilon=100.0, **parameters).fit(X, y)
+    assert len([one for one in seen if words in str(one.message)]) == 1
+    assert seen[0].filename == __file__

@@ -4,8 +4,8 @@
 Facts are the number of rows (or users), their bounds, the loss, the budget and the error of the
 mechanism. The rule, with its reasons and measurements, is in docs/defaults.md:
 
-- The clip norm is a fifth of the largest gradient norm of a row at theta = 0. For labels it is
-  more, up to all of it, as far as the noise is tolerable: clipping distorts probabilities.
+- The clip norm is a share of the largest gradient norm of a row at theta = 0: a tenth to a
+  fifth for numbers, a fifth to twice of it for labels, as large as the noise allows.
 - There are about 512 steps, with momentum 0.9.
 - More passes over the rows leave less noise, and take longer. There is one pass, or the first of 4,
   16 and 64 whose noise is tolerable at the stable learning rate.
@@ -24,9 +24,13 @@ from dpftrl_fast.convex.glm.sums import Objective
 STEPS = 512
 #: Numbers of passes that are tried, in this order.
 PASSES = (1, 4, 16, 64)
+_SEVERAL = 16
 _FEWEST_STEPS = 256
 _MOMENTUM, _MOMENTUM_FROM = 0.9, 64
-_CLIPPED = 0.2
+# Smallest and largest clip norm, in units of the largest gradient.
+_NUMBERS, _LABELS = (0.1, 0.2), 0.2
+# Largest gradient at any theta, in units of the largest one at 0 (of two classes at least).
+_LARGEST_SLOPE = {"logistic": 2.0, "multinomial": 2.0}
 
 
 def largest_gradient(objective: Objective, rows_per_unit: float = 1.0) -> float:
@@ -53,19 +57,25 @@ def largest_gradient(objective: Objective, rows_per_unit: float = 1.0) -> float:
 def clipped_share(objective: Objective, noise: float, tolerated: float) -> float:
     """Return the clip norm in units of the largest gradient.
 
-    `noise` is the standard deviation of a prediction's noise at a clip norm of 1 in these units and
-    the most passes.
+    `noise` is the standard deviation of a prediction's noise at a clip norm of 1 in these units,
+    after several passes.
 
     Examples
     --------
-    >>> clipped_share(Objective("logistic", 3), 10.0, 5.0)
+    >>> round(clipped_share(Objective("logistic", 3), 10.0, 5.0), 5)
     0.5
-    >>> clipped_share(Objective("squared", 3), 10.0, 5.0)
-    0.2
+    >>> clipped_share(Objective("logistic", 3), 1.0, 5.0)  # no gradient is clipped
+    2.0
+    >>> clipped_share(Objective("squared", 3), 10.0, 1.0)
+    0.1
     """
-    if objective.loss not in LABEL_LOSSES:
-        return _CLIPPED
-    return 1.0 if noise <= tolerated else max(_CLIPPED, tolerated / noise)
+    if objective.loss in LABEL_LOSSES:
+        least, most = _LABELS, _LARGEST_SLOPE.get(objective.loss, 1.0)
+    else:
+        least, most = _NUMBERS
+    if noise * most <= tolerated:
+        return most
+    return max(least, (1.0 - 1e-6) * tolerated / noise)  # so that these passes are enough
 
 
 def momentum(steps: int) -> float:
@@ -90,15 +100,16 @@ def one_pass_batch(units: int) -> int:
     return -(-units // STEPS)
 
 
-def longest(units: int, batch_size: int | None, epochs: int | None) -> tuple[int, int]:
-    """Return the batch size and the epochs of the run with the most passes that is tried.
+def several_passes(units: int, batch_size: int | None, epochs: int | None) -> tuple[int, int]:
+    """Return the batch size and the epochs of a run of 16 passes; those given are kept.
 
     Examples
     --------
-    >>> longest(10_000, None, None), longest(10_000, 100, 2)
-    ((1250, 64), (100, 2))
+    >>> several_passes(10_000, None, None), several_passes(10_000, 100, 2)
+    ((313, 16), (100, 2))
     """
-    return list(_candidates(units, batch_size, epochs))[-1]
+    passes = _SEVERAL if epochs is None else epochs
+    return next(_candidates(units, batch_size, passes))
 
 
 def schedule(
