@@ -70,6 +70,17 @@ def test_the_measured_mu_is_the_expected(front_end: str, mechanism: str) -> None
     check_agrees(FRONT_ENDS[front_end](MECHANISMS[mechanism]))
 
 
+@pytest.mark.parametrize("label_flip", [False, True])
+@pytest.mark.parametrize("name", ["DPFTRLRegressor", "DPFTRLLeastSquares", "DPFTRLClassifier"])
+def test_defaults_spend_what_is_expected(name: str, label_flip: bool) -> None:
+    """Nothing is set but the bounds; those of the target are not about zero."""
+    linear_model = pytest.importorskip("dpftrl_fast.linear_model")
+    bounds: dict[str, Any] = {} if name.endswith("Classifier") else {"y_bound": (100.0, 300.0)}
+    estimator = getattr(linear_model, name)(4.0, x_norm_bound=1.0, **bounds)
+    found = audit_estimator(estimator, label_flip=label_flip, confidence=1 - 1e-9, random_state=1)
+    check_agrees(found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("front_end", "mechanism"), GRID)
 @pytest.mark.parametrize("label_flip", [False, True])
