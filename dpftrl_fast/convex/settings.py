@@ -122,7 +122,7 @@ class FitSettings(_Common):
     --------
     >>> run = FitSettings(epsilon=2.0).resolved(10_000, Objective("squared", 5, row_bound=1.0))
     >>> run.batch_size, run.epochs, run.clip_norm, run.momentum
-    (1250, 64, 0.2, 0.9)
+    (1250, 64, 0.1, 0.9)
     """
 
     epochs: int | Literal["auto"] = "auto"
