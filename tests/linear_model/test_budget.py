@@ -269,6 +269,17 @@ def test_a_seed_is_refused(cls: Any) -> None:
         make(cls, budget=1.0).fit(X, y)
 
 
+@every
+def test_a_fitted_estimator_with_a_seed_is_not_spent(cls: Any) -> None:
+    X, y = rows(cls)
+    spent_on = budget()
+    with pytest.raises(ValueError, match="must have a fresh key to be private"):
+        spent_on.spend(make(cls, noise_seed=1).fit(X, y))
+    assert spent_on.spent == 0.0
+    spent_on.spend(make(cls).fit(X, y))
+    assert len(spent_on.table()) == 1
+
+
 def test_ensembles_that_draw_rows_several_times_are_refused() -> None:
     bagging = BaggingRegressor(regressor(), n_estimators=2)
     calls = {
