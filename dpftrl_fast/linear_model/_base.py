@@ -469,8 +469,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         for name in [*vars(self)]:
             if name.endswith("_") and not name.startswith("_") and name not in kept:
                 delattr(self, name)  # from an earlier run
-        for name, value in learned.items():
-            setattr(self, name, value)
+        vars(self).update(learned)  # at once: an interruption leaves no model without its epsilon
 
     @property
     def guarantee(self) -> Guarantee:
