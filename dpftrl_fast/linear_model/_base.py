@@ -469,7 +469,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         for name in [*vars(self)]:
             if name.endswith("_") and not name.startswith("_") and name not in kept:
                 delattr(self, name)  # from an earlier run
-        vars(self).update(learned)  # at once: an interruption leaves no model without its epsilon
+        self.__dict__.update(learned)  # at once: an interruption mixes no two runs
 
     @property
     def guarantee(self) -> Guarantee:
