@@ -59,6 +59,9 @@ def take_users(bounds: Ints, users: Ints) -> tuple[Ints, Ints]:
 def row_norms(X: Rows) -> NDArray[np.float64]:
     """Return the norms of rows; entries of a sparse row in the same column are added up first.
 
+    They are added in stored order, as the kernels do: another order could give a smaller norm than
+    that of the row in a sum. Columns that do not exist are left out.
+
     Examples
     --------
     >>> row_norms(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
@@ -68,8 +71,12 @@ def row_norms(X: Rows) -> NDArray[np.float64]:
         if not isinstance(X, SparseRows):
             rows = X.astype(np.float64, copy=False)
             return np.asarray(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
-        matrix = X.to_scipy().astype(np.float64)
-        matrix.sum_duplicates()
-        owner = np.repeat(np.arange(len(X)), np.diff(matrix.indptr))
-        squares = np.bincount(owner, weights=matrix.data**2, minlength=len(X))
-        return np.asarray(np.sqrt(squares))
+        matrix, p = X.to_scipy(), int(X.shape[1])
+        inside = (matrix.indices >= 0) & (matrix.indices < p)
+        owner = np.repeat(np.arange(len(X)), np.diff(matrix.indptr))[inside]
+        entries = matrix.data[inside].astype(np.float64)
+        places = owner * p + matrix.indices[inside]
+        if np.any(np.diff(places) <= 0):
+            places, own = np.unique(places, return_inverse=True)
+            owner, entries = places // p, np.bincount(own, weights=entries)
+        return np.asarray(np.sqrt(np.bincount(owner, weights=entries**2, minlength=len(X))))

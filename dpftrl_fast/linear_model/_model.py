@@ -148,8 +148,7 @@ class ReleasedModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         for name in [*vars(self)]:
             if name.endswith("_") and not name.startswith("_") and name not in kept:
                 delattr(self, name)  # from an earlier run
-        for name, value in learned.items():
-            setattr(self, name, value)
+        self.__dict__.update(learned)  # at once: an interruption mixes no two runs
 
     @property
     def guarantee(self) -> Guarantee:

@@ -35,8 +35,9 @@ class PrivacyBudget:
     """The epsilon that several fits on the same rows may have together.
 
     Fits of the estimators of `dpftrl_fast.linear_model` inside ``with budget:``, or with the
-    parameter ``budget=``, are charged before their first step, in all threads and in the worker
-    processes of joblib too. A fit that would exceed the budget is refused before its rows are read.
+    parameter ``budget=``, are charged before their first step, in all threads; in worker processes
+    of joblib too, if the estimator comes from this process. A fit that would exceed the budget is
+    refused before its rows are read.
 
     Parameters
     ----------
@@ -200,7 +201,7 @@ class PrivacyBudget:
         >>> [row.label for row in budget.table()]
         ['daily totals']
         """
-        if getattr(run, "reproducible", False):
+        if getattr(run, "reproducible", False) or getattr(run, "reproducible_", False):
             raise ValueError("run must have a fresh key to be private, got a reproducible one")
         charge([self], run, label=type(run).__name__ if label is None else label)
 

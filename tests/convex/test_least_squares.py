@@ -20,7 +20,7 @@ from dpftrl_fast import reference
 from dpftrl_fast.convex.least_squares import engine
 from dpftrl_fast.convex.least_squares.engine import LeastSquares, batch_sums
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.convex.row_batches import Batch, SparseRows
+from dpftrl_fast.convex.row_batches import Batch, SparseRows, row_norms
 from dpftrl_fast.kernels.packed import packed_size
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -368,6 +368,36 @@ def test_what_one_record_moves_is_at_most_the_plans_mu(
         largest = max(largest, float(np.sum(D * np.linalg.solve(covariance, D))))
     assert largest <= plan.mu**2 * (1 + 1e-9)
     assert largest >= plan.mu**2 * 0.97  # one record does reach it, up to the clipping margin
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_columns_that_a_users_rows_have_often_are_added_up_in_stored_order(dtype: Any) -> None:
+    # Any other order of these entries may give a sum near zero: a weight far too large.
+    rng, plan, users = np.random.default_rng(0), plan_of(1), 50
+    large = 1e300 if dtype == np.float64 else 1e30
+    entries, columns = [], []
+    for _ in range(users):
+        entries.append(rng.permutation(np.repeat([large, -large, 1.0], [8, 8, 24])).astype(dtype))
+        columns.append(rng.integers(0, 2, 40))
+    rows = 300  # of each user, all the same
+    for row, place in zip(entries, columns, strict=True):
+        indptr = np.arange(rows + 1) * 40
+        X = SparseRows(np.tile(row, rows), np.tile(place, rows), indptr, 2)
+        bias, packed = batch_sums(plan, Batch(X, np.ones(rows), np.array([0, rows])))
+        assert np.linalg.norm(bias) <= plan.bias.clip_norm
+        assert np.linalg.norm(symmetric(packed, 2)) <= plan.covariance.clip_norm
+
+
+def test_columns_that_do_not_exist_change_no_other_rows_weight() -> None:
+    plan = plan_of(1)
+    data, starts = np.array([-5.0, 5.0]), np.array([0, 1, 2])
+    for outside in (2, -1, 2**40):  # of the first row, which counts as zero
+        for place in (0, 1):
+            X = SparseRows(data, np.array([outside, place]), starts, 2)
+            norms = row_norms(X)
+            assert norms.tolist() == [0.0, 5.0]
+            bias, _ = batch_sums(plan, Batch(X, np.ones(2), np.array([0, 2])))
+            assert np.linalg.norm(bias) <= plan.bias.clip_norm
 
 
 def test_values_are_never_refused_and_keep_their_slots() -> None:

@@ -99,3 +99,28 @@ def test_a_row_whose_square_overflows_has_its_weight(sparse: bool) -> None:
             rows, y, np.zeros(2), clip_norm=0.8, loss="squared", weights=np.array([weight])
         )
         np.testing.assert_allclose(found, [expected, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
+@pytest.mark.parametrize("users", [None, np.array([0, 1])], ids=["row", "user"])
+@pytest.mark.parametrize("weight", [1.0, 1e100, 1e153, 1e300])
+@pytest.mark.parametrize(
+    ("row", "output"),
+    [((1.0, 100.0), -400.0), ((1e-170, 0.0), 0.0)],
+    ids=["slopes of e^-400", "a row of 1e-170"],
+)
+def test_a_weight_lifts_nothing_whose_square_vanishes_over_the_clip_norm(
+    row: tuple[float, float], output: float, weight: float, users: Any, sparse: bool
+) -> None:
+    X = np.array([row])
+    theta = np.array([[0.0, 0.0], [output, 0.0], [output, 0.0]])
+    found = clipped_sum(
+        SparseRows.of(scipy.sparse.csr_array(X)) if sparse else X,
+        np.zeros(1),
+        theta,
+        clip_norm=1e-60,
+        loss="multinomial",
+        weights=np.array([weight]),
+        users=users,
+    )
+    assert np.linalg.norm(found * 1e60) <= 1.0

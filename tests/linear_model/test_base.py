@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
 import sys
@@ -321,3 +322,40 @@ def test_without_scikit_learn_the_extra_is_named():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "scikit-learn: pip install 'dpftrl-fast[sklearn]'" in done.stderr.splitlines()[-1]
+
+
+def test_an_interruption_leaves_no_model_with_the_epsilon_of_another():
+    X, y = np.eye(3), np.ones(3)
+    before = DPFTRLRegressor(0.5, x_norm_bound=1.0, y_bound=1.0, batch_size=1, epochs=1).fit(X, y)
+
+    def interrupted_at(line):
+        """Fit again, interrupted at a line of the publication; return whether it was reached."""
+        model, seen = copy.deepcopy(before).set_params(epsilon=4.0), 0
+
+        def trace(frame, event, argument):
+            nonlocal seen
+            if frame.f_code.co_name != "_publish":
+                return None
+            if event == "line":
+                seen += 1
+                if seen == line:
+                    raise KeyboardInterrupt
+            return trace
+
+        own = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            model.fit(X, y)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(own)
+        for name in ("coef_", "coef_last_", "coef_tail_", "coef_average_"):
+            same = np.array_equal(getattr(model, name), getattr(before, name))
+            assert (model.epsilon_ == before.epsilon_) == same, (line, name)
+        return seen >= line
+
+    lines = 1
+    while interrupted_at(lines):
+        lines += 1
+    assert lines > 20

@@ -269,11 +269,26 @@ def test_a_seed_is_refused(cls: Any) -> None:
         make(cls, budget=1.0).fit(X, y)
 
 
+@every
+def test_a_fitted_estimator_with_a_seed_is_not_spent(cls: Any) -> None:
+    X, y = rows(cls)
+    spent_on = budget()
+    with pytest.raises(ValueError, match="must have a fresh key to be private"):
+        spent_on.spend(make(cls, noise_seed=1).fit(X, y))
+    assert spent_on.spent == 0.0
+    spent_on.spend(make(cls).fit(X, y))
+    assert len(spent_on.table()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:When fitting BaggingRegressor with sample_weight")
 def test_ensembles_that_draw_rows_several_times_are_refused() -> None:
     bagging = BaggingRegressor(regressor(), n_estimators=2)
     calls = {
         "bagging": lambda: bagging.fit(ROWS, NUMBERS),
         "boosting": lambda: AdaBoostRegressor(regressor()).fit(ROWS, NUMBERS),
+        "weights": lambda: BaggingRegressor(regressor(), n_estimators=2, bootstrap=False).fit(
+            ROWS, NUMBERS, sample_weight=np.linspace(1, 2, len(NUMBERS))
+        ),
         "folds": lambda: cross_validate(bagging, ROWS, NUMBERS, cv=3, error_score="raise"),
         "search": lambda: GridSearchCV(bagging, {"n_estimators": [1, 2]}, cv=3).fit(ROWS, NUMBERS),
     }
@@ -281,7 +296,7 @@ def test_ensembles_that_draw_rows_several_times_are_refused() -> None:
         with budget() as held, pytest.raises(ValueError, match="each row at most once"):
             call()
         assert held.table() == [], name
-    for call in (calls["bagging"], calls["boosting"]):
+    for call in (calls["bagging"], calls["boosting"], calls["weights"]):
         with pytest.warns(UserWarning, match="draws rows with replacement or by weights"):
             call()
 

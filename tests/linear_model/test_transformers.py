@@ -63,7 +63,11 @@ LEARN: dict[str, tuple[Any, list[str]]] = {
     "pca": (PCA(2), ["'front' (PCA)"]),
     "imputer": (SimpleImputer(), ["'front' (SimpleImputer)"]),
     "indicator": (
-        SimpleImputer(strategy="constant", fill_value=0.0, add_indicator=True),
+        SimpleImputer(strategy="constant", add_indicator=True, keep_empty_features=True),
+        ["'front' (SimpleImputer)"],
+    ),
+    "columns that are empty": (
+        SimpleImputer(strategy="constant", fill_value=0.0),
         ["'front' (SimpleImputer)"],
     ),
     "bins": (OneHotEncoder(), ["'front' (OneHotEncoder)"]),
@@ -91,7 +95,7 @@ FINE: dict[str, Any] = {
     "bounds": BoundedScaler((-1, 1)),
     "function": FunctionTransformer(np.tanh),
     "normalizer": Normalizer(),
-    "constant": SimpleImputer(strategy="constant", fill_value=0.0),
+    "constant": SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True),
     "degree": PolynomialFeatures(2),
     "declared": OneHotEncoder(categories=[[0.0, 1.0]] * 3, handle_unknown="ignore"),
     "declared order": OrdinalEncoder(

@@ -2,9 +2,9 @@
 """Loops over rows with several outputs: one parameter vector per class.
 
 The gradient of a row is the outer product of its slopes s and of the row x, of norm |s| |x|. Slopes
-are bounded here (|s| <= sqrt(2) for the softmax, sqrt(K) for hinges), so that a row whose squares
-vanish needs no clipping, and only rows whose squared norm overflows count as zero. `_LOST` covers
-squares of slopes that vanish beside a large row.
+are bounded here (|s| <= sqrt(2) for the softmax, sqrt(K) for hinges, times the weight of the row),
+so that only rows whose squared norm overflows count as zero. `_LOST` covers squares that vanish: of
+slopes beside a large row, and of a row beside a large weight.
 
 Dense rows are taken four at a time and copied first, as float64, scaled into the row bound and with
 their constant entry: the K passes over theta and over the sum then convert nothing, and read each
@@ -28,7 +28,7 @@ from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slopes
 
 _BLOCK = 4
-# More than all squares of slopes that underflow, and negligible beside one that matters.
+# More than all squares of slopes or entries that underflow, and negligible beside one that matters.
 _LOST = 2.0**-1000
 
 
@@ -74,12 +74,18 @@ def scale_values(values: Array, size: int, row_bound: float) -> float:
 
 @helper
 def weigh(weights: Array, i: int, z: Array, square: float) -> float:
-    """Multiply the slopes of row i by its weight; return their sum of squares, `square` before."""
+    """Multiply the slopes of row i by its weight; return their sum of squares, `square` before.
+
+    It is that of the products: the squares of slopes may have vanished, and weights can be large.
+    """
     weight = weight_of(weights, i)
-    if weight != 1.0:
-        for k in range(z.size):
-            z[k] *= weight
-    return square * weight * weight
+    if weight == 1.0:
+        return square
+    square = 0.0
+    for k in range(z.size):
+        z[k] *= weight
+        square += z[k] * z[k]
+    return square
 
 
 @helper
@@ -151,7 +157,7 @@ def clipped_sum(
                         row_z[k] = z[r, k]
                     square = slopes(loss, loss_param, row_z, np.float64(y[i + r]))
                     square = weigh(weights, i + r, row_z, square) + _LOST
-                    norm = math.sqrt(square) * math.sqrt(squares[r])
+                    norm = math.sqrt(square) * math.sqrt(squares[r] + _LOST)
                     f = min(1.0, limit / norm) if math.isfinite(norm) else 0.0
                 for k in range(outputs):
                     z[r, k] = f * row_z[k] if f > 0.0 else 0.0
@@ -208,7 +214,7 @@ def clipped_sum_csr(
             csr_outputs(columns, values, size, transposed, constant, z)
             square = slopes(loss, loss_param, z, np.float64(y[i]))
             square = weigh(weights, i, z, square) + _LOST
-            norm = math.sqrt(square) * math.sqrt(row_square)
+            norm = math.sqrt(square) * math.sqrt(row_square + _LOST)
             if not math.isfinite(norm):
                 continue
             f = min(1.0, limit / norm)

@@ -101,8 +101,7 @@ def _warn(frame: FrameType, is_private: Any, depth: int, *, silent: bool) -> boo
     fits = _fits(frame, is_private)
     several = fits is None or sum(fits.values()) > 1
     if several and not silent:
-        held = [frame.f_locals.get("self"), frame.f_locals.get("estimator")]
-        drawn = _resampling(held, is_private) is not None
+        drawn = _drawing(frame.f_locals, is_private) is not None
         words = _words(_name(frame), None if drawn else fits) + _DRAWN * drawn
         warnings.warn(words, UserWarning, stacklevel=depth + 1)
     return several
@@ -168,13 +167,21 @@ def _refuse_seed(search: Any, is_private: Any) -> None:
 
 
 def _refuse_resampling(local: Mapping[str, Any], is_private: Any) -> None:
-    found = _resampling([local.get("self"), local.get("estimator")], is_private)
+    found = _drawing(local, is_private)
     if found is not None:
         raise ValueError(
             f"{type(found).__name__} must take each row at most once inside a privacy budget, got "
             "one that draws rows with replacement or by weights, so that a row may have more than "
-            "its share: use a bagging ensemble with bootstrap=False"
+            "its share: use a bagging ensemble with bootstrap=False and without sample_weight"
         )
+
+
+def _drawing(local: Mapping[str, Any], is_private: Any) -> Any:
+    """Return an ensemble in a call that draws rows several times or by their weights, or None."""
+    caller = local.get("self")
+    if hasattr(caller, "bootstrap") and local.get("sample_weight") is not None:
+        return caller  # whether it draws a row depends on the weights of all
+    return _resampling([caller, local.get("estimator")], is_private)
 
 
 def _resampling(value: Any, is_private: Any) -> Any:

@@ -34,7 +34,9 @@ _LEARNS_NOTHING: dict[str, Callable[[Any], bool]] = {
     "PolynomialCountSketch": lambda t: True,
     "PolynomialFeatures": lambda t: True,
     "RBFSampler": lambda t: not isinstance(t.gamma, str),
-    "SimpleImputer": lambda t: t.strategy == "constant" and not t.add_indicator,
+    "SimpleImputer": lambda t: (  # without keep_empty_features it drops columns by their values
+        t.strategy == "constant" and t.keep_empty_features and not t.add_indicator
+    ),
     "SkewedChi2Sampler": lambda t: True,
     "SparseRandomProjection": lambda t: True,
 }
