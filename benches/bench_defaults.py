@@ -114,7 +114,10 @@ def line(name: str, table: Table, epsilon: float, python: str | None) -> str:
     tuned = float(np.median(searched, axis=0).max())
     private_free = np.median([plain(*split) for split in splits])
     others = [peer(python, *split, epsilon) for split in splits[:3]] if python else [None]
-    other = "-" if None in others else f"{np.median(others):.3f}"  # type: ignore[arg-type]
+    other = "-"
+    if None not in others:
+        score = float(np.median(np.array(others, dtype=float)))
+        other = "below -1" if score < -1.0 else f"{score:.3f}"
     kind = "least squares" if isinstance(fitted[0], DPFTRLLeastSquares) else "DP-FTRL"
     n, p = splits[0][0].X.shape
     return (
