@@ -379,6 +379,8 @@ def test_columns_that_a_users_rows_have_often_are_added_up_in_stored_order(dtype
     for _ in range(users):
         entries.append(rng.permutation(np.repeat([large, -large, 1.0], [8, 8, 24])).astype(dtype))
         columns.append(rng.integers(0, 2, 40))
+    entries.append(np.full(40, 0.02, dtype))  # together far longer than one by one
+    columns.append(np.zeros(40, np.int64))
     rows = 300  # of each user, all the same
     for row, place in zip(entries, columns, strict=True):
         indptr = np.arange(rows + 1) * 40
