@@ -188,7 +188,7 @@ def test_estimators_on_one_tree(users: bool) -> None:
         learning_rate=0.3, clip_norm=0.5, momentum=0.5, l1=0.01, radius=1.0, x_norm_bound=0.9,
         y_bound=0.8, intercept_scaling=0.5, restart_every=5, complete=True, noise_seed=SEED,
     ).fit(X, y, groups=groups)  # fmt: skip
-    clipped = np.clip(y, -0.8, 0.8)
+    clipped = np.clip(y / 0.8, -1.0, 1.0)  # the fit is of scaled targets
     batches = [
         (X[a:b].tolist(), clipped[a:b].tolist(), own)
         for a, b, own in zip(cuts[:-1], cuts[1:], starts, strict=True)
@@ -196,20 +196,22 @@ def test_estimators_on_one_tree(users: bool) -> None:
     state = convex.run(
         batches, "huber", columns=4, clip_norm=0.5,
         noise=TreeNoise(5, 0.4, seed=SEED, dtype="float64"), learning_rate=0.3, batch_size=unit,
-        steps=10, momentum=0.5, l1=0.01, radius=1.0, loss_param=0.7, row_bound=0.9, constant=0.5,
-        restart_every=5, complete=True,
+        steps=10, momentum=0.5, l1=0.01, radius=1.0 / 0.8, loss_param=0.7, row_bound=0.9,
+        constant=0.5, restart_every=5, complete=True,
     )  # fmt: skip
-    np.testing.assert_allclose(model.coef_, state.iterates[-1][:4], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(model.intercept_, 0.5 * state.iterates[-1][4], rtol=1e-9)
-    np.testing.assert_allclose(model.coef_tail_, state.tail_average()[:4], rtol=1e-9, atol=1e-12)
+    last, tail = 0.8 * np.array(state.iterates[-1]), 0.8 * np.array(state.tail_average())
+    np.testing.assert_allclose(model.coef_last_, last[:4], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(model.intercept_last_, 0.5 * last[4], rtol=1e-9)
+    np.testing.assert_allclose(model.coef_tail_, tail[:4], rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(model.coef_, model.coef_tail_)
 
 
 @pytest.mark.usefixtures("fine_grid")
 def test_classifier_on_one_tree() -> None:
     X, y = data(60, 4, 3)
     model = DPFTRLClassifier(
-        noise_multiplier=0.8, epsilon=None, batch_size=12, learning_rate=0.3, clip_norm=0.5,
-        x_norm_bound=0.9, fit_intercept=False, noise_seed=SEED, classes=[0, 1, 2],
+        noise_multiplier=0.8, epsilon=None, batch_size=12, epochs=1, learning_rate=0.3,
+        clip_norm=0.5, x_norm_bound=0.9, fit_intercept=False, noise_seed=SEED, classes=[0, 1, 2],
         mechanism="tree",
     ).fit(X, y.astype(int))  # fmt: skip
     batches = [(X[i : i + 12].tolist(), y[i : i + 12].tolist(), None) for i in range(0, 60, 12)]
@@ -219,7 +221,7 @@ def test_classifier_on_one_tree() -> None:
         steps=5, row_bound=0.9,
     )  # fmt: skip
     expected = np.reshape(state.iterates[-1], (3, 4))
-    np.testing.assert_allclose(model.coef_, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(model.coef_last_, expected, rtol=1e-9, atol=1e-12)
 
 
 # ---- Least squares ----
@@ -305,13 +307,13 @@ def test_least_squares_estimator() -> None:
     ).fit(X, y)  # fmt: skip
     plan = model.plan_
     expected = least_squares.run(
-        ((X[i : i + 12].tolist(), y[i : i + 12].tolist()) for i in range(0, 60, 12)),
-        columns=4, x_norm_bound=0.9, y_bound=0.8, constant=0.5, steps=5,
+        ((X[i : i + 12].tolist(), (y[i : i + 12] / 0.8).tolist()) for i in range(0, 60, 12)),
+        columns=4, x_norm_bound=0.9, y_bound=1.0, constant=0.5, steps=5,
         **trees(plan, 5, "float32"),
     )  # fmt: skip
-    np.testing.assert_allclose(model.coef_, expected[-1].theta[:4], rtol=1e-4)
-    mean = np.mean([each.theta for each in expected], axis=0)
-    np.testing.assert_allclose(model.coef_average_, mean[:4], rtol=1e-4)
+    thetas = 0.8 * np.array([each.theta for each in expected])  # the fit is of scaled targets
+    np.testing.assert_allclose(model.coef_, thetas[-1, :4], rtol=1e-4)
+    np.testing.assert_allclose(model.coef_average_, thetas.mean(axis=0)[:4], rtol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(6))
