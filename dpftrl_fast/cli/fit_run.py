@@ -130,9 +130,7 @@ def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
         facts |= {
             "epochs": settings.epochs,
             "momentum": f"{settings.momentum:g}",
-            "learning rate": settings.learning_rate
-            if isinstance(settings.learning_rate, str)
-            else f"{settings.learning_rate:.4g}",
+            "learning rate": f"{settings.learning_rate:.4g}",
         }
     return facts
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.outlook import problems
-from dpftrl_fast.convex.glm.rates import learning_rate
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
@@ -111,8 +110,6 @@ def resolve(schema: Schema, settings: Settings) -> ResolvedSettings:
     """
     if isinstance(settings, LeastSquaresSettings):
         return settings.resolved(schema.units)
-    if isinstance(settings, RunSettings):
-        return settings
     # The encoder divides rows by a public number so that this bound holds.
     objective = replace(_objective(schema, settings, 1.0), row_bound=_ROW_NORM)
     return settings.resolved(
@@ -149,10 +146,8 @@ def outlook(schema: Schema, settings: ResolvedSettings, plan: Plan) -> list[str]
         return []
     objective = replace(_objective(schema, settings, settings.clip_norm), row_bound=_ROW_NORM)
     options: dict[str, Any] = {"batch_size": settings.batch_size, "momentum": settings.momentum}
-    rate = settings.learning_rate
-    if isinstance(rate, str):
-        rate = learning_rate(rate, objective, plan, radius=settings.radius, **options)
-    return [*problems(objective, plan, learning_rate=rate, **options)]
+    assert not isinstance(settings.learning_rate, str)  # resolved
+    return [*problems(objective, plan, learning_rate=settings.learning_rate, **options)]
 
 
 def make_plan(schema: Schema, settings: Settings) -> Plan:
