@@ -22,6 +22,7 @@ from dpftrl_fast.audit.slopes import class_slopes, slope
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.convex.settings import LeastSquaresSettings
+from dpftrl_fast.convex.target_scaling import scaling_of
 
 Vector = NDArray[np.float64]
 
@@ -175,8 +176,7 @@ def _scaling(parameters: dict[str, Any]) -> tuple[float, float]:
     bounds = parameters.get("y_bound")
     if bounds is None:
         return 0.0, 1.0
-    low, high = bounds if isinstance(bounds, (tuple, list)) else (-bounds, bounds)
-    return low / 2.0 + high / 2.0, high / 2.0 - low / 2.0
+    return scaling_of(tuple(bounds) if isinstance(bounds, list) else bounds)
 
 
 def _blocks(row: Vector, coins: NDArray[np.bool_], *, always: bool) -> csr_matrix:

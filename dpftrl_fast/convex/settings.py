@@ -187,13 +187,13 @@ class FitSettings(_Common):
         def tried(batch_size: int, epochs: int, clip_norm: float) -> RunSettings:
             momentum = self.momentum
             if momentum == "auto":
-                steps = epochs * -(-units // batch_size)
+                steps = defaults.steps_of(units, batch_size, epochs)
                 momentum = defaults.momentum(steps) if self.learning_rate == "auto" else 0.0
             numbers = {"epochs": epochs, "clip_norm": clip_norm, "momentum": momentum}
             return RunSettings(**{**vars(self), "batch_size": batch_size, **numbers})
 
         def noise(batch_size: int, epochs: int, clip_norm: float) -> float:
-            if epochs * -(-units // batch_size) > MOST_STEPS:
+            if defaults.steps_of(units, batch_size, epochs) > MOST_STEPS:
                 return 0.0  # so many steps come from so many rows
             run = tried(batch_size, epochs, clip_norm)
             rate = stable_rate(objective, run.momentum, rows_per_unit)

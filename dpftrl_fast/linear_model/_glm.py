@@ -17,8 +17,8 @@ from dpftrl_fast.convex.glm.regret import RegretMeter
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.convex.settings import FitSettings, RunSettings
+from dpftrl_fast.convex.target_scaling import scaling_of
 from dpftrl_fast.linear_model._base import PrivateLinearModel
-from dpftrl_fast.linear_model._scaling import scaling_of
 from dpftrl_fast.linear_model._targets import Targets
 from dpftrl_fast.linear_model.sources.memory import MemoryRows
 from dpftrl_fast.linear_model.sources.source import RowSource, Stepper

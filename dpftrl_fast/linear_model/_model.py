@@ -19,8 +19,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.convex.row_batches import row_norms
 from dpftrl_fast.convex.setting_rules import check_settings
+from dpftrl_fast.convex.target_scaling import scaling_of
 from dpftrl_fast.linear_model._messages import showing_no_entry
-from dpftrl_fast.linear_model._scaling import scaling_of
 from dpftrl_fast.linear_model._stream import (
     TURN,
 )

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_array
 
+from dpftrl_fast.convex.target_scaling import Bounds, scaling_of
 from dpftrl_fast.linear_model._messages import showing_no_entry
-from dpftrl_fast.linear_model._scaling import Bounds, scaling_of
 from dpftrl_fast.tables.labels import Kind
 
 FloatArray = NDArray[np.float64]

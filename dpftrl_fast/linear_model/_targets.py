@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 
 from dpftrl_fast._validate import shown
-from dpftrl_fast.linear_model._scaling import Bounds, scaling_of
+from dpftrl_fast.convex.target_scaling import Bounds, scaling_of
 from dpftrl_fast.linear_model._several_targets import SeveralTargets
 from dpftrl_fast.tables.labels import Kind, kind_of
 

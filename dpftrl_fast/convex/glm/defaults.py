@@ -89,6 +89,17 @@ def momentum(steps: int) -> float:
     return _MOMENTUM if steps >= _MOMENTUM_FROM else 0.0
 
 
+def steps_of(units: int, batch_size: int, epochs: int) -> int:
+    """Return the number of steps of a run over so many rows or users.
+
+    Examples
+    --------
+    >>> steps_of(10, 4, 2)
+    6
+    """
+    return epochs * -(-units // batch_size)
+
+
 def one_pass_batch(units: int) -> int:
     """Return the batch size of a single pass over so many rows or users.
 
@@ -147,10 +158,6 @@ def schedule(
     return tried[-1]
 
 
-def _steps(units: int, batch_size: int, epochs: int) -> int:
-    return epochs * -(-units // batch_size)
-
-
 def _candidates(
     units: int, batch_size: int | None, epochs: int | None
 ) -> Iterator[tuple[int, int]]:
@@ -158,6 +165,6 @@ def _candidates(
         if batch_size is None:
             yield -(-units // min(units, max(1, STEPS // passes))), passes
         else:
-            enough = _steps(units, batch_size, passes) >= _FEWEST_STEPS
+            enough = steps_of(units, batch_size, passes) >= _FEWEST_STEPS
             if epochs is not None or passes == PASSES[-1] or enough:
                 yield batch_size, passes
