@@ -198,8 +198,6 @@ def test_fits_in_other_processes_and_threads_are_charged(backend: str, tmp_path:
 def test_a_fit_beyond_the_budget_is_refused_before_a_row_is_read(cls: Any, users: bool) -> None:
     X, y = rows(cls)
     given = {"groups": np.arange(60) // 2} if users else {}
-    if users and not hasattr(cls(), "epochs"):
-        pytest.skip("least squares has no users")
     counted = Counted(X)
     model = make(cls, epsilon=0.5).fit(X, y)
     before = pickle.dumps(model)
