@@ -46,7 +46,7 @@ Call = Callable[[], Any]
 
 def rows(p: int, dtype: str = "float32") -> tuple[Any, Any]:
     rng = np.random.default_rng(1)
-    return rng.standard_normal((B, p)).astype(dtype) / np.sqrt(p), rng.standard_normal(B)
+    return (rng.standard_normal((B, p)) / np.sqrt(p)).astype(dtype), rng.standard_normal(B)
 
 
 def ours() -> Call:

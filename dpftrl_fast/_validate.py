@@ -10,6 +10,7 @@ rows.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import reprlib
@@ -147,13 +148,10 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
     So is an integer of more than 8192 bits, with any bounds: no file or message could hold it.
     """
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be {_integers(least, most)}, got {type(value).__name__}")
-    try:
-        number = operator.index(value)
-    except TypeError:  # an array has the method and refuses
-        expected = _integers(least, most)
-        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}") from None
+    if type(value) is int:  # nearly always
+        number = value
+    else:
+        number = _index(value, f"{name} must be {_integers(least, most)}")
     if (least is not None and number < least) or (most is not None and number > most):
         raise ValueError(f"{name} must be {_integers(least, most)}, got {shown(number)}")
     if number.bit_length() > MOST_BITS:
@@ -162,6 +160,13 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
             f"{number.bit_length()} bits"
         )
     return number
+
+
+def _index(value: Any, expected: str) -> int:
+    if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
+        with contextlib.suppress(TypeError):  # an array has the method and refuses
+            return operator.index(value)
+    raise TypeError(f"{expected}, got {type(value).__name__}")
 
 
 def _integers(least: int | None, most: int | None) -> str:

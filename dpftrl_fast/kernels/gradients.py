@@ -38,6 +38,7 @@ from dpftrl_fast.kernels.loops import csr as csr_loops
 from dpftrl_fast.kernels.loops import dense as dense_loops
 from dpftrl_fast.kernels.loops import grouped as grouped_loops
 from dpftrl_fast.kernels.loops import multinomial as multinomial_loops
+from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import LOSS_CODES, MULTI_LOSS_CODES, Loss, MultiLoss
 from dpftrl_fast.kernels.rows import Rows
 from dpftrl_fast.rounding import MOST_SUMMANDS, clip_limit
@@ -68,6 +69,7 @@ def sum_loop(kind: str, rows: str, indices: str, targets: str) -> Callable[..., 
         *([read_only(_I64, 1)] if kind == "user" else []),
         *(read_only(targets, 1), read_only(_F64, 1), read_only(_F64, dimensions)),
         *(types.float64, types.int64, types.float64, types.float64, types.float64),
+        *([] if indices else [writable(_I64, 1)]),
         writable(_F64, dimensions),
     )
 
@@ -149,6 +151,7 @@ def clipped_sum(
     constant: float = 0.0,
     users: Array | None = None,
     weights: Array | None = None,
+    seen: Array | None = None,
     out: Array | None = None,
     threads: int = 1,
 ) -> Array:
@@ -192,6 +195,10 @@ def clipped_sum(
     weights : (n,) array of float64, optional
         Weights of the rows: the gradient of a row is w s x^T, and clipped after that. A row whose
         weight is not finite counts as zero.
+    seen : (1,) array of int64, optional
+        Set to 1 if a dense row is not finite, or a squared norm overflows; otherwise unchanged, and
+        never changed for sparse rows. It is secret as the rows are: for a check of all values
+        before anything is released.
     out : array of float64, like theta, optional
         Overwritten with the sum; a new array without it. The sum has no noise: it is secret until
         noise is added.
@@ -245,10 +252,10 @@ def clipped_sum(
     theta = array("theta", theta, FLOAT64, 2 if getattr(theta, "ndim", 1) == 2 else 1)
     (n, width), outputs = rows.shape, theta.shape[0] if theta.ndim == 2 else 1
     check_length("y", y, n, "the number of rows")
-    weighted = weights is not None
-    weights = array("weights", weights if weighted else _NONE, FLOAT64, 1)
-    if weighted:
-        check_length("weights", weights, n, "the number of rows")
+    if weights is None:
+        weights = _NONE
+    else:
+        check_length("weights", array("weights", weights, FLOAT64, 1), n, "the number of rows")
     numbers = check_numbers(clip_norm, loss, loss_param, row_bound, constant, several=outputs > 1)
     width += numbers.constant != 0.0
     if outputs < 1 or theta.shape[-1] != width:
@@ -273,23 +280,33 @@ def clipped_sum(
             f"that the rounding of their sum stays within the margin of the clipping, got {slots}"
         )
 
-    def cut(start: int, stop: int) -> tuple[Array, ...]:
-        if kind == "user":
-            return (*arrays, starts[start : stop + 1], y, weights)
-        # indptr has one entry more than there are rows.
-        return (*arrays[:-1], arrays[-1][start : stop + sparse], y[start:stop], weights[start:stop])
-
     if out is None:
         out = np.empty(theta.shape)
     else:
         check_changed("out", out, theta.shape, "that of theta", inputs)
+    if seen is not None:
+        check_changed("seen", seen, (1,), "one flag", {**inputs, "out": out}, INT64)
     indices = arrays[1].dtype.char if sparse else ""
     total = out
     if theta.ndim != (1 if kind == "row" else 2):
         shape = (width,) if kind == "row" else (outputs, width)
         theta, total = theta.reshape(shape), out.reshape(shape)
     loop = sum_loop(kind, arrays[0].dtype.char, indices, y.dtype.char)
-    sum_of_chunks(loop, cut, slots, (theta, *numbers), total, threads)
+    rest: tuple[object, ...] = (theta, *numbers)
+    if not sparse:
+        rest += (np.empty(1, np.int64) if seen is None else seen,)
+    if slots <= CHUNK:
+        users_of = () if users is None else (starts,)
+        loop(*arrays, *users_of, y, weights, *rest, total)
+        return out
+
+    def cut(start: int, stop: int) -> tuple[Array, ...]:
+        if kind == "user":
+            return (*arrays, starts[start : stop + 1], y, weights)
+        # indptr has one entry more than there are rows.
+        return (*arrays[:-1], arrays[-1][start : stop + sparse], y[start:stop], weights[start:stop])
+
+    sum_of_chunks(loop, cut, slots, rest, total, threads)
     return out
 
 

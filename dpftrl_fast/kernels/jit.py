@@ -95,6 +95,23 @@ def _pointer_type(typing_context: Any, address: Any, like: Any) -> Any:
     return kind(address, like), generate
 
 
+def _wide(typing_context: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        # llvmlite has no list of such attributes, and checks those that it has.
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+wide_vectors: Any = intrinsic(_wide)
+"""``wide_vectors()``: let LLVM use vectors of 512 bits in the function that calls it.
+
+On Intel's processors it prefers 256 bits even where there are 512, for the sake of code beside it
+that would run at a lower clock: not in loops that take nearly all of the time. Elsewhere this
+changes nothing. A helper that is not inlined needs a call of its own.
+"""
+
 pointer: Any = intrinsic(_pointer_type)
 """``pointer(address, like)``: make the pointer that ``numba.carray`` takes of an int64 address.
 

@@ -30,7 +30,6 @@ from dpftrl_fast.linear_model.sources.memory import (
     check_rows,
     check_weights,
     open_source,
-    refuse_bad_rows,
     refuse_bad_weights,
 )
 from dpftrl_fast.linear_model.sources.source import RowSource
@@ -80,8 +79,8 @@ class PrivateLinearModel(StreamedModel):
         Raises
         ------
         TypeError, ValueError
-            For a wrong parameter, array or value, before the first step: nothing has been released
-            and the estimator is unchanged. Values of a dataset or of Dask are never refused: a row
+            For a wrong parameter, array or value: nothing has been released and the estimator is
+            unchanged. Values of a dataset or of Dask are never refused: a row
             with NaN, null, infinity or an unknown class keeps its slot and counts as zero.
         BudgetExceeded
             If the fit does not fit into a privacy budget (`budget`, or ``with PrivacyBudget(..)``).
@@ -103,7 +102,8 @@ class PrivateLinearModel(StreamedModel):
         targets = self._targets(parameters, labels)
         targets.refuse_kind(source.label_kind)
         if isinstance(source, MemoryRows):
-            refuse_bad_rows(source.X)
+            in_steps = self._checks_in_steps(parameters, source) and not spending.is_charged
+            source.refuse_bad_rows(in_steps=in_steps)
             targets.refuse_bad(source.y)
         source = self._weighted(parameters, source, targets, weights)
         parameters = self._resolved(
@@ -135,6 +135,13 @@ class PrivateLinearModel(StreamedModel):
         seen = X if isinstance(source, MemoryRows) else source
         self._stream: Stream | None = None
         self._publish(parameters, targets, run, seen, epochs, further)
+
+    def _checks_in_steps(self, parameters: Mapping[str, Any], source: MemoryRows) -> bool:
+        """Return whether bad rows are refused when a step meets them.
+
+        Nothing may be told before that: not by progress shown, nor by a budget that was charged.
+        """
+        return False
 
     def _open(self, parameters: Mapping[str, Any], X: Any, y: Any, groups: Any) -> RowSource:
         numbers, shuffle = not is_classifier(self), parameters.get("shuffle", False)

@@ -15,7 +15,7 @@ from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.outlook import LearningWarning, problems
 from dpftrl_fast.convex.glm.regret import RegretMeter
 from dpftrl_fast.convex.glm.sums import Objective
-from dpftrl_fast.convex.row_batches import Batch
+from dpftrl_fast.convex.row_batches import Batch, SparseRows
 from dpftrl_fast.convex.settings import FitSettings, RunSettings
 from dpftrl_fast.convex.target_scaling import scaling_of
 from dpftrl_fast.linear_model._base import PrivateLinearModel
@@ -94,6 +94,10 @@ class PrivateGLM(PrivateLinearModel):
         return (
             RegretMeter(run) if parameters["compute_regret"] else super()._stepper(parameters, run)
         )
+
+    def _checks_in_steps(self, parameters: Mapping[str, Any], source: MemoryRows) -> bool:
+        shown = parameters["compute_regret"] or parameters.get("verbose", 0)
+        return not shown and not isinstance(source.X, SparseRows)
 
     def _further_attributes(
         self,

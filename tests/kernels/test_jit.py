@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import functools
+import os
+import platform
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numba
@@ -93,6 +97,52 @@ def test_an_exact_loop_keeps_its_order(exact):
 )
 def test_no_operation_of_an_update_is_reordered(make):
     assert all(not each for each in flags_of(make()))
+
+
+VECTORS = """
+import re, sys
+from dpftrl_fast.kernels import gradients, least_squares, packed
+
+loops = {
+    "row": gradients.sum_loop("row", "f", "", "d"),
+    "outputs": gradients.sum_loop("outputs", "f", "", "d"),
+    "scale": least_squares._scale_rows("f", "d"),
+    "square": least_squares._add_square(),
+    "rectangle": least_squares._add_rectangle(),
+    "noise": packed._add_noise("f"),
+    "product": packed._product("f"),
+}
+for name, loop in loops.items():
+    (code,) = loop.inspect_asm().values()
+    print(name, *(len(re.findall(rf"v\\w+pd\\b.*%{width}mm", code)) for width in "yz"))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="vectors of x86")
+@pytest.mark.parametrize(
+    ("cpu", "features"),
+    [("haswell", ""), ("sapphirerapids", "f vl bw dq cd")],
+)
+def test_loops_over_numbers_are_made_of_vectors(cpu, features, tmp_path):
+    """An index that may be negative would be wrapped, and no vectors made; Intel's are 512 bits."""
+    names = ["avx", "avx2", "fma", "f16c", "bmi", "bmi2", "sse4.2"]
+    names += [f"avx512{part}" for part in features.split()]
+    environment = {
+        **os.environ,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "NUMBA_CPU_NAME": cpu,
+        "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in names),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", VECTORS], env=environment, capture_output=True, text=True, check=True
+    )
+    for line in done.stdout.splitlines():
+        name, *counts = line.split()
+        narrow, wide = map(int, counts)
+        assert narrow + wide >= 4, line
+        if features and name in ("row", "outputs"):
+            assert wide >= 16, line
+    assert len(done.stdout.splitlines()) == 7
 
 
 def test_the_stamp_of_the_cache_covers_every_source(tmp_path, monkeypatch):

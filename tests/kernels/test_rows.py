@@ -93,6 +93,31 @@ def test_bad_rows_leave_the_constant_alone(sparse):
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["row", "outputs", "user"])
+@pytest.mark.parametrize("n", [4, 3 * CHUNK + 2])
+def test_a_dense_row_that_is_not_finite_is_told_of(n, kind, dtype):
+    options = {"clip_norm": 1.0, "loss": "squared"}
+    theta = np.zeros(3)
+    if kind == "outputs":
+        theta, options["loss"] = np.zeros((3, 3)), "multinomial"
+    if kind == "user":
+        options["users"] = np.arange(n + 1)
+    X, y = np.zeros((n, 3), dtype), np.zeros(n)
+    X[::2] = np.finfo(np.float32).max
+    X[1::2, 1] = np.finfo(dtype).smallest_subnormal
+    y[0] = np.nan  # a bad target is no bad row
+    for place, value, threads in product((0, 1, n - 1), (0.0, np.nan, np.inf, -np.inf), (1, 3)):
+        rows, seen = X.copy(), np.zeros(1, np.int64)
+        rows[place, 2] = value
+        total = clipped_sum(rows, y, theta, seen=seen, threads=threads, **options)
+        assert seen.tolist() == [int(not np.isfinite(value))]
+        np.testing.assert_array_equal(total, clipped_sum(rows, y, theta, **options))
+    for wrong in (np.zeros(2, np.int64), np.zeros(1), [0]):
+        with pytest.raises((TypeError, ValueError), match="seen must"):
+            clipped_sum(X, y, theta, seen=wrong, **options)
+
+
 def test_sparse_rows_with_a_column_twice():
     rng = np.random.default_rng(9)
     lengths = rng.integers(0, 12, 40)

@@ -24,6 +24,7 @@ from estimator_cases import (
     stream,
 )
 
+from dpftrl_fast import PrivacyBudget
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 
 LINEAR = (DPFTRLRegressor, DPFTRLClassifier)
@@ -154,6 +155,37 @@ def test_a_fit_names_the_bad_row(cls: Any, value: float, dtype: str) -> None:
     refused(model, lambda: model.fit(X, y), "row 37", word, "X")
     refused(model, lambda: model.fit(scipy.sparse.csr_array(X), y), "row 37", word, "X")
     assert not learned(model)
+
+
+@pytest.mark.parametrize("cls", [DPFTRLRegressor, DPFTRLClassifier])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"verbose": 1}, {"shuffle": True, "random_state": 0}, {"compute_regret": True}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_nobody_is_told_of_a_step_before_a_bad_row_is_refused(
+    cls: Any, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows are looked at in the steps, which must not show how many came before the bad one."""
+    X, y = rows(cls)
+    X[37, 1] = NAN
+    budget = PrivacyBudget(10.0, 1e-5)
+    for more in ({}, {"budget": budget}):
+        model = make(cls, batch_size=5, **options, **more)
+        refused(model, lambda model=model: model.fit(X, y), "row 37", "NaN", "X")
+        assert not learned(model)
+    assert capsys.readouterr().out == "" and budget.spent == 0.0
+
+
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_every_dense_loop_tells_of_a_bad_row(groups: bool, classes: int) -> None:
+    X, y = rows(DPFTRLClassifier)
+    y = np.arange(len(y)) % classes
+    users = np.arange(len(y)) // 2 if groups else None
+    model = make(DPFTRLClassifier, batch_size=5, classes=[*range(classes)])
+    X[11, 0] = INF
+    refused(model, lambda: model.fit(X, y, groups=users), "row 11", "inf", "X")
 
 
 @every

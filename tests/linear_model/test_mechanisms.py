@@ -102,7 +102,9 @@ def test_what_one_row_changes_is_what_the_plan_says(
         return step(self, np.zeros_like(gradient_sum), np.zeros_like(noise))
 
     monkeypatch.setattr(FTRL, "step", record)
-    monkeypatch.setattr("dpftrl_fast.linear_model._base.refuse_bad_rows", lambda rows: None)
+    monkeypatch.setattr(
+        "dpftrl_fast.linear_model.sources.memory.refuse_bad_rows", lambda rows: None
+    )
     X, y = rows(DPFTRLRegressor, n=20, seed=2)
     X *= 9.0
     model = make(

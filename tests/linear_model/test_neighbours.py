@@ -172,7 +172,9 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Array, Array]]]
 
     monkeypatch.setattr(FTRL, "step", record)
     # A row of NaN counts as zero; here that is let through, as in a stream.
-    monkeypatch.setattr("dpftrl_fast.linear_model._base.refuse_bad_rows", lambda rows: None)
+    monkeypatch.setattr(
+        "dpftrl_fast.linear_model.sources.memory.refuse_bad_rows", lambda rows: None
+    )
     yield seen
 
 

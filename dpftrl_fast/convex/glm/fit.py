@@ -105,6 +105,8 @@ class GLMRun:
             objective.size, seed=noise_seed, dtype="float64", threads=self.threads
         )
         self._noise_out = np.empty(objective.size)
+        self._shape = objective.shape
+        self._seen = np.zeros(1, np.int64)
         self._guard: Guard | None = None
         self._broken = False
         self._turn = threading.RLock()
@@ -155,8 +157,18 @@ class GLMRun:
             Nothing has changed then.
         """
         with self._turn:
-            total = clipped_sum(self.objective, self.theta, batch, threads=self.threads)
-            self.advance(total, batch.ids)
+            theta = self._ftrl.theta.reshape(self._shape)
+            total = clipped_sum(self.objective, theta, batch, threads=self.threads, seen=self._seen)
+            self._advance(total, batch.ids)
+
+    def met_bad_row(self) -> bool:
+        """Return whether a dense row since the last call may not be finite: secret.
+
+        For a check of all values before anything is released.
+        """
+        found = bool(self._seen[0])
+        self._seen[0] = 0
+        return found
 
     sums_follow_model = True
 
@@ -178,23 +190,27 @@ class GLMRun:
             After an interrupted step, when noise and sums may be a step apart.
         """
         with self._turn:
-            if self._broken:
-                raise RuntimeError("a step of this run was interrupted; it cannot continue")
-            if gradient_sum.dtype != np.float64 or gradient_sum.shape != self.objective.shape:
+            if gradient_sum.dtype != np.float64 or gradient_sum.shape != self._shape:
                 raise ValueError(
-                    f"gradient_sum must be float64 of shape {self.objective.shape}, got "
+                    f"gradient_sum must be float64 of shape {self._shape}, got "
                     f"{gradient_sum.dtype} of shape {gradient_sum.shape}"
                 )
-            if self.steps_taken == self.plan.steps:
-                raise ValueError(
-                    f"all {self.plan.steps} declared steps are taken, and the epsilon covers no "
-                    "further step"
-                )
+            self._advance(gradient_sum, ids)
+
+    def _advance(self, gradient_sum: FloatArray, ids: ArrayLike | None) -> None:
+        if self._broken:
+            raise RuntimeError("a step of this run was interrupted; it cannot continue")
+        if self._ftrl.t == self.plan.steps:
+            raise ValueError(
+                f"all {self.plan.steps} declared steps are taken, and the epsilon covers no "
+                "further step"
+            )
+        if self._guard is not None or ids is not None:
             self._admit(ids)
-            self._broken = True  # until the step is whole
-            noise = self._noise.step(out=self._noise_out)
-            self._ftrl.step(gradient_sum.reshape(-1), noise)
-            self._broken = False
+        self._broken = True  # until the step is whole
+        noise = self._noise.step(out=self._noise_out)
+        self._ftrl.step(gradient_sum.reshape(-1), noise)
+        self._broken = False
 
     def _admit(self, ids: ArrayLike | None) -> None:
         """Let the plan's guard check the participants, in every step or in none."""

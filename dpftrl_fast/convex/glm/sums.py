@@ -84,12 +84,17 @@ class Objective:
 
 
 def clipped_sum(
-    objective: Objective, theta: FloatArray, batch: Batch, *, threads: int = 1
+    objective: Objective,
+    theta: FloatArray,
+    batch: Batch,
+    *,
+    threads: int = 1,
+    seen: NDArray[np.int64] | None = None,
 ) -> FloatArray:
     """Return the sum of the clipped gradients of a batch, of rows or of users, like theta.
 
-    See `dpftrl_fast.kernels.clipped_sum`. The result has no noise: it is secret. It is the same for
-    any number of threads, and in any process on the same kind of processor.
+    See `dpftrl_fast.kernels.clipped_sum`. The result has no noise: it is secret, as `seen` is. It
+    is the same for any number of threads, and in any process on the same kind of processor.
 
     Examples
     --------
@@ -112,6 +117,7 @@ def clipped_sum(
         constant=objective.constant,
         users=batch.starts,
         weights=batch.weights,
+        seen=seen,
         threads=threads,
     )
 

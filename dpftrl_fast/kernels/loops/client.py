@@ -116,8 +116,9 @@ def _scale(
 ) -> None:
     for k in range(addresses.size):
         values = carray(pointer(addresses[k], like), (sizes[k],))
-        for i in range(sizes[k]):
-            out[starts[k] + i] = np.float64(values[i]) * factor
+        start = np.uint64(starts[k])  # no index is negative: LLVM makes vectors
+        for i in range(np.uint64(sizes[k])):
+            out[start + i] = np.float64(values[i]) * factor
 
 
 @functools.cache

@@ -30,12 +30,14 @@ from dpftrl_fast.kernels.jit import helper
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slope
 
+_U = np.uint64
+
 
 @helper
 def is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
     """Return whether columns ascend, none twice, within [0, p)."""
     previous = -1
-    for k in range(begin, end):
+    for k in range(_U(begin), _U(end)):
         c = int(indices[k])
         if c <= previous:
             return False
@@ -169,9 +171,9 @@ def clipped_sum(
             if is_canonical(indices, begin, end, p):
                 dot = 0.0
                 row_square = 0.0
-                for k in range(begin, end):
+                for k in range(_U(begin), _U(end)):
                     v = np.float64(data[k])
-                    dot += v * theta[indices[k]]
+                    dot += v * theta[_U(indices[k])]
                     row_square += v * v
                 s = row_scale(row_square, row_bound)
                 square = scaled_square(row_square, row_bound) + constant_square
@@ -180,8 +182,8 @@ def clipped_sum(
                     f = clip_factor(g, square, limit)
                     if f != 0.0:
                         fs = f * s
-                        for k in range(begin, end):
-                            total[indices[k]] += fs * data[k]
+                        for k in range(_U(begin), _U(end)):
+                            total[_U(indices[k])] += fs * data[k]
                         if has_constant:
                             total[p] += f * constant
                     continue

@@ -38,7 +38,7 @@ from dpftrl_fast.kernels.clipping import (
     scaled_square,
     weight_of,
 )
-from dpftrl_fast.kernels.jit import helper
+from dpftrl_fast.kernels.jit import helper, wide_vectors
 from dpftrl_fast.kernels.losses import slope
 from dpftrl_fast.rounding import PLAIN_SUMMANDS
 
@@ -69,6 +69,7 @@ def _add_extreme_row(
     loss_param: float,
     row_bound: float,
     constant: float,
+    seen: Array,
     total: Array,
 ) -> None:
     """Add the clipped gradient of a row whose squared norm is out of range, zero or not finite."""
@@ -77,6 +78,7 @@ def _add_extreme_row(
     for j in range(p):
         size = abs(np.float64(X[i, j]))
         if not size <= LARGEST_SQUARE:
+            seen[0] = 1
             return
         largest = max(largest, size)
     if largest == 0.0 and constant == 0.0:
@@ -125,9 +127,11 @@ def _clipped_sum(
     loss_param: float,
     row_bound: float,
     constant: float,
+    seen: Array,
     total: Array,
     out: Array,
 ) -> None:
+    wide_vectors()
     n = X.shape[0]
     p = X.shape[1]
     has_constant = constant != 0.0
@@ -165,7 +169,18 @@ def _clipped_sum(
                 ca = f * constant
             else:
                 _add_extreme_row(
-                    X, a, y, weights, theta, limit, loss, loss_param, row_bound, constant, total
+                    X,
+                    a,
+                    y,
+                    weights,
+                    theta,
+                    limit,
+                    loss,
+                    loss_param,
+                    row_bound,
+                    constant,
+                    seen,
+                    total,
                 )
             fb = 0.0
             cb = 0.0
@@ -180,7 +195,18 @@ def _clipped_sum(
                     cb = f * constant
                 else:
                     _add_extreme_row(
-                        X, b, y, weights, theta, limit, loss, loss_param, row_bound, constant, total
+                        X,
+                        b,
+                        y,
+                        weights,
+                        theta,
+                        limit,
+                        loss,
+                        loss_param,
+                        row_bound,
+                        constant,
+                        seen,
+                        total,
                     )
             if has_constant:
                 total[p] += ca + cb
@@ -207,19 +233,25 @@ def clipped_sum(
     loss_param: float,
     row_bound: float,
     constant: float,
+    seen: Array,
     out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(w l'(<x, theta>, y) x), x with its constant entry."""
+    """Set out to the sum over rows of clip(w l'(<x, theta>, y) x), x with its constant entry.
+
+    seen[0] becomes 1 if a row is not finite.
+    """
+    wide_vectors()
     aligned_theta, total = _aligned_pair(theta.size)
     for j in range(theta.size):  # a slice brings Numba's message of unlike shapes: slow to compile
         aligned_theta[j] = theta[j]
     _clipped_sum(
-        X, y, weights, aligned_theta, limit, loss, loss_param, row_bound, constant, total, out
+        X, y, weights, aligned_theta, limit, loss, loss_param, row_bound, constant, seen, total, out
     )
 
 
 def predictions(X: Array, theta: Array, out: Array) -> None:
     """Set out[i] to <X[i], theta>."""
+    wide_vectors()
     for i in range(X.shape[0]):
         dot = 0.0
         for j in range(X.shape[1]):

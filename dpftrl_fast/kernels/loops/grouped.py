@@ -17,6 +17,7 @@ import math
 import numpy as np
 
 from dpftrl_fast._validate import Array
+from dpftrl_fast.kernels.jit import wide_vectors
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.loops.multinomial import csr_outputs, read_row, scale_values, weigh
@@ -34,9 +35,14 @@ def clipped_sum(
     loss_param: float,
     row_bound: float,
     constant: float,
+    seen: Array,
     out: Array,
 ) -> None:
-    """Set out to the sum over users of clip(sum over their rows of slopes x^T)."""
+    """Set out to the sum over users of clip(sum over their rows of slopes x^T).
+
+    seen[0] becomes 1 if the squared norm of a row is not finite.
+    """
+    wide_vectors()
     outputs, width = theta.shape
     users = starts.size - 1
     row = np.zeros((1, width))
@@ -54,6 +60,7 @@ def clipped_sum(
             own[:] = 0.0
             for i in range(begin, end):
                 if not math.isfinite(read_row(X, i, row_bound, constant, row, 0)):
+                    seen[0] = 1
                     continue
                 for k in range(outputs):
                     dot = 0.0

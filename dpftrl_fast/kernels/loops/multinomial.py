@@ -6,9 +6,20 @@ are bounded here (|s| <= sqrt(2) for the softmax, sqrt(K) for hinges, times the 
 so that only rows whose squared norm overflows count as zero. `_LOST` covers squares that vanish: of
 slopes beside a large row, and of a row beside a large weight.
 
-Dense rows are taken four at a time and copied first, as float64, scaled into the row bound and with
-their constant entry: the K passes over theta and over the sum then convert nothing, and read each
-parameter once for four rows, which matters since theta and the sum do not fit into the L1 cache.
+Dense rows are taken four at a time, in passes over two outputs: six numbers that are loaded serve
+eight multiply-adds. Two outputs and four rows fit into the L1 cache, the sum in equal parts of at
+most `_PART` columns.
+
+- The outputs are dot products in the dtype of the rows: float32 for float32 rows. So an output, and
+  with it the gradient, has the accuracy of float32. The bound does not depend on it: the norm of a
+  contribution is that of the slopes used and of the row, both in float64. Outputs that float32
+  cannot hold are computed again in float64.
+- The sum is in float64, from a copy of the rows in float64. The copy has one base address and
+  constant strides: with several addresses LLVM makes no vectors, since it would have to compare too
+  many for overlap.
+
+Loops count in unsigned numbers: an index that may be negative is wrapped, which makes no vectors
+either.
 
 Sparse rows work on transposed parameters, of shape (p, K): an entry meets K consecutive numbers.
 They are copied too, so that the numbers added are those measured, also for a repeated column.
@@ -22,12 +33,18 @@ import numpy as np
 
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import row_scale, scaled_square, weight_of
-from dpftrl_fast.kernels.jit import helper
+from dpftrl_fast.kernels.jit import helper, wide_vectors
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slopes
 
-_BLOCK = 4
+_ROWS = 4
+_PART = 512
+_STRIDE = _PART + 8  # rows of a part that are 4 KiB apart would share sets of the L1 cache
+_BLOCK = _ROWS * _STRIDE
+_PIECE = 1024  # products of float32 that are added in float32
+_SMALLEST, _LARGEST = 2.0**-60, 2.0**60  # of the largest parameter, for products in float32
+_U = np.uint64
 # More than all squares of slopes or entries that underflow, and negligible beside one that matters.
 _LOST = 2.0**-1000
 
@@ -98,13 +115,99 @@ def csr_outputs(
         z[k] = 0.0
     for e in range(size):
         v = values[e]
-        c = columns[e]
+        c = _U(columns[e])
         for k in range(outputs):
             z[k] += v * theta[c, k]
     if constant != 0.0:
         last = theta.shape[0] - 1
         for k in range(outputs):
             z[k] += constant * theta[last, k]
+
+
+@helper
+def _copy_row(X: Array, i: int, size: int, rows: Array, at: int) -> float:
+    """Copy row i to `rows`, as row `at` of each part of `size` columns; return its squared norm.
+
+    A row whose squared norm is not finite becomes zeros.
+    """
+    wide_vectors()
+    p = X.shape[1]
+    square = 0.0
+    place = _U(at * _STRIDE)
+    for first in range(0, p, size):
+        for j in range(_U(min(size, p - first))):
+            v = np.float64(X[i, _U(first) + j])
+            rows[place + j] = v
+            square += v * v
+        place += _U(_BLOCK)
+    if not math.isfinite(square):
+        for start in range(at * _STRIDE, rows.size, _BLOCK):
+            rows[start : start + size] = 0.0
+    return square
+
+
+@helper
+def _add_outputs(X: Array, a: int, b: int, c: int, d: int, theta: Array, k: int, z: Array) -> None:
+    """Add the outputs k and k + 1 of rows a, b, c, d, with theta of their dtype, to z."""
+    wide_vectors()
+    for first in range(0, X.shape[1], _PIECE):
+        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = theta.dtype.type(0)
+        for j in range(_U(first), _U(min(first + _PIECE, X.shape[1]))):
+            s = theta[k, j]
+            t = theta[k + 1, j]
+            xa = X[a, j]
+            xb = X[b, j]
+            xc = X[c, j]
+            xd = X[d, j]
+            s0 += s * xa
+            s1 += s * xb
+            s2 += s * xc
+            s3 += s * xd
+            t0 += t * xa
+            t1 += t * xb
+            t2 += t * xc
+            t3 += t * xd
+        z[0, k] += s0
+        z[1, k] += s1
+        z[2, k] += s2
+        z[3, k] += s3
+        z[0, k + 1] += t0
+        z[1, k + 1] += t1
+        z[2, k + 1] += t2
+        z[3, k + 1] += t3
+
+
+@helper
+def _add_rows(
+    rows: Array, place: int, f: Array, k: int, first: int, count: int, total: Array
+) -> None:
+    """Add the part of the four rows at `place`, times factors, to total[k] and total[k + 1]."""
+    wide_vectors()
+    f0 = f[0, k]
+    f1 = f[1, k]
+    f2 = f[2, k]
+    f3 = f[3, k]
+    g0 = f[0, k + 1]
+    g1 = f[1, k + 1]
+    g2 = f[2, k + 1]
+    g3 = f[3, k + 1]
+    for j in range(_U(count)):
+        x0 = rows[_U(place) + j]
+        x1 = rows[_U(place + _STRIDE) + j]
+        x2 = rows[_U(place + 2 * _STRIDE) + j]
+        x3 = rows[_U(place + 3 * _STRIDE) + j]
+        total[k, _U(first) + j] += (f0 * x0 + f1 * x1) + (f2 * x2 + f3 * x3)
+        total[k + 1, _U(first) + j] += (g0 * x0 + g1 * x1) + (g2 * x2 + g3 * x3)
+
+
+@helper
+def _outputs(X: Array, i: int, theta: Array, z: Array) -> None:
+    """Set z to the outputs of row i in float64, without the constant."""
+    for k in range(z.size):
+        dot = 0.0
+        for j in range(X.shape[1]):
+            dot += theta[k, j] * np.float64(X[i, j])
+        z[k] = dot
 
 
 def clipped_sum(
@@ -117,62 +220,84 @@ def clipped_sum(
     loss_param: float,
     row_bound: float,
     constant: float,
+    seen: Array,
     out: Array,
 ) -> None:
-    """Set out to the sum over rows of clip(slopes x^T), of shape (outputs, columns)."""
-    outputs, width = theta.shape
-    n = X.shape[0]
-    rows = np.zeros((_BLOCK, width))
-    z = np.empty((_BLOCK, outputs))
+    """Set out to the sum over rows of clip(slopes x^T), of shape (outputs, columns).
+
+    seen[0] becomes 1 if the squared norm of a row is not finite.
+    """
+    wide_vectors()
+    n, p = X.shape
+    outputs = theta.shape[0]
+    even = outputs + outputs % 2  # an odd number of outputs gets one more, of zeros
+    parts = max(1, -(-p // _PART))
+    size = -(-p // (8 * parts)) * 8
+    # Parameters in the dtype of the rows, and whether their products are accurate.
+    own = np.zeros((even, p), X.dtype)
+    largest = 0.0
+    for k in range(outputs):
+        for j in range(p):
+            own[k, j] = theta[k, j]
+            largest = max(largest, abs(theta[k, j]))
+    usable = largest == 0.0 or _SMALLEST <= largest <= _LARGEST
+    rows = np.zeros(parts * _BLOCK)
+    z = np.zeros((_ROWS, even))
     row_z = np.empty(outputs)
-    squares = np.empty(_BLOCK)
-    total = np.empty((outputs, width))
+    squares = np.empty(_ROWS)
+    total = np.empty((even, p))
+    constants = np.empty(outputs)  # the sum's constant column
     out[:] = 0.0
     for start in range(0, n, CHUNK):
         stop = min(start + CHUNK, n)
         total[:] = 0.0
-        for i in range(start, stop, _BLOCK):
-            count = min(_BLOCK, stop - i)
+        constants[:] = 0.0
+        for i in range(start, stop, _ROWS):
+            count = min(_ROWS, stop - i)
             for r in range(count):
-                squares[r] = read_row(X, i + r, row_bound, constant, rows, r)
-            for r in range(count, _BLOCK):
-                for j in range(width):
-                    rows[r, j] = 0.0
-            for k in range(outputs):
-                d0 = d1 = d2 = d3 = 0.0
-                for j in range(width):
-                    t = theta[k, j]
-                    d0 += t * rows[0, j]
-                    d1 += t * rows[1, j]
-                    d2 += t * rows[2, j]
-                    d3 += t * rows[3, j]
-                z[0, k] = d0
-                z[1, k] = d1
-                z[2, k] = d2
-                z[3, k] = d3
-            for r in range(_BLOCK):
-                f = 0.0
-                if r < count:
-                    for k in range(outputs):
-                        row_z[k] = z[r, k]
-                    square = slopes(loss, loss_param, row_z, np.float64(y[i + r]))
-                    square = weigh(weights, i + r, row_z, square) + _LOST
-                    norm = math.sqrt(square) * math.sqrt(squares[r] + _LOST)
-                    f = min(1.0, limit / norm) if math.isfinite(norm) else 0.0
+                squares[r] = _copy_row(X, i + r, size, rows, r)
+            z[:] = 0.0
+            b = min(i + 1, stop - 1)  # past the last row it stands in for others
+            c = min(i + 2, stop - 1)
+            d = min(i + 3, stop - 1)
+            for k in range(0, even, 2):
+                _add_outputs(X, i, b, c, d, own, k, z)
+            for r in range(count):
+                s = row_scale(squares[r], row_bound)
+                in_range = usable
                 for k in range(outputs):
-                    z[r, k] = f * row_z[k] if f > 0.0 else 0.0
-            for k in range(outputs):
-                f0 = z[0, k]
-                f1 = z[1, k]
-                f2 = z[2, k]
-                f3 = z[3, k]
-                for j in range(width):
-                    total[k, j] += (f0 * rows[0, j] + f1 * rows[1, j]) + (
-                        f2 * rows[2, j] + f3 * rows[3, j]
-                    )
+                    row_z[k] = z[r, k]
+                    in_range = in_range and math.isfinite(row_z[k])
+                if not in_range:
+                    _outputs(X, i + r, theta, row_z)
+                for k in range(outputs):
+                    row_z[k] *= s
+                    if constant != 0.0:
+                        row_z[k] += constant * theta[k, p]
+                square = slopes(loss, loss_param, row_z, np.float64(y[i + r]))
+                square = weigh(weights, i + r, row_z, square) + _LOST
+                row_square = scaled_square(squares[r], row_bound) + constant * constant
+                norm = math.sqrt(square) * math.sqrt(row_square + _LOST)
+                # A row beyond the range counts as zero, also where a bound would scale it.
+                counts = math.isfinite(norm) and math.isfinite(squares[r])
+                if not math.isfinite(squares[r]):
+                    seen[0] = 1
+                f = min(1.0, limit / norm) if counts else 0.0
+                for k in range(outputs):
+                    z[r, k] = f * s * row_z[k] if f > 0.0 else 0.0
+                    if constant != 0.0 and f > 0.0:
+                        constants[k] += f * constant * row_z[k]
+            for r in range(count, _ROWS):
+                z[r] = 0.0
+            for part in range(parts):
+                first = part * size
+                for k in range(0, even, 2):
+                    _add_rows(rows, part * _BLOCK, z, k, first, min(size, p - first), total)
         for k in range(outputs):
-            for j in range(width):
+            for j in range(p):
                 out[k, j] += total[k, j]
+            if constant != 0.0:
+                out[k, p] += constants[k]
 
 
 def clipped_sum_csr(
@@ -220,7 +345,7 @@ def clipped_sum_csr(
             f = min(1.0, limit / norm)
             for e in range(size):
                 v = f * values[e]
-                c = columns[e]
+                c = _U(columns[e])
                 for k in range(outputs):
                     total[c, k] += v * z[k]
             if constant != 0.0:

@@ -13,6 +13,8 @@ column, if there is one, is appended. A row with a number that is not finite, in
 is zero, constant column included, and keeps its slot. So is a row whose root, the square root of
 its weight, is not above zero.
 
+Places are unsigned numbers: one that may be negative is wrapped, and LLVM makes no vectors of it.
+
 Sparse rows first make the product of their batch in a triangle of zeros and then move the entries
 that they touch into the sum, so that a batch is one addition there, as it is for dense rows.
 """
@@ -20,6 +22,7 @@ that they touch into the sum, so that a batch is one addition there, as it is fo
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 
@@ -31,6 +34,9 @@ from dpftrl_fast.kernels.loops.csr import is_canonical, is_in_range
 
 # Not below 2^-1/2: the noise off the diagonal is at least what is accounted for.
 OFF_DIAGONAL = 0.7071067811865476
+
+Unsigned: TypeAlias = np.uint64
+_U = Unsigned
 
 
 @helper
@@ -105,25 +111,26 @@ def scale_rows(
             factor, exponent = _scale(X, i, limit)
         own = root * math.ldexp(factor, -exponent) if whole else root
         for start in range(0, p, width):
-            stop = min(start + width, p)
-            at = n * start + i * (stop - start) - start
-            end = min(stop, filled)
+            count = min(width, p - start)
+            given = min(count, filled - start)
+            at = _U(n * start + i * count)
             if factor == 0.0:
-                for j in range(start, stop):
+                for j in range(_U(count)):
                     panels[at + j] = 0.0
                 continue
             if exponent == 0:
-                for j in range(start, end):
-                    panels[at + j] = (factor * root) * X[i, j]
+                for j in range(_U(given)):
+                    panels[at + j] = (factor * root) * X[i, _U(start) + j]
             else:
-                for j in range(start, end):
-                    panels[at + j] = (factor * root) * math.ldexp(np.float64(X[i, j]), -exponent)
-            if end < stop:
-                panels[at + end] = constant * own
+                for j in range(_U(given)):
+                    v = math.ldexp(np.float64(X[i, _U(start) + j]), -exponent)
+                    panels[at + j] = (factor * root) * v
+            if given < count:
+                panels[at + _U(given)] = constant * own
             for k in range(y.shape[1]):
                 target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
-                for j in range(start, stop):
-                    bias[k, j] += target * panels[at + j]
+                for j in range(_U(count)):
+                    bias[k, _U(start) + j] += target * panels[at + j]
         if square > 0.0 and factor > 0.0:
             _add_squares(y, i, y_bound, own, square, p, bias)
 
@@ -138,22 +145,26 @@ def _add_squares(
         bias[k, p] += square * (target * target)
 
 
+@helper
+def _add(x: float, at: Unsigned, total: Array, low: Array) -> None:
+    total[at], error = two_sum(total[at], x)
+    low[at] += error
+
+
 def add_square(block: Array, first: int, p: int, total: Array, low: Array) -> None:
     """Add the upper triangle of a block whose rows and columns begin at `first`."""
     for a in range(block.shape[0]):
-        at = _row_start(first + a, p) + first
-        for b in range(a, block.shape[1]):
-            total[at + b], error = two_sum(total[at + b], block[a, b])
-            low[at + b] += error
+        at = _U(_row_start(first + a, p) + first)
+        for b in range(_U(a), _U(block.shape[1])):
+            _add(block[a, b], at + b, total, low)
 
 
 def add_rectangle(block: Array, row: int, column: int, p: int, total: Array, low: Array) -> None:
     """Add a block above the diagonal, whose first entry belongs to (row, column)."""
     for a in range(block.shape[0]):
-        at = _row_start(row + a, p) + column
-        for b in range(block.shape[1]):
-            total[at + b], error = two_sum(total[at + b], block[a, b])
-            low[at + b] += error
+        at = _U(_row_start(row + a, p) + column)
+        for b in range(_U(block.shape[1])):
+            _add(block[a, b], at + b, total, low)
 
 
 def add_packed(packed: Array, total: Array, low: Array) -> None:
@@ -327,23 +338,24 @@ def add_noise(total: Array, low: Array, p: int, grid: float, noise: Array) -> No
 
     The arithmetic is that of `dpftrl_fast.rounding.noisy_sum`.
     """
-    at = 0
+    at = _U(0)
     for i in range(p):
         noisy = total[at] + (low[at] + np.float64(noise[at]))
         noise[at] = on_grid(noisy, grid, 0.5)
-        at += 1
-        for k in range(at, at + p - 1 - i):
+        at += _U(1)
+        end = at + _U(p - 1 - i)
+        for k in range(at, end):
             noisy = total[k] + (low[k] + OFF_DIAGONAL * np.float64(noise[k]))
             noise[k] = on_grid(noisy, grid, 0.5)
-        at += p - 1 - i
+        at = end
 
 
 def unpack(packed: Array, ridge: float, out: Array) -> None:
     """Write row i of the triangle to out[i, i:], and add `ridge` to the diagonal."""
     p = out.shape[0]
     for i in range(p):
-        at = _row_start(i, p)
-        for j in range(i, p):
+        at = _U(_row_start(i, p))
+        for j in range(_U(i), _U(p)):
             out[i, j] = packed[at + j]
         out[i, i] += ridge
 
@@ -354,10 +366,10 @@ def product(packed: Array, ridge: float, v: Array, out: Array) -> None:
     for i in range(p):
         out[i] = ridge * v[i]
     for i in range(p):
-        at = _row_start(i, p)
+        at = _U(_row_start(i, p))
         own = v[i]
-        dot = np.float64(packed[at + i]) * own
-        for j in range(i + 1, p):
+        dot = np.float64(packed[at + _U(i)]) * own
+        for j in range(_U(i + 1), _U(p)):
             w = np.float64(packed[at + j])
             dot += w * v[j]
             out[j] += w * own

@@ -115,6 +115,11 @@ class Spending:
                 "private"
             )
 
+    @property
+    def is_charged(self) -> bool:
+        """Whether there is a budget."""
+        return bool(self._budgets)
+
     def look_ahead(self, parameters: Mapping[str, Any], units: int | None) -> None:
         """Refuse a fit of so many rows (users) that does not fit into the budgets now."""
         if not self._budgets or units is None:

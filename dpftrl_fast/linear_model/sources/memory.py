@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a fit: in memory, checked once before the first step, or opened as another source.
+"""Rows of a fit: in memory, with all values checked, or opened as another source.
 
-An in-memory fit checks all values before its first step and names a bad row. Rows of a stream are
-checked for shape and dtype only, since a refusal between two releases would reveal values.
+An in-memory fit checks all values before it releases anything, and names a bad row: before the
+first step, or in the steps themselves, which read the values anyway. Rows of a stream are checked
+for shape and dtype only, since a refusal between two releases would reveal values.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class MemoryRows(RowSource):
         self, X: Rows, y: Any, groups: Any = None, weights: NDArray[np.float64] | None = None
     ) -> None:
         self.X, self.y = X, y
+        self._unchecked = False
         self._weights = weights
         self.n_features = int(X.shape[1])
         self.units = self.rows = len(X)
@@ -68,6 +70,16 @@ class MemoryRows(RowSource):
             self._rows = np.argsort(numbers, kind="stable")
             self._bounds = np.concatenate([[0], np.cumsum(np.bincount(numbers))])
             self.units = self._bounds.size - 1
+
+    def refuse_bad_rows(self, *, in_steps: bool) -> None:
+        """Refuse rows with NaN or infinity, now or `in_steps`: in `feed`, when a step meets one.
+
+        In steps only with an engine that tells of them (`met_bad_row`), and if nobody is told of a
+        step before the last.
+        """
+        self._unchecked = in_steps
+        if not in_steps:
+            refuse_bad_rows(self.X)
 
     def with_weights(self, weights: NDArray[np.float64]) -> MemoryRows:
         """Return the same rows with weights."""
@@ -99,6 +111,8 @@ class MemoryRows(RowSource):
         targets = encode(self.y)
         for units in order:
             run.step(self.batch(units, targets))
+            if self._unchecked and run.met_bad_row():  # type: ignore[attr-defined]
+                refuse_bad_rows(self.X)
             progress()
 
 
@@ -201,7 +215,7 @@ def refuse_bad_weights(weights: NDArray[np.float64]) -> None:
 
 
 def refuse_bad_rows(X: Rows) -> None:
-    """Refuse rows with NaN or infinity, naming the first; for use before the first step only."""
+    """Refuse rows with NaN or infinity, naming the first; for use before a release only."""
     values = X.data if isinstance(X, SparseRows) else X.reshape(-1)
     place = first_bad(values)
     if place is None:
