@@ -122,6 +122,19 @@ def test_bounds_of_rows_and_a_constant(loss, sparse):
 
 
 @both
+@pytest.mark.parametrize("bound", [None, 1.5])
+def test_a_row_whose_square_overflows_counts_as_zero(sparse, bound):
+    X, y, _ = batch(5, 6, 3, np.float64, seed=8, zeros=0.0)
+    theta = np.zeros((3, 7))
+    options = {"constant": 0.25, "row_bound": bound, "sparse": sparse}
+    X[2, 3] = 1e155
+    got = kernel(X, y, theta, 1e3, "multinomial", **options)
+    kept = np.arange(5) != 2
+    expected = kernel(X[kept], y[kept], theta, 1e3, "multinomial", **options)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@both
 @pytest.mark.parametrize("n", [CHUNK, CHUNK + 1, 3 * CHUNK + 5])
 def test_any_number_of_threads_gives_the_same_bits(n, sparse):
     X, y, theta = batch(n, 4, 3, np.float64)

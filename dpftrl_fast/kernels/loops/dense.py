@@ -7,8 +7,9 @@ rows, since the accumulator is then loaded and stored half as often, while two f
 entries, theta and the accumulator (24 KB) still leave room in 32 KB of L1 for the rows that the
 hardware prefetches; with four rows they do not, and the loop waits for memory. The first pass takes
 the rows one after another, not side by side: memory then sees one ascending stream. theta and the
-accumulator start on cache lines, otherwise every 64-byte load of them touches two, and at different
-offsets in a page: with equal ones they crowd the same sets of L1 (a third slower, measured).
+accumulator start on cache lines, otherwise every 64-byte load of them touches two, and at fixed
+offsets in a page, whatever memory the allocator returns. Rows without a bound, a constant and
+weights have a branch of their own: what lies between two passes delays the next rows from memory.
 
 All arithmetic is in float64: three multiply-adds an entry. On a core that does eight of them a
 cycle, that is 3/8 of a cycle an entry at best, whatever the speed of memory.
@@ -44,16 +45,15 @@ from dpftrl_fast.rounding import PLAIN_SUMMANDS
 
 CHUNK = PLAIN_SUMMANDS
 
-_LINE = 64 // 8  # float64 in a cache line
-_PAGE = 4096 // 8
+_PAGE = 4096 // 8  # float64 in a page
 
 
 @helper
 def _aligned_pair(size: int) -> tuple[Array, Array]:
-    """Return two empty float64 vectors that start on cache lines, 1 KiB apart modulo 4 KiB."""
+    """Return two empty float64 vectors, which begin 0 and 1 KiB after the begin of a page."""
     stride = -(-size // _PAGE) * _PAGE + _PAGE // 4
-    block = np.empty(stride + size + _LINE)
-    first = -(block.ctypes.data // 8) % _LINE
+    block = np.empty(stride + size + _PAGE)
+    first = -(block.ctypes.data // 8) % _PAGE
     return block[first : first + size], block[first + stride : first + stride + size]
 
 
@@ -137,6 +137,7 @@ def _clipped_sum(
     has_constant = constant != 0.0
     constant_square = constant * constant
     constant_dot = constant * theta[p] if has_constant else 0.0
+    plain = not (has_constant or row_bound < math.inf or weights.size > 0)
     out[:] = 0.0
     for start in range(0, n, CHUNK):
         stop = min(start + CHUNK, n)
@@ -161,7 +162,9 @@ def _clipped_sum(
             ca = 0.0
             s = row_scale(square_a, row_bound)
             square = scaled_square(square_a, row_bound) + constant_square
-            if square_a <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
+            if plain and SMALLEST_SQUARE <= square_a <= LARGEST_SQUARE:
+                fa = clip_factor(slope(loss, loss_param, dot_a, np.float64(y[a])), square_a, limit)
+            elif square_a <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
                 g = slope(loss, loss_param, s * dot_a + constant_dot, np.float64(y[a]))
                 g *= weight_of(weights, a)
                 f = clip_factor(g, square, limit)
@@ -187,7 +190,11 @@ def _clipped_sum(
             if b != a:
                 s = row_scale(square_b, row_bound)
                 square = scaled_square(square_b, row_bound) + constant_square
-                if square_b <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
+                if plain and SMALLEST_SQUARE <= square_b <= LARGEST_SQUARE:
+                    fb = clip_factor(
+                        slope(loss, loss_param, dot_b, np.float64(y[b])), square_b, limit
+                    )
+                elif square_b <= LARGEST_SQUARE and SMALLEST_SQUARE <= square <= LARGEST_SQUARE:
                     g = slope(loss, loss_param, s * dot_b + constant_dot, np.float64(y[b]))
                     g *= weight_of(weights, b)
                     f = clip_factor(g, square, limit)
