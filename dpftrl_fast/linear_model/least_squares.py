@@ -23,7 +23,6 @@ from dpftrl_fast.linear_model._several_targets import (
     check_columns,
     several_columns,
 )
-from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
 from dpftrl_fast.linear_model.sources.memory import MemoryRows
@@ -416,10 +415,10 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             penalty=parameters["alpha"] / parameters["sample_weight_bound"],
         )
 
-    def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
+    def _declared(self, parameters: dict[str, Any]) -> dict[str, Any]:
         if parameters["solve_every"] is None:
             parameters["solve_every"] = 1  # each call releases a model
-        return super()._new_stream(parameters, classes)
+        return super()._declared(parameters)
 
     def _further_attributes(
         self,
