@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,13 +16,14 @@ import numpy as np
 import pytest
 import stream_kills
 from estimator_cases import first_of, learned, make, rows
-from kept_cases import assert_same, every, feed, interrupt, interrupted, kill
+from kept_cases import assert_same, every, feed, interrupted, kill
 from processes import child
 
 from dpftrl_fast import PrivacyBudget
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
 from dpftrl_fast.linear_model._stream_journal import StreamJournal
-from dpftrl_fast.run import BudgetExceeded, Diverged
+from dpftrl_fast.run import BudgetExceeded, Diverged, RunJournal
+from dpftrl_fast.run.step_log import StepLog
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpftrl_fast.convex.glm.outlook.LearningWarning")
 
@@ -122,28 +124,83 @@ def test_the_key_on_disk_is_that_of_the_steps(tmp_path: Path, cls: Any) -> None:
 
 
 @every
-@pytest.mark.parametrize("place", ["before_release", "write_ahead"])
+@pytest.mark.parametrize("place", ["before_release", "write_ahead", "append"])
 def test_an_interrupted_first_call_is_not_begun_again_with_another_key(
     tmp_path: Path, cls: Any, place: str
 ) -> None:
     X, y = rows(cls)
     model, first = make(cls, horizon=60), first_of(cls)
     stream = model.keep_stream(tmp_path / "stream")
-    write_ahead = StreamJournal.write_ahead
+    owner: Any = StepLog if place == "append" else StreamJournal
+    done = getattr(owner, place)
 
-    def late(self: StreamJournal, *given: Any) -> None:
-        write_ahead(self, *given)
+    def late(*given: Any, **named: Any) -> None:
+        done(*given, **named)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(StreamJournal, place, interrupt if place == "before_release" else late)
+        patch.setattr(owner, place, late)
         model.partial_fit(X[:10], y[:10], **first)
+    assert not hasattr(model, "coef_")
     for part in (slice(10), slice(10, 20)):
         with pytest.raises(RuntimeError, match="step 1 of this stream was interrupted"):
             model.partial_fit(X[part], y[part], **first)
     stream.close()
+    with model.keep_stream(tmp_path / "stream") as stream:
+        if stream.position == 0:
+            model.partial_fit(X[:10], y[:10], **first)
+        assert model.n_steps_ == 1 and stream.position == 10
+
+
+@every
+def test_a_call_that_was_interrupted_is_not_in_the_state_that_close_writes(
+    tmp_path: Path, cls: Any
+) -> None:
+    X, y = rows(cls)
+    model = make(cls, horizon=60, noise_seed=3)
+    write_ahead = RunJournal.write_ahead
+
+    def late(self: RunJournal, *given: Any) -> None:
+        write_ahead(self, *given)
+        raise KeyboardInterrupt
+
+    with model.keep_stream(tmp_path / "stream", checkpoint_every=100) as stream:
+        model.partial_fit(X[:10], y[:10], **first_of(cls))
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(RunJournal, "write_ahead", late)
+            model.partial_fit(X[10:20], y[10:20])
+    model = make(cls, horizon=60, noise_seed=3)
+    with model.keep_stream(tmp_path / "stream") as stream:
+        assert stream.position == 0
+        feed(model, X, y, 0, 10)
+    plain = make(cls, horizon=60, noise_seed=3)
+    feed(plain, X, y, 0)
+    assert_same(model, plain)
+
+
+@every
+def test_a_model_is_on_the_disk_before_it_is_released(
+    tmp_path: Path, cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = rows(cls)
+    publish, seen = cls._publish, []
+
+    def published(self: Any, parameters: Any, targets: Any, run: Any, *rest: Any) -> None:
+        folder = tmp_path / "then"
+        shutil.copytree(tmp_path / "stream", folder)
+        monkeypatch.setattr(cls, "_publish", publish)
+        other = make(cls, horizon=60, noise_seed=3)
+        with other.keep_stream(folder, allow_fork=True) as stream:
+            seen.append((run.steps_taken, other.n_steps_, stream.position))
+        monkeypatch.setattr(cls, "_publish", published)
+        shutil.rmtree(folder)
+        publish(self, parameters, targets, run, *rest)
+
+    monkeypatch.setattr(cls, "_publish", published)
+    model = make(cls, horizon=60, noise_seed=3)
     with model.keep_stream(tmp_path / "stream"):
-        assert model.partial_fit(X[:10], y[:10], **first).n_steps_ == 1
+        feed(model, X, y, 0, 20)
+    assert seen == [(2, 2, 20), (4, 4, 40), (6, 6, 60)]
 
 
 slow = pytest.mark.slow
