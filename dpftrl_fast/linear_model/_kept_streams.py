@@ -123,7 +123,7 @@ class KeptModel(StreamedModel):
     ) -> None:
         """Continue the stream of a state, and release its model."""
         check_version(state)
-        stream = self._new_stream(parameters, classes_in(state))
+        stream = self._new_stream(parameters, classes_in(state), journal)
         outputs, p, names = stream.targets.outputs, state["n_features"], state["feature_names"]
         stream.parameters = self._resolved(
             stream.parameters, stream.units, stream.units, p, outputs
@@ -132,7 +132,7 @@ class KeptModel(StreamedModel):
         check_plan(state, run.plan)
         run.load_state_dict(state["engine"])
         run.admission.write_ahead = journal.write_ahead
-        stream.journal, stream.begun, stream.features = journal, True, (p, names)
+        stream.begun, stream.features = True, (p, names)
         stream.taken, stream.released = state["taken"], run.steps_taken
         journal.name = state["name"]
         journal.moved(stream.taken, 0)

@@ -62,7 +62,7 @@ class StreamJournal:
         allow_fork: bool,
     ) -> None:
         self._every = positive_integer("checkpoint_every", checkpoint_every)
-        self._folder, self._turn = str(folder), turn
+        self._folder, self._turn, self._identity = str(folder), turn, dict(identity)
         self._journal = RunJournal(folder, identity, allow_fork=allow_fork)
         self._kept_at = self._journal.step
         self._released: tuple[int, Callable[[], Mapping[str, Any]]] | None = None
@@ -98,6 +98,15 @@ class StreamJournal:
             raise RuntimeError(
                 f"the folder of this stream, {self._folder!r}, was closed: call keep_stream again "
                 "to continue"
+            )
+
+    def refuse_others(self, identity: Mapping[str, Any]) -> None:
+        """Refuse parameters that were changed since the folder was opened."""
+        changed = sorted(name for name in identity if identity[name] != self._identity.get(name))
+        if changed:
+            raise ValueError(
+                f"the parameters must be those with which keep_stream was called, got another "
+                f"{', '.join(changed)}"
             )
 
     def refuse_interrupted(self, step: int) -> None:

@@ -24,7 +24,8 @@ from dpftrl_fast.linear_model._stream import (
     stream_labels,
     turn_of,
 )
-from dpftrl_fast.linear_model._stream_state import features_of, state_of
+from dpftrl_fast.linear_model._stream_journal import StreamJournal
+from dpftrl_fast.linear_model._stream_state import features_of, identity_of, state_of
 from dpftrl_fast.linear_model.callers.budgets import (
     Spending,
 )
@@ -86,11 +87,13 @@ class StreamedModel(ReleasedModel):
             cannot continue. Nothing has changed then.
         RuntimeError
             After a call that was interrupted when its rows were in the sums: repeated, they would
-            count twice.
+            count twice. Also :class:`dpftrl_fast.run.Diverged` of a stream that `keep_stream` has
+            resumed: a step that was written ahead before came with other rows.
 
         Notes
         -----
-        Calls from several threads take turns. Pickles and copies have no held rows.
+        Calls from several threads take turns. Pickles and copies have no held rows. `keep_stream`
+        keeps a stream in a folder, from which a killed process continues.
         """
         with turn_of(self):
             self._partial_fit(*split_frame(X, y, groups), classes, sample_weight)
@@ -102,7 +105,8 @@ class StreamedModel(ReleasedModel):
         spending = Spending(self)
         if stream is None:
             refuse_another_start(self)
-            stream = self._new_stream(self._checked_parameters(), classes)
+            kept = vars(self).get(JOURNAL)
+            stream = self._new_stream(self._checked_parameters(), classes, kept)
             spending.look_ahead(stream.parameters, stream.units)
         stream.refuse_interrupted()
         refuse_objects("X", X)
@@ -241,12 +245,14 @@ class StreamedModel(ReleasedModel):
         check_summands("horizon", parameters["horizon"], steps)
         return parameters
 
-    def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
+    def _new_stream(
+        self, parameters: dict[str, Any], classes: Any, journal: StreamJournal | None = None
+    ) -> Stream:
+        if journal is not None:
+            journal.refuse_others(identity_of(self, parameters))
         parameters = self._declared(parameters)
         if classes is not None and parameters.get("classes") is None:
             parameters["classes"] = classes
         targets = self._targets(parameters, None)
         refuse_other_classes(targets, classes)
-        stream = Stream(None, parameters, targets, parameters["horizon"])
-        stream.journal = vars(self).get(JOURNAL)
-        return stream
+        return Stream(None, parameters, targets, parameters["horizon"], journal=journal)

@@ -177,7 +177,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     -----
     DP-FTRL for least squares, Kairouz et al. 2021 (arXiv 2103.00039). Memory grows with p^2: see
     docs/least_squares.md. Pickles and copies hold the model, never key and sums: they cannot
-    continue a stream.
+    continue a stream. The folder of `keep_stream` can.
 
     **Formal guarantee.** All models of one run together satisfy (``epsilon_``, ``delta_``) of
     ``plan_`` for two data sets that differ in one row (with groups: one user), whose x and y are

@@ -103,6 +103,18 @@ def test_other_parameters_are_refused(tmp_path: Path, name: str) -> None:
         make(DPFTRLRegressor, **{"horizon": 60, name: OTHER[name]}).keep_stream(tmp_path / "stream")
 
 
+@every
+def test_parameters_that_change_later_are_refused(tmp_path: Path, cls: Any) -> None:
+    X, y = rows(cls)
+    model = make(cls, horizon=60)
+    with model.keep_stream(tmp_path / "stream"):
+        model.set_params(epsilon=2.0, threads=1)
+        with pytest.raises(ValueError, match=r"with which keep_stream was called.* epsilon$"):
+            model.partial_fit(X[:10], y[:10], **first_of(cls))
+        model.set_params(epsilon=1.0)
+        assert model.partial_fit(X[:10], y[:10], **first_of(cls)).n_steps_ == 1
+
+
 def test_another_estimator_is_refused(tmp_path: Path) -> None:
     with make(DPFTRLRegressor, horizon=60).keep_stream(tmp_path / "stream"):
         pass

@@ -179,6 +179,30 @@ def test_a_call_that_was_interrupted_is_not_in_the_state_that_close_writes(
 
 
 @every
+def test_a_model_that_cannot_be_written_is_not_released(tmp_path: Path, cls: Any) -> None:
+    X, y = rows(cls)
+    model, first = make(cls, horizon=60, noise_seed=3), first_of(cls)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with model.keep_stream(tmp_path / "stream") as stream:
+        model.partial_fit(X[:10], y[:10], **first)
+        for name, refusal in (("write_ahead", OSError), ("checkpoint", OSError)):
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(refusal):
+                patch.setattr(RunJournal, name, full)
+                model.partial_fit(X[10:20], y[10:20])
+            assert model.n_steps_ == 1 and stream.position == 10
+        with pytest.raises(RuntimeError, match="step 2 of this stream was interrupted"):
+            model.partial_fit(X[10:20], y[10:20])
+    with model.keep_stream(tmp_path / "stream") as stream:
+        feed(model, X, y, stream.position, 10)
+    plain = make(cls, horizon=60, noise_seed=3)
+    feed(plain, X, y, 0)
+    assert_same(model, plain)
+
+
+@every
 def test_a_model_is_on_the_disk_before_it_is_released(
     tmp_path: Path, cls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
