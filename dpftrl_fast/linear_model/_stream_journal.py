@@ -135,12 +135,10 @@ class StreamJournal:
         except Diverged as error:
             raise Diverged(error.step, error.last, _ADVICE) from None
 
-    def before_release(
-        self, step: int, state: Callable[[], Mapping[str, Any]], *, last: bool
-    ) -> None:
-        """Write the state after a step if it is due, before the model of the step is released."""
+    def before_release(self, step: int, state: Callable[[], Mapping[str, Any]]) -> None:
+        """Write the state after a step before its model is released, or at `close` if not due."""
         self._released = step, state
-        if last or step >= self._kept_at + self._every:
+        if step >= self._kept_at + self._every:
             self._checkpoint()
 
     def _checkpoint(self) -> None:

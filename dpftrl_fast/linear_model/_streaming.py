@@ -175,9 +175,7 @@ class StreamedModel(ReleasedModel):
         run, targets, journal = stream.run, stream.targets, stream.journal
         further = self._further_attributes(stream.parameters, targets, run, None)
         if journal is not None and not resumed:
-            last = finished or run.steps_taken == run.plan.steps
-            state = partial(state_of, stream, finished=finished)
-            journal.before_release(run.steps_taken, state, last=last)
+            journal.before_release(run.steps_taken, partial(state_of, stream, finished=finished))
         if journal is not None and journal.forked:
             further = {**further, "epsilon_": math.inf}  # none can be stated
         self._publish(stream.parameters, targets, run, X, 1, further)
