@@ -134,8 +134,7 @@ class KeptModel(StreamedModel):
         run.admission.write_ahead = journal.write_ahead
         stream.begun, stream.features = True, (p, names)
         stream.taken, stream.released = state["taken"], run.steps_taken
-        journal.name = state["name"]
-        journal.moved(stream.taken, 0)
+        journal.resumed(state["name"], stream.taken)
         for name in [*vars(self)]:
             if name.endswith("_") and not name.startswith("_"):
                 delattr(self, name)  # from an earlier run

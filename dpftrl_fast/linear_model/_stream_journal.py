@@ -42,6 +42,8 @@ class StreamJournal:
     position : int
         Row of the stream (with groups: user) that the next call of `partial_fit` begins with. Held
         rows are not in the folder: after `close` or a crash, the position is that of the first one.
+        A resumed stream takes no call before its position was read: from the first row on, rows
+        would count twice.
     closed : bool
         Whether the folder was released: by `close`, or after the last step.
     forked : bool
@@ -67,12 +69,17 @@ class StreamJournal:
         self._kept_at = self._journal.step
         self._released: tuple[int, Callable[[], Mapping[str, Any]]] | None = None
         self._taken = self._held = 0
-        self._closed = False
+        self._closed, self._unread = False, False
         #: Name of the run, public; a resumed one has that of its state.
         self.name = secrets.token_hex(8)
 
     @property
     def position(self) -> int:
+        self._unread = False
+        return self._next_row
+
+    @property
+    def _next_row(self) -> int:
         return self._taken + (0 if self._closed else self._held)
 
     @property
@@ -92,12 +99,25 @@ class StreamJournal:
         """
         return self._journal.resume()
 
+    def resumed(self, name: str, taken: int) -> None:
+        """Set the name of the run, and the number of rows (users) in its steps, of a state."""
+        self.name, self._taken, self._unread = name, taken, taken > 0
+
     def refuse_closed(self) -> None:
         """Refuse a call of a stream whose folder was released."""
         if self._closed:
             raise RuntimeError(
                 f"the folder of this stream, {self._folder!r}, was closed: call keep_stream again "
                 "to continue"
+            )
+
+    def refuse_unread(self) -> None:
+        """Refuse rows of a resumed stream whose position was not read."""
+        if self._unread:
+            raise RuntimeError(
+                f"this stream was resumed: its next row is number {self._next_row}, and those "
+                "before are in its sums. Feed the rows from position on, an attribute of the "
+                "object that keep_stream returned, and read it first"
             )
 
     def refuse_others(self, identity: Mapping[str, Any]) -> None:
@@ -179,7 +199,7 @@ class StreamJournal:
     def __repr__(self) -> str:
         """Return the public facts only."""
         return (
-            f"StreamJournal({self._folder!r}, position={self.position}"
+            f"StreamJournal({self._folder!r}, position={self._next_row}"
             f"{', closed' * self._closed}{', forked: the guarantee is void' * self.forked})"
         )
 

@@ -109,6 +109,9 @@ class StreamedModel(ReleasedModel):
             stream = self._new_stream(self._checked_parameters(), classes, kept)
             spending.look_ahead(stream.parameters, stream.units)
         stream.refuse_interrupted()
+        journal = stream.journal
+        if journal is not None:
+            journal.refuse_unread()
         refuse_objects("X", X)
         if is_classifier(self):
             y = stream_labels(y, stream.targets)
@@ -124,7 +127,6 @@ class StreamedModel(ReleasedModel):
             refuse_objects("sample_weight", weights)
             weights = check_weights(weights, len(rows))
         weights = self._row_weights(stream.parameters, targets, y, weights)
-        journal = stream.journal
         stand_in = None if journal is None else partial(journal.stand_in, stream.released + 1)
         encoded = targets.encode(y)
         batches, held = stream.cut(stream_batch(rows, encoded, groups, weights, stand_in))

@@ -67,7 +67,7 @@ def test_a_copied_folder_is_refused_or_has_no_epsilon(tmp_path: Path, cls: Any) 
         fork.keep_stream(tmp_path / "copy")
     assert learned(fork) == set()
     with fork.keep_stream(tmp_path / "copy", allow_fork=True) as stream:
-        assert stream.forked and "forked" in repr(stream)
+        assert stream.forked and "forked" in repr(stream) and stream.position == 10
         assert_same(fork, model, but=("epsilon_",))
         for call in (lambda: None, lambda: fork.partial_fit(X[10:20], y[10:20])):
             call()
@@ -133,8 +133,8 @@ def test_what_models_do_not_depend_on_may_change(tmp_path: Path) -> None:
     ]
     for k, more in enumerate(others):
         model = new(**more)
-        with model.keep_stream(tmp_path / "stream"):
-            feed(model, X, y, 20 * k, 20, 20 * k + 1)
+        with model.keep_stream(tmp_path / "stream") as stream:
+            feed(model, X, y, stream.position, 20, 20 * k + 1)
     expected = new()
     feed(expected, X, y, 0)
     assert_same(model, expected)

@@ -125,7 +125,8 @@ def test_classes_of_all_kinds_are_in_the_folder(tmp_path: Path, kind: str, decla
     with model.keep_stream(tmp_path / "stream"):
         model.partial_fit(X[:20], y[:20], **first)
     model = new()
-    with model.keep_stream(tmp_path / "stream"):
+    with model.keep_stream(tmp_path / "stream") as stream:
+        assert stream.position == 20
         assert model.classes_.dtype == expected.classes_.dtype
         model.partial_fit(X[20:], y[20:])
     assert_same(model, expected)
@@ -204,6 +205,25 @@ def test_the_position_counts_rows_and_ends_with_the_stream(tmp_path: Path, cls: 
 
 
 @every
+def test_a_resumed_stream_takes_no_row_before_its_position_was_read(
+    tmp_path: Path, cls: Any
+) -> None:
+    """A program that begins with the first row again would count its rows twice."""
+    X, y = rows(cls)
+    first = first_of(cls)
+    for position in (0, 10):
+        model = make(cls, horizon=60)
+        with model.keep_stream(tmp_path / "stream") as stream:
+            assert f"position={position}" in repr(stream)
+            if position:
+                with pytest.raises(RuntimeError, match="its next row is number 10, and those"):
+                    model.partial_fit(X[:10], y[:10], **first)
+                assert stream.position == 10
+            model.partial_fit(X[position : position + 10], y[position : position + 10], **first)
+            assert model.n_steps_ == 1 + position // 10
+
+
+@every
 @pytest.mark.parametrize("held", [0, 4])
 def test_a_stream_that_was_finished_stays_so(tmp_path: Path, cls: Any, held: int) -> None:
     X, y = rows(cls)
@@ -214,6 +234,7 @@ def test_a_stream_that_was_finished_stays_so(tmp_path: Path, cls: Any, held: int
         model.partial_fit(X[:20], y[:20], **first_of(cls))
     model = make(cls, horizon=60, noise_seed=3)
     stream = model.keep_stream(tmp_path / "stream")
+    assert not held or stream.position == 20
     if held:
         model.partial_fit(X[20 : 20 + held], y[20 : 20 + held])
     model.finish()
