@@ -12,11 +12,12 @@ from typing import Any
 
 from sklearn.base import is_classifier
 
+from dpftrl_fast.linear_model._kept_streams import KeptModel
 from dpftrl_fast.linear_model._stream import (
     Stream,
     turn_of,
 )
-from dpftrl_fast.linear_model._streaming import StreamedModel, quiet
+from dpftrl_fast.linear_model._streaming import quiet
 from dpftrl_fast.linear_model._targets import Targets
 from dpftrl_fast.linear_model.callers.budgets import (
     Spending,
@@ -44,7 +45,7 @@ def store_parameters(estimator: Any, arguments: Mapping[str, Any]) -> None:
             setattr(estimator, name, value)
 
 
-class PrivateLinearModel(StreamedModel):
+class PrivateLinearModel(KeptModel):
     """Base of the private linear estimators."""
 
     @quiet

@@ -6,6 +6,7 @@ Learned attributes are set from released iterates only; the engine is never pick
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, cast
@@ -22,6 +23,7 @@ from dpftrl_fast.convex.setting_rules import check_settings
 from dpftrl_fast.convex.target_scaling import scaling_of
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model._stream import (
+    JOURNAL,
     TURN,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
@@ -116,7 +118,7 @@ class ReleasedModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         epochs: int,
         further: Mapping[str, Any],
     ) -> None:
-        learned: dict[str, Any] = dict(further)
+        learned: dict[str, Any] = {}
         constant = self._constant(parameters)
         iterates = {"last": run.last, "all": run.average, "tail": run.tail}
         for average, suffix in (("last", "last_"), ("all", "average_"), ("tail", "tail_")):
@@ -137,6 +139,7 @@ class ReleasedModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         }
         if isinstance(targets, ClassTargets):
             learned["classes_"] = targets.classes
+        learned |= further
         kept = {*learned, "n_features_in_", "feature_names_in_"}
         if isinstance(X, RowSource):
             learned["n_features_in_"] = X.n_features
@@ -154,6 +157,11 @@ class ReleasedModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def guarantee(self) -> Guarantee:
         """Guarantee of the fitted run, for `dpftrl_fast.accounting.compose`."""
         check_is_fitted(self)
+        if not self.epsilon_ < math.inf:
+            raise ValueError(
+                "no epsilon can be stated: the folder of this stream is a copy opened with "
+                "allow_fork, and another stream may have added the same noise to other sums"
+            )
         found: Guarantee = self.plan_.guarantee
         return found
 
@@ -244,7 +252,7 @@ class ReleasedModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def __getstate__(self) -> dict[str, Any]:
         """Return the model only: no engine, and no attribute that is not private."""
         state: dict[str, Any] = dict(super().__getstate__())
-        for name in ("_stream", TURN, "regret_", CARRIED):
+        for name in ("_stream", TURN, JOURNAL, "regret_", CARRIED):
             state.pop(name, None)
         carried = carried_on(self)
         return {**state, CARRIED: carried} if carried != Carried() else state

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import user_id
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows
+from dpftrl_fast.linear_model._stream_journal import StreamJournal
 from dpftrl_fast.linear_model._targets import ClassTargets, Targets
 from dpftrl_fast.linear_model.sources.frames import is_typed_frame
 from dpftrl_fast.linear_model.sources.labels import labels_of_users, numbers_in_order
@@ -21,8 +23,8 @@ from dpftrl_fast.linear_model.sources.memory import MemoryRows
 from dpftrl_fast.linear_model.sources.source import join
 from dpftrl_fast.tables.labels import as_labels, comes_from, kind_of
 
-#: Attribute of an estimator that holds its locks; not pickled nor copied.
-TURN = "_turn"
+#: Attributes of an estimator that hold its locks, and its folder; not pickled nor copied.
+TURN, JOURNAL = "_turn", "_journal"
 _MOST_PARTS = 64  # of held rows, before they are joined
 
 
@@ -32,7 +34,9 @@ class Stream:
 
     `units` is the horizon, in rows or users; `released` counts the steps whose model was released;
     `charged` are the privacy budgets that have the stream. `held` has the rows of the next batch,
-    which is not full yet: they are private, and no model depends on them.
+    which is not full yet: they are private, and no model depends on them. `taken` counts the rows
+    (users) in steps. A kept stream has a `journal`, knows its `features` (number and names of the
+    columns), and has `begun` once its key is on the disk.
     """
 
     run: Any
@@ -42,9 +46,21 @@ class Stream:
     released: int = 0
     charged: tuple[Any, ...] = ()
     held: tuple[Batch, ...] = ()
+    taken: int = 0
+    journal: StreamJournal | None = None
+    features: tuple[int, list[str] | None] | None = None
+    begun: bool = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of rows that are held."""
+        return sum(len(part.y) for part in self.held)
 
     def refuse_interrupted(self) -> None:
         """Refuse a call after one that took its step and released no model."""
+        if self.journal is not None:
+            self.journal.refuse_closed()
+            self.journal.refuse_interrupted(self.released)
         if self.run is not None and self.run.steps_taken != self.released:
             raise RuntimeError(
                 f"step {self.run.steps_taken} of this stream was interrupted, or is running in "
@@ -59,7 +75,7 @@ class Stream:
         theirs is one batch. Nothing changes here.
         """
         size, taken = self.parameters["batch_size"], self.released
-        waiting = sum(len(part.y) for part in self.held)
+        waiting = self.waiting
         if batch.starts is not None:
             self._refuse_other_size(batch, waiting)
             return [batch], ()
@@ -135,8 +151,8 @@ def refuse_another_start(model: Any) -> None:
     if model.n_steps_ < model.plan_.steps:
         raise ValueError(
             f"this stream stopped at step {model.n_steps_} of {model.plan_.steps} and cannot "
-            "continue: pickles and copies hold no key and no sums; clone the estimator for a new "
-            "run"
+            "continue: pickles and copies hold no key and no sums, a folder (keep_stream) does; "
+            "clone the estimator for a new run"
         )
     raise ValueError(
         f"all {model.plan_.steps} declared steps are taken: the epsilon covers no more; clone the "
@@ -162,11 +178,13 @@ def stream_batch(
     targets: NDArray[np.float64],
     groups: Any = None,
     weights: NDArray[np.float64] | None = None,
+    stand_in: Callable[[int], int] | None = None,
 ) -> Batch:
     """Return the rows of one call of a stream; a user has the same id in every step.
 
     Labels are private values, so that none is refused here: a row whose label is missing or stands
-    for no user is one of a user of its own, and counts as zero.
+    for no user is one of a user of its own, and counts as zero. `stand_in` gives the id of such a
+    user from the number of its row; without it, ids are random.
     """
     if groups is None:
         source = MemoryRows(X, targets, None, weights)
@@ -179,8 +197,14 @@ def stream_batch(
     source = MemoryRows(X, targets, numbers, weights)
     batch = source.batch(slice(0, source.units), source.y)
     _, first = np.unique(numbers_in_order(numbers), return_index=True)
-    ids = [secrets.randbits(63) if missing[row] else user_id(labels[row]) for row in first]
+    if stand_in is None:
+        stand_in = _random_id
+    ids = [stand_in(int(row)) if missing[row] else user_id(labels[row]) for row in first]
     return batch._replace(ids=np.array(ids, dtype=np.int64))
+
+
+def _random_id(row: int) -> int:
+    return secrets.randbits(63)
 
 
 def refuse_objects(name: str, value: Any) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from sklearn.utils.validation import validate_data
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._model import ReleasedModel
 from dpftrl_fast.linear_model._stream import (
+    JOURNAL,
     Stream,
     refuse_another_start,
     refuse_objects,
@@ -21,6 +24,8 @@ from dpftrl_fast.linear_model._stream import (
     stream_labels,
     turn_of,
 )
+from dpftrl_fast.linear_model._stream_journal import StreamJournal
+from dpftrl_fast.linear_model._stream_state import features_of, identity_of, state_of
 from dpftrl_fast.linear_model.callers.budgets import (
     Spending,
 )
@@ -82,11 +87,13 @@ class StreamedModel(ReleasedModel):
             cannot continue. Nothing has changed then.
         RuntimeError
             After a call that was interrupted when its rows were in the sums: repeated, they would
-            count twice.
+            count twice. Also :class:`dpftrl_fast.run.Diverged` of a stream that `keep_stream` has
+            resumed: a step that was written ahead before came with other rows.
 
         Notes
         -----
-        Calls from several threads take turns. Pickles and copies have no held rows.
+        Calls from several threads take turns. Pickles and copies have no held rows. `keep_stream`
+        keeps a stream in a folder, from which a killed process continues.
         """
         with turn_of(self):
             self._partial_fit(*split_frame(X, y, groups), classes, sample_weight)
@@ -98,9 +105,13 @@ class StreamedModel(ReleasedModel):
         spending = Spending(self)
         if stream is None:
             refuse_another_start(self)
-            stream = self._new_stream(self._checked_parameters(), classes)
+            kept = vars(self).get(JOURNAL)
+            stream = self._new_stream(self._checked_parameters(), classes, kept)
             spending.look_ahead(stream.parameters, stream.units)
         stream.refuse_interrupted()
+        journal = stream.journal
+        if journal is not None:
+            journal.refuse_unread()
         refuse_objects("X", X)
         if is_classifier(self):
             y = stream_labels(y, stream.targets)
@@ -116,31 +127,67 @@ class StreamedModel(ReleasedModel):
             refuse_objects("sample_weight", weights)
             weights = check_weights(weights, len(rows))
         weights = self._row_weights(stream.parameters, targets, y, weights)
-        batches, held = stream.cut(stream_batch(rows, targets.encode(y), groups, weights))
+        stand_in = None if journal is None else partial(journal.stand_in, stream.released + 1)
+        encoded = targets.encode(y)
+        batches, held = stream.cut(stream_batch(rows, encoded, groups, weights, stand_in))
         if first:
             p = int(rows.shape[1])
             stream.parameters = self._resolved(
                 stream.parameters, stream.units, stream.units, p, targets.outputs
             )
             stream.run = self._start(stream.parameters, stream.units, p, targets.outputs)
+            if journal is not None:
+                stream.features = features_of(X, p)
         self._advance(stream, batches, X if first else None, spending)
         stream.held, stream.released = held, stream.run.steps_taken
+        if journal is not None:
+            journal.moved(stream.taken, stream.waiting)
         if first:
             validate_data(self, X, reset=True, skip_check_array=True)
-        self._stream = None if stream.released == stream.run.plan.steps else stream
+        self._stream: Stream | None = stream
+        if stream.released == stream.run.plan.steps:
+            self._end(stream)
 
     def _advance(
-        self, stream: Stream, batches: Sequence[Batch], X: Any, spending: Spending
+        self,
+        stream: Stream,
+        batches: Sequence[Batch],
+        X: Any,
+        spending: Spending,
+        *,
+        finished: bool = False,
     ) -> None:
         """Take a step with each batch and release the model after the last."""
         if not batches:
             return
-        targets, run = stream.targets, stream.run
+        run, journal = stream.run, stream.journal
+        if journal is not None and not stream.begun:
+            journal.begin(state_of(stream, finished=False))  # the key, before anything has it
+            run.admission.write_ahead, stream.begun = journal.write_ahead, True
         spending.charge(stream.parameters, run.plan, stream.units, stream)
         for batch in batches:
             run.step(batch)
+            stream.taken += len(batch.y) if batch.starts is None else batch.starts.size - 1
+        self._release(stream, X, finished=finished)
+
+    def _release(
+        self, stream: Stream, X: Any, *, finished: bool = False, resumed: bool = False
+    ) -> None:
+        """Release the model of the steps so far; unless it is resumed, a folder has it before."""
+        run, targets, journal = stream.run, stream.targets, stream.journal
         further = self._further_attributes(stream.parameters, targets, run, None)
+        if journal is not None and not resumed:
+            journal.before_release(run.steps_taken, partial(state_of, stream, finished=finished))
+        if journal is not None and journal.forked:
+            further = {**further, "epsilon_": math.inf}  # none can be stated
         self._publish(stream.parameters, targets, run, X, 1, further)
+
+    def _end(self, stream: Stream) -> None:
+        """End a stream after its last step, and release its folder."""
+        self._stream = None
+        if stream.journal is not None:
+            stream.journal.moved(stream.taken, 0)
+            stream.journal.close()
 
     @quiet
     def finish(self) -> Any:
@@ -168,13 +215,16 @@ class StreamedModel(ReleasedModel):
                 refuse_another_start(self)
             if stream is not None:
                 stream.refuse_interrupted()
-                batches = [join(stream.held)] if stream.held else []
-                self._advance(stream, batches, None, Spending(self))
+                if stream.held:
+                    self._advance(stream, [join(stream.held)], None, Spending(self), finished=True)
+                elif stream.journal is not None and stream.released:
+                    self._release(stream, None, finished=True)
                 stream.held, stream.released = (), stream.run.steps_taken
-                self._stream = None
+                self._end(stream)
         return self
 
-    def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
+    def _declared(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a stream, which needs a horizon."""
         if parameters["horizon"] is None:
             raise ValueError(
                 "horizon must be given for partial_fit, got None: it declares the number of rows "
@@ -191,10 +241,18 @@ class StreamedModel(ReleasedModel):
                 "batch_size must be at most the horizon, got "
                 f"batch_size={parameters['batch_size']} for horizon={parameters['horizon']}"
             )
-        if classes is not None and parameters.get("classes") is None:
-            parameters["classes"] = classes
         steps = -(-parameters["horizon"] // parameters["batch_size"])
         check_summands("horizon", parameters["horizon"], steps)
+        return parameters
+
+    def _new_stream(
+        self, parameters: dict[str, Any], classes: Any, journal: StreamJournal | None = None
+    ) -> Stream:
+        if journal is not None:
+            journal.refuse_others(identity_of(self, parameters))
+        parameters = self._declared(parameters)
+        if classes is not None and parameters.get("classes") is None:
+            parameters["classes"] = classes
         targets = self._targets(parameters, None)
         refuse_other_classes(targets, classes)
-        return Stream(None, parameters, targets, parameters["horizon"])
+        return Stream(None, parameters, targets, parameters["horizon"], journal=journal)

@@ -23,7 +23,6 @@ from dpftrl_fast.linear_model._several_targets import (
     check_columns,
     several_columns,
 )
-from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import NumberTargets, Targets
 from dpftrl_fast.linear_model.inference import ConfidenceIntervals, Inference
 from dpftrl_fast.linear_model.sources.memory import MemoryRows
@@ -178,7 +177,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     -----
     DP-FTRL for least squares, Kairouz et al. 2021 (arXiv 2103.00039). Memory grows with p^2: see
     docs/least_squares.md. Pickles and copies hold the model, never key and sums: they cannot
-    continue a stream.
+    continue a stream. The folder of `keep_stream` can.
 
     **Formal guarantee.** All models of one run together satisfy (``epsilon_``, ``delta_``) of
     ``plan_`` for two data sets that differ in one row (with groups: one user), whose x and y are
@@ -416,10 +415,10 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             penalty=parameters["alpha"] / parameters["sample_weight_bound"],
         )
 
-    def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:
+    def _declared(self, parameters: dict[str, Any]) -> dict[str, Any]:
         if parameters["solve_every"] is None:
             parameters["solve_every"] = 1  # each call releases a model
-        return super()._new_stream(parameters, classes)
+        return super()._declared(parameters)
 
     def _further_attributes(
         self,

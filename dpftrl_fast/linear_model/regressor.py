@@ -140,7 +140,8 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     Notes
     -----
     DP-FTRL, Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1, with its momentum and restarts.
-    Pickles and copies hold the model, never key and sums: they cannot continue a stream.
+    Pickles and copies hold the model, never key and sums: they cannot continue a stream. The folder
+    of `keep_stream` can.
 
     **Formal guarantee.** All models of one run together satisfy (``epsilon_``, ``delta_``) of
     ``plan_`` for two data sets that differ in one row's (with ``groups=`` one user's) gradients

@@ -311,10 +311,11 @@ def check(budgets: Iterable[PrivacyBudget], run: Any) -> None:
         refuse_excess(budget._terms, budget._charges(), part)
 
 
-def charge(budgets: Sequence[PrivacyBudget], run: Any, *, label: str) -> None:
+def charge(budgets: Sequence[PrivacyBudget], run: Any, *, label: str, once: bool = False) -> None:
     """Charge a run to all of these budgets, each of them once, or to none of them.
 
-    It is on the disk when this returns.
+    It is on the disk when this returns. With `once` the label is that of one run only: a budget
+    that has a charge with it, which a process that was killed has made, is left as it is.
 
     Raises
     ------
@@ -327,6 +328,9 @@ def charge(budgets: Sequence[PrivacyBudget], run: Any, *, label: str) -> None:
         for file in files:
             if file.terms is None or file.terms.name not in expected:
                 raise ValueError(f"{str(file.path)!r} must be the file of this budget, got another")
+        files = [file for file in files if not (once and file.has(label))]
+        for file in files:
+            assert file.terms is not None
             refuse_excess(file.terms, file.charges, part)
         try:
             for file in files:

@@ -89,6 +89,10 @@ class Locked:
         sync_folder(self.path.absolute().parent)
         return named
 
+    def has(self, label: str) -> bool:
+        """Return whether there is a charge with this label."""
+        return any(charge.label == label[:_LABEL] for charge in self.charges)
+
     def append(self, charge: Charge) -> None:
         """Write a charge; it is durable when this returns."""
         own = charge.guarantee

@@ -32,6 +32,13 @@ _MAGIC = b"dpftrl_fast.log1"
 class Diverged(RuntimeError):
     """A step that was written ahead was repeated with another sum.
 
+    Parameters
+    ----------
+    step, last : int
+        See below.
+    advice : str, optional
+        Sentence that says what to do, in the words of the caller's own interface.
+
     Attributes
     ----------
     step : int
@@ -40,13 +47,16 @@ class Diverged(RuntimeError):
         The last step written ahead: `step` to `last` may have been released with other sums.
     """
 
-    def __init__(self, step: int, last: int) -> None:
+    def __init__(self, step: int, last: int, advice: str | None = None) -> None:
         self.step, self.last = step, last
+        if advice is None:
+            advice = (
+                "Repeat the step exactly (same data, order, threads and device), or recover with "
+                f"fresh noise and account for steps {step} to {last} a second time"
+            )
         super().__init__(
             f"step {step} was written ahead with another sum or other ids, and steps up to {last} "
-            "may have been released: the same noise must not be added to this sum. Repeat the step "
-            "exactly (same data, order, threads and device), or recover with fresh noise and "
-            f"account for steps {step} to {last} a second time"
+            f"may have been released: the same noise must not be added to this sum. {advice}"
         )
 
 

@@ -65,6 +65,17 @@ def admitted(guard: Guard, ids: list[int]) -> bool:
     return True
 
 
+def checked(guard: Guard, ids: list[int]) -> bool:
+    """Whether the guard would admit a step; nothing may change."""
+    before, allowed = guard.state_dict(), True
+    try:
+        guard.check(ids)
+    except ValueError:
+        allowed = False
+    assert same(guard.state_dict(), before)
+    return allowed
+
+
 @settings(max_examples=100, deadline=None)
 @given(declared=declared_runs(), data=st.data())
 def test_it_admits_what_is_declared_and_nothing_else(
@@ -75,6 +86,7 @@ def test_it_admits_what_is_declared_and_nothing_else(
     for _ in range(declared.pattern.steps + 3):
         ids = proposed_step(data.draw, declared, history)
         expected = admissible(declared, [*history, ids])
+        assert checked(guard, ids) == expected
         assert admitted(guard, ids) == expected
         if expected:
             history.append(ids)

@@ -25,6 +25,7 @@ SAYS = {
     "daily_counts.py": "epsilon 1 at delta 1e-09",
     "epochs.py": "epsilon 8 at delta 1e-06",
     "images.py": "epsilon of the run: 8.000 at delta 1e-05",
+    "kept_stream.py": "continues with row 9500 of 20000\ncoefficients [0.5, -0.3, 0.1]\n",
     "lightning_run.py": "60 steps, of which the ledger has 60\nepsilon of the run: 8.000 at",
     "mechanisms.py": "no mechanism has a smaller rms than",
     "out_of_core.py": "the model of the rows in memory: True",

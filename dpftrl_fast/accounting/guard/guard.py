@@ -125,17 +125,20 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
             taken. Nothing is changed then.
         """
         with self._lock:
-            given = _ids(ids)
-            step = self._step + 1
-            if step > self.steps:
-                raise ValueError(
-                    f"expected no more than the {self.steps} declared steps, got another"
-                )
-            distinct, times = np.unique(given, return_counts=True)
-            places = self._table.find(distinct)
-            last = self._column(self._last, places)
-            self._check(step, distinct, times, places, last)
-            self._record(step, distinct, times, places, last)
+            self._record(*self._checked(ids))
+
+    def check(self, ids: ArrayLike) -> None:
+        """Refuse ids that :meth:`admit` would refuse for the next step; nothing changes.
+
+        Examples
+        --------
+        >>> guard = Guard(SinglePass(2))
+        >>> guard.check([5])
+        >>> guard.steps_taken
+        0
+        """
+        with self._lock:
+            self._checked(ids)
 
     def eligible(self, ids: ArrayLike) -> NDArray[np.bool_]:
         """Return whether each id may take part in the next step.
@@ -272,6 +275,18 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         else:
             allowed = np.isin(ids, self._listed(step))
         return allowed
+
+    def _checked(self, ids: ArrayLike) -> tuple[int, Ints, Ints, Ints, Ints]:
+        """Return what `_record` needs of the next step, which may have these ids."""
+        given = _ids(ids)
+        step = self._step + 1
+        if step > self.steps:
+            raise ValueError(f"expected no more than the {self.steps} declared steps, got another")
+        distinct, times = np.unique(given, return_counts=True)
+        places = self._table.find(distinct)
+        last = self._column(self._last, places)
+        self._check(step, distinct, times, places, last)
+        return step, distinct, times, places, last
 
     def _check(self, step: int, ids: Ints, times: Ints, places: Ints, last: Ints) -> None:
         pattern = self._pattern

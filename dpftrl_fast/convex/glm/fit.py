@@ -9,14 +9,14 @@ guard refuses undeclared participants before anything of a step is made.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast.accounting import Guard
+from dpftrl_fast.convex.admission import Admission
 from dpftrl_fast.convex.glm.sums import Objective, clipped_sum
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.ftrl import FTRL, soft_threshold
@@ -48,6 +48,11 @@ class GLMRun:
         depend on it.
     noise_seed : None, int or bytes
         For tests: the key then follows from it, and the run is `reproducible`, not private.
+
+    Attributes
+    ----------
+    admission : Admission
+        Checks the participants of each step; its `write_ahead` is for the journal of a run.
 
     Notes
     -----
@@ -107,7 +112,7 @@ class GLMRun:
         self._noise_out = np.empty(objective.size)
         self._shape = objective.shape
         self._seen = np.zeros(1, np.int64)
-        self._guard: Guard | None = None
+        self.admission = Admission(plan)
         self._broken = False
         self._turn = threading.RLock()
 
@@ -157,6 +162,7 @@ class GLMRun:
             Nothing has changed then.
         """
         with self._turn:
+            self._check_whole()
             theta = self._ftrl.theta.reshape(self._shape)
             total = clipped_sum(self.objective, theta, batch, threads=self.threads, seen=self._seen)
             self._advance(total, batch.ids)
@@ -190,6 +196,7 @@ class GLMRun:
             After an interrupted step, when noise and sums may be a step apart.
         """
         with self._turn:
+            self._check_whole()
             if gradient_sum.dtype != np.float64 or gradient_sum.shape != self._shape:
                 raise ValueError(
                     f"gradient_sum must be float64 of shape {self._shape}, got "
@@ -198,35 +205,45 @@ class GLMRun:
             self._advance(gradient_sum, ids)
 
     def _advance(self, gradient_sum: FloatArray, ids: ArrayLike | None) -> None:
-        if self._broken:
-            raise RuntimeError("a step of this run was interrupted; it cannot continue")
         if self._ftrl.t == self.plan.steps:
             raise ValueError(
                 f"all {self.plan.steps} declared steps are taken, and the epsilon covers no "
                 "further step"
             )
-        if self._guard is not None or ids is not None:
-            self._admit(ids)
+        self.admission.admit(self._ftrl.t + 1, ids, gradient_sum)
         self._broken = True  # until the step is whole
         noise = self._noise.step(out=self._noise_out)
         self._ftrl.step(gradient_sum.reshape(-1), noise)
         self._broken = False
 
-    def _admit(self, ids: ArrayLike | None) -> None:
-        """Let the plan's guard check the participants, in every step or in none."""
-        if self._guard is None and ids is not None and self.steps_taken == 0:
-            self._guard = self.plan.guard()
-        if (self._guard is None) != (ids is None):
-            raise ValueError("ids must be given for all steps of a run or for none, got a mixture")
-        if self._guard is not None and ids is not None:
-            try:
-                self._guard.admit(ids)
-            except ValueError:  # its message shows an id, which may be a user's label
-                raise ValueError(
-                    f"those who take part in step {self.steps_taken + 1} must be such as "
-                    f"{self.plan.participation!r} allows, each once, got another: one who took "
-                    "part in an earlier step, for instance"
-                ) from None
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for `load_state_dict`: **a secret**, with the key and un-noised sums.
+
+        RuntimeError after an interrupted step.
+        """
+        with self._turn:
+            self._check_whole()
+            return {
+                "ftrl": self._ftrl.state_dict(),
+                "noise": self._noise.state_dict(),
+                "guard": self.admission.state_dict(),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state of a run with the same arguments, with the same steps to the bit.
+
+        Two runs that resume from one state add the same noise to different sums: see
+        `dpftrl_fast.run.RunJournal`. A state of another run is a TypeError or ValueError; the
+        object is then of no use.
+        """
+        with self._turn:
+            self._ftrl.load_state_dict(state["ftrl"])
+            self._noise.load_state_dict(state["noise"])
+            self.admission.load_state_dict(state["guard"])
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise RuntimeError("a step of this run was interrupted; it cannot continue")
 
     def _soft_but_constant(self, q: FloatArray, c: float) -> FloatArray:
         """Soft-threshold all parameters but those of the constant column."""

@@ -14,7 +14,7 @@ and its own theta; W_t is the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, Literal, TypeVar, cast
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import non_negative, optional, positive, positive_integer, vector_of
-from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.convex.admission import Admission
 from dpftrl_fast.convex.least_squares.completion import noise_at
 from dpftrl_fast.convex.least_squares.memory import bytes_needed, refuse_too_large
 from dpftrl_fast.convex.least_squares.moments import Moments, moments_of
@@ -47,6 +47,11 @@ from dpftrl_fast.rounding import clip_limit, noisy_sum, two_sum
 FloatArray = NDArray[np.float64]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
+# Attributes that a state holds as they are.
+_STATE = (
+    *("total", "low", "bias", "bias_low", "noisy", "noisy_bias", "theta"),
+    *("t", "models", "late", "loss"),
+)
 _LARGEST_NORM = 1e12  # in float32: sums of 10^14 squares of it stay below 3e38
 
 
@@ -110,6 +115,11 @@ class LeastSquares:
     penalty : float, default 0
         alpha of a ridge penalty alpha ||theta||^2 on all columns but the constant one. The ridge on
         these is max(alpha, lambda_t/2).
+
+    Attributes
+    ----------
+    admission : Admission
+        Checks the users of each step; its `write_ahead` is for the journal of a run.
 
     Notes
     -----
@@ -183,7 +193,7 @@ class LeastSquares:
         self._update = update_of(plan, p)
         self._p, self._t, self._process = p, 0, process_mark()
         self._whole, self._turn = True, threading.RLock()
-        self._guard: Guard | None = None
+        self.admission = Admission(plan.bias)
         size = packed_size(p)
         self._total, self._low = np.zeros(size), np.zeros(size)
         self._bias, self._bias_low, self._batch_bias = np.zeros((3, plan.bias_size(p)))
@@ -229,13 +239,15 @@ class LeastSquares:
             fork of the one that made the engine.
         """
         self._check_turn()
-        if batch.starts is not None or len(batch.y) > MOST_ROWS:
+        ids = None if batch.starts is None else batch.ids
+        apart = batch.starts is not None or self.admission.write_ahead is not None
+        if apart or len(batch.y) > MOST_ROWS:
             bias, packed = batch_sums(self.plan, batch)  # one addition to the sums, as for them
             vector_of("bias", bias, self._bias.size, (np.dtype(np.float64),))
-            self._admit(batch)
+            self.admission.admit(self._t + 1, ids, bias, packed)
             self.step_sums(bias, packed)
             return
-        self._admit(batch)
+        self.admission.admit(self._t + 1, ids)
         before = self._objective() if self._loss is not None else 0.0
         weights = weights_of(self.plan, batch)
         self._whole = False
@@ -262,25 +274,6 @@ class LeastSquares:
             self._whole = True
             raise
         self._finish(bias, before)
-
-    def _admit(self, batch: Batch) -> None:
-        """Let the plan's guard check the users, in every step or in none."""
-        ids = None if batch.starts is None else batch.ids
-        guard = self._guard
-        if self._t == 0 and ids is not None:
-            guard = self.plan.bias.guard()
-        if (guard is None) != (ids is None):
-            raise ValueError("ids must be given for all steps of a run or for none, got a mixture")
-        if guard is not None and ids is not None:
-            try:
-                guard.admit(ids)
-            except ValueError:  # its message shows an id, which may be a user's label
-                raise ValueError(
-                    f"the users of step {self._t + 1} must be such as {self.plan.participation!r} "
-                    "allows, each once, got another: one who took part in an earlier step, for "
-                    "instance"
-                ) from None
-            self._guard = guard
 
     sums_follow_model = False
 
@@ -319,6 +312,41 @@ class LeastSquares:
         every = self._solve_every
         if every is not None and (self._t % every == 0 or self._t == self.plan.steps):
             self._solve()
+
+    # ---- State ----
+
+    @_in_turn
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for `load_state_dict`: **a secret**, with the keys and un-noised sums.
+
+        Its arrays are those of this object: write them before the next step. RuntimeError after an
+        interrupted step.
+        """
+        self._check_whole()
+        columns = zip(*self._solves, strict=True)
+        return {
+            **{name: getattr(self, f"_{name}") for name in _STATE},
+            "sums": list(self._sums),
+            "solves": {name: np.array(c) for name, c in zip(Solve._fields, columns, strict=False)},
+            "noises": [noise.state_dict() for noise in self._noises],
+            "guard": self.admission.state_dict(),
+        }
+
+    @_in_turn
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state of a run with the same arguments, with the same models to the bit.
+
+        As for :meth:`dpftrl_fast.convex.glm.fit.GLMRun.load_state_dict`.
+        """
+        for noise, of in zip(self._noises, state["noises"], strict=True):
+            noise.load_state_dict(of)
+        self.admission.load_state_dict(state["guard"])
+        for name in _STATE:
+            setattr(self, f"_{name}", state[name])
+        average, tail = state["sums"]
+        self._sums = average, tail
+        columns = [column.tolist() for column in state["solves"].values()]
+        self._solves = [Solve(*row) for row in zip(*columns, strict=True)]
 
     # ---- Models ----
 

@@ -133,7 +133,9 @@ class Spending:
         """Charge a fit in full; it is on the disk when this returns.
 
         A stream is charged at its first step, and at a later one to the budgets that have been
-        entered since. The label shows public facts only.
+        entered since. One that is kept in a folder has its name in the label, so that a budget that
+        was charged before the process was killed is not charged again. The label shows public facts
+        only.
         """
         charged = () if stream is None else stream.charged
         budgets = [budget for budget in self._budgets if budget not in charged]
@@ -146,7 +148,10 @@ class Spending:
             f"{type(self._model).__name__}, {units:,} rows or users, {noise}, batch size "
             f"{parameters['batch_size']}, epochs {parameters.get('epochs', 1)}"
         )
-        charge(budgets, plan, label=label)
+        journal = None if stream is None else stream.journal
+        if journal is not None:
+            label += f", stream {journal.name}"
+        charge(budgets, plan, label=label, once=journal is not None)
         if stream is not None:
             stream.charged = (*charged, *budgets)
 
