@@ -13,6 +13,7 @@ import typer
 
 from dpftrl_fast.cli.fit_run import Files, run, show_validation
 from dpftrl_fast.cli.options import (
+    BudgetFile,
     Data,
     Delimiter,
     Delta,
@@ -135,10 +136,7 @@ def command(
         int | None, typer.Option(help="Public maximum of users, instead of the schema's.")
     ] = None,
     delimiter: Delimiter = None,
-    budget: Annotated[
-        Path | None,
-        typer.Option(help="File of `budget new` that the fit is charged to."),
-    ] = None,
+    budget: BudgetFile = None,
     test_public: Annotated[
         Path | None,
         typer.Option(help="Public test rows, for a metric and a learning curve."),

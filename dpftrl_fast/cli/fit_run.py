@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.accounting.curve.rounding import short_up
-from dpftrl_fast.cli.budget import budget_facts
+from dpftrl_fast.cli.budget import budget_facts, opened_budget
 from dpftrl_fast.cli.output import (
     facts_table,
     guarantee_facts,
@@ -36,7 +36,6 @@ from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import check_target, save_model
 from dpftrl_fast.fitting.run import ResolvedSettings
 from dpftrl_fast.plots import learning_curve_png
-from dpftrl_fast.run.budget import PrivacyBudget
 from dpftrl_fast.tables import TableReader, validate
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
@@ -75,7 +74,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     _refuse_second_pass(files, settings)
     table = TableReader(files.data, schema, delimiter=files.delimiter)
     plan = make_plan(schema, settings)
-    budget = None if files.budget is None else _budget(files.budget, settings)
+    budget = opened_budget(files.budget, settings.noise_seed, "a fit is")
     test = None
     if files.test_public is not None:
         _check_test(files)
@@ -133,12 +132,6 @@ def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
             "learning rate": f"{settings.learning_rate:.4g}",
         }
     return facts
-
-
-def _budget(path: Path, settings: ResolvedSettings) -> PrivacyBudget:
-    if settings.noise_seed is not None:
-        raise ValueError("--noise-seed is not supported with --budget: such a fit is not private")
-    return PrivacyBudget.open(path)
 
 
 def _label(settings: ResolvedSettings, schema: Schema) -> str:
