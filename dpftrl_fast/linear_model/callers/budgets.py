@@ -20,9 +20,11 @@ from dpftrl_fast.linear_model.sources.labels import group_numbers
 from dpftrl_fast.run.budget import (
     PrivacyBudget,
     Process,
+    budgets_here,
     charge,
     check,
     entered_budgets,
+    refuse_seed,
     this_process,
 )
 
@@ -84,11 +86,7 @@ def carry_to_clone(model: Any, clone: Any, announced: Place | None) -> None:
 
 def budgets_of(model: Any) -> tuple[PrivacyBudget, ...]:
     """Return the budgets that a fit of this estimator is charged to; TypeError for a wrong one."""
-    given = model.budget
-    if given is not None and not isinstance(given, PrivacyBudget):
-        raise TypeError(f"budget must be a PrivacyBudget or None, got {type(given).__name__}")
-    entered = [budget for budget, _ in (*entered_budgets(), *carried_by(model).budgets)]
-    return tuple(dict.fromkeys([*entered, *([] if given is None else [given])]))
+    return budgets_here(model.budget, (budget for budget, _ in carried_by(model).budgets))
 
 
 class Spending:
@@ -111,11 +109,7 @@ class Spending:
 
     def __init__(self, model: Any) -> None:
         self._model, self._budgets = model, budgets_of(model)
-        if self._budgets and model.noise_seed is not None:
-            raise ValueError(
-                "noise_seed must be None inside a privacy budget, got one: such a fit is not "
-                "private"
-            )
+        refuse_seed(self._budgets, model.noise_seed, "a fit is")
 
     def look_ahead(self, parameters: Mapping[str, Any], units: int | None) -> None:
         """Refuse a fit of so many rows (users) that does not fit into the budgets now."""
