@@ -20,8 +20,8 @@ from dpftrl_fast.audit.models import sums_of_models
 from dpftrl_fast.audit.result import AuditResult
 from dpftrl_fast.audit.slopes import class_slopes, slope
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.convex.target_scaling import scaling_of
 
 Vector = NDArray[np.float64]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.convex.settings import LeastSquaresSettings
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.files import arrays_in, check_folder, write_files
 from dpftrl_fast.fitting.prediction import Model as Model
 from dpftrl_fast.fitting.run import FitResult, Plan

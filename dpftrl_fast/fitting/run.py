@@ -21,10 +21,11 @@ from dpftrl_fast.convex.glm.outlook import problems
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.least_squares.solver import Solve
 from dpftrl_fast.convex.method import Method, default_method
 from dpftrl_fast.convex.row_batches import Batch, SparseRows
-from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings, RunSettings
+from dpftrl_fast.convex.settings import FitSettings, RunSettings
 from dpftrl_fast.plan.from_budget import participation_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import check_summands

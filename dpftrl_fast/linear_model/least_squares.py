@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.moments import Moments, column_statistics
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
-from dpftrl_fast.convex.settings import LeastSquaresSettings
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.target_scaling import scaling_of
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
 from dpftrl_fast.linear_model._several_targets import (
