@@ -301,7 +301,7 @@ class _Squares(_Probe):
                 raise ValueError(f"{name} must be given, got None")
         self.parameters, self.row, self.steps, self.flipped = parameters, row, steps, flipped
         self.settings: LeastSquaresSettings = LeastSquaresSettings.of(
-            {**parameters, "solve_every": 1}
+            {**parameters, "solve_every": 1, "intervals": False}
         )
         self.constant = parameters["intercept_scaling"] if parameters["fit_intercept"] else 0.0
         self.plan: LeastSquaresPlan = self.settings.plan(

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.cli.budget import budget_facts, opened_budget
@@ -33,6 +35,7 @@ from dpftrl_fast.fitting import (
     resolve,
 )
 from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
+from dpftrl_fast.fitting.intervals import LEVEL, Intervals
 from dpftrl_fast.fitting.model_file import check_target, save_model
 from dpftrl_fast.fitting.run import ResolvedSettings
 from dpftrl_fast.plots import learning_curve_png
@@ -43,6 +46,10 @@ from dpftrl_fast.tables.schema import Schema
 _CURVE_POINTS = 120
 _CURVE_SOLVES = 30  # points of least squares, a system of equations each
 _REPRODUCIBLE = "reproducible, not private: a noise seed was given"
+_NO_INTERVALS = (
+    "the noise is too large for confidence intervals: take more rows, a larger epsilon or fewer "
+    "columns, and leave one category of each categorical column undeclared"
+)
 _NAMES = {"tail": "tail average", "average": "average", "last": "last"}
 _RIDGE = "non-private ridge"
 
@@ -61,7 +68,13 @@ class Files:
     budget: Path | None = None
 
 
-def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
+def run(
+    files: Files,
+    settings: Settings,
+    *,
+    class_weight: Mapping[str, float] | None = None,
+    json_: bool,
+) -> dict[str, Any]:
     """Fit, score, save and print."""
     check_target(files.out, force=files.force)
     schema = files.schema
@@ -95,6 +108,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
             table,
             settings,
             plan=plan,
+            class_weight=class_weight,
             curve_points=0 if test is None else points,
             progress=progress,
         )
@@ -218,10 +232,26 @@ def _show_result(
         if _RIDGE in measured:
             lines[f"{name}, {_RIDGE}"] += "  (NOT private: DATA was called public)"
         show("", "On the public test rows", facts_table(lines))
+    if result.intervals is not None:
+        show("", _intervals_table(result.intervals))
+        if not result.intervals.reliable:
+            note(f"warning: {_NO_INTERVALS}")
     if result.reproducible:
         note(f"warning: {_REPRODUCIBLE}")
     written = ", ".join(str(out / name) for name in ("model.npz", "model.json", *plot))
     show("", f"{result.steps:,} steps in {seconds:.1f} s; wrote {written}")
+
+
+def _intervals_table(found: Intervals) -> Table:
+    """Return estimates with their errors, in the units of the columns."""
+    table = Table(box=None, pad_edge=False, title="Without a ridge", title_justify="left")
+    table.add_column("feature", style="bold", overflow="fold")
+    for heading in ("estimate", "standard error", f"{LEVEL:.0%} interval", ""):
+        table.add_column(heading, justify="right")
+    rows = zip(found.names, found.estimate, found.stderr, found.ends, strict=True)
+    for name, *numbers, ends in rows:
+        table.add_row(name, *(f"{number:.4g}" for number in (*numbers, *ends)))
+    return table
 
 
 def show_validation(table: TableReader, *, json_: bool) -> None:

@@ -52,6 +52,8 @@ def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) ->
         "features": list(schema.feature_names),
         "schema": schema.to_dict(),
     }
+    if result.intervals is not None:
+        facts["confidence_intervals"] = result.intervals.to_dict()
     if result.solve is not None:
         facts["solve"] = {
             name: getattr(result.solve, name) for name in ("case", "half_ridge", "multiplier")
@@ -68,6 +70,8 @@ def _settings_facts(result: FitResult) -> dict[str, Any]:
             "radius": settings.radius,
             "split": settings.split,
             "ridge_factor": settings.ridge_factor,
+            "alpha": settings.alpha,
+            "sample_weight_bound": settings.sample_weight_bound,
         }
     return facts | {
         "epochs": settings.epochs,
@@ -77,6 +81,7 @@ def _settings_facts(result: FitResult) -> dict[str, Any]:
         "momentum": settings.momentum,
         "l1": settings.l1,
         "radius": settings.radius,
+        "class_weight": None if result.class_weight is None else {**result.class_weight},
     }
 
 

@@ -31,9 +31,6 @@ from dpftrl_fast.linear_model.sources.source import RowSource
 from dpftrl_fast.rounding import clip_limit
 from dpftrl_fast.run.budget import PrivacyBudget
 
-#: kappa of the plan with `intervals`: 3 % more noise in the sums of y x.
-SQUARES = 0.25
-
 
 def _estimates(
     parameters: Mapping[str, Any], targets: Targets, moments: Moments, given: int, rows: int | None
@@ -395,7 +392,6 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             constant=super()._constant(parameters),
             regret=parameters["compute_regret"],
             targets=outputs,
-            squares=SQUARES if parameters["intervals"] else 0.0,
             long_rows=parameters["long_rows"],
         )
 
@@ -413,7 +409,6 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             threads=parameters["threads"],
             regret=parameters["compute_regret"],
             radii=radii,
-            penalty=parameters["alpha"] / parameters["sample_weight_bound"],
         )
 
     def _new_stream(self, parameters: dict[str, Any], classes: Any) -> Stream:

@@ -21,7 +21,14 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import non_negative, optional, positive, positive_integer, vector_of
+from dpftrl_fast._validate import (
+    integer,
+    non_negative,
+    optional,
+    positive,
+    positive_integer,
+    vector_of,
+)
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.convex.least_squares.completion import noise_at
 from dpftrl_fast.convex.least_squares.memory import bytes_needed, refuse_too_large
@@ -110,6 +117,8 @@ class LeastSquares:
     penalty : float, default 0
         alpha of a ridge penalty alpha ||theta||^2 on all columns but the constant one. The ridge on
         these is max(alpha, lambda_t/2).
+    unpenalised : int, default 0
+        Number of further columns without the penalty, the last ones of the rows.
 
     Notes
     -----
@@ -155,6 +164,7 @@ class LeastSquares:
         threads: int | None = None,
         regret: bool = False,
         penalty: float = 0.0,
+        unpenalised: int = 0,
     ) -> None:
         if not isinstance(plan, LeastSquaresPlan):
             raise TypeError(f"plan must be a LeastSquaresPlan, got {type(plan).__name__}")
@@ -175,7 +185,7 @@ class LeastSquares:
             radii=_radii(radius, plan.targets),
             solver=solver,
             penalty=non_negative("penalty", penalty),
-            penalised=p - (plan.constant > 0),
+            penalised=p - (plan.constant > 0) - integer("unpenalised", unpenalised, 0, n_features),
         )
         self._ridge_factor = positive("ridge_factor", ridge_factor)
         self._solve_every = optional(positive_integer, "solve_every", solve_every)

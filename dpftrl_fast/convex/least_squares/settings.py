@@ -14,6 +14,8 @@ from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPla
 from dpftrl_fast.convex.least_squares.solver import Solver
 from dpftrl_fast.plan.from_budget import participation_of
 
+#: kappa of a plan with `intervals`: 3 % more noise in the sums of y x.
+SQUARES = 0.25
 # Rows of a step.
 _BATCH, _LARGEST_BATCH = 256, 1 << 16
 
@@ -33,6 +35,12 @@ class LeastSquaresSettings(CommonSettings):
         Share of mu^2 for the sum of y x.
     ridge_factor : float
         lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see `docs/least_squares.md`.
+    alpha : float
+        Ridge penalty alpha ||theta||^2, not on the constant; the ridge is at least lambda_t/2.
+    intervals : bool
+        Release sums of y^2 too, for standard errors.
+    sample_weight_bound : float
+        Unit of the weights of rows, and their largest value.
     complete
         As for `LeastSquaresPlan`.
     solve_every, solver, memory
@@ -46,6 +54,9 @@ class LeastSquaresSettings(CommonSettings):
 
     split: float = DEFAULT_SPLIT
     ridge_factor: float = 2.0
+    alpha: float = 0.0
+    intervals: bool = False
+    sample_weight_bound: float = 1.0
     complete: Literal[False, "all", "auto"] = "auto"
     solve_every: int | None = None
     solver: Solver = "auto"
@@ -81,13 +92,12 @@ class LeastSquaresSettings(CommonSettings):
         constant: float = 0.0,
         regret: bool = False,
         targets: int = 1,
-        squares: float = 0.0,
         long_rows: Literal["scale", "weight"] = "scale",
     ) -> LeastSquaresPlan:
         """Return the plan of a run over this many rows within these bounds.
 
-        `regret` is that of `start`: models are then made at every step. `targets`, `squares` and
-        `long_rows` are those of the plan.
+        `regret` is that of `start`: models are then made at every step. `targets` and `long_rows`
+        are those of the plan.
         """
         if self.batch_size == "auto":
             raise ValueError("batch_size must be a number for a plan, got 'auto'")
@@ -112,7 +122,7 @@ class LeastSquaresSettings(CommonSettings):
             "variant": self.variant,
             "constant": constant,
             "targets": targets,
-            "squares": squares,
+            "squares": SQUARES if self.intervals else 0.0,
             "long_rows": long_rows,
         }
         if self.noise_multiplier is not None:
@@ -130,9 +140,13 @@ class LeastSquaresSettings(CommonSettings):
         threads: int | None = None,
         regret: bool = False,
         radii: Sequence[float] | None = None,
-        penalty: float = 0.0,
+        unpenalised: int = 0,
     ) -> LeastSquares:
-        """Return an engine with a fresh key; `radii` are those of several targets."""
+        """Return an engine with a fresh key.
+
+        `radii` are those of several targets; of the features, the last `unpenalised` are free of
+        the penalty.
+        """
         return LeastSquares(
             plan,
             n_features,
@@ -144,5 +158,6 @@ class LeastSquaresSettings(CommonSettings):
             seed=self.noise_seed,
             threads=threads,
             regret=regret,
-            penalty=penalty,
+            penalty=self.alpha / self.sample_weight_bound,
+            unpenalised=unpenalised,
         )
