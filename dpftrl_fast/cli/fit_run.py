@@ -94,7 +94,7 @@ def run(
         test = _public(files.test_public, files)
     if not json_:
         show(facts_table(guarantee_facts(plan, settings.delta, schema.unit)))
-        show(facts_table(_settings_facts(settings)))
+        show(facts_table(_settings_facts(settings, schema)))
     for reason in outlook(schema, settings, plan):
         note(f"warning: {LearningWarning(reason)}")
     per_user = schema.group_column is not None
@@ -136,7 +136,7 @@ def run(
     return facts
 
 
-def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
+def _settings_facts(settings: ResolvedSettings, schema: Schema) -> dict[str, Any]:
     """Return the settings of a run that follow from public facts where they are not given."""
     facts: dict[str, Any] = {"method": settings.method, "batch size": f"{settings.batch_size:,}"}
     if isinstance(settings, RunSettings):
@@ -145,7 +145,10 @@ def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
             "momentum": f"{settings.momentum:g}",
             "learning rate": f"{settings.learning_rate:.4g}",
         }
-    return facts
+    scale = f"{schema.row_scale:.4g}"
+    if schema.row_norm_bound is None:
+        scale += "  (the largest norm within the declared bounds)"
+    return facts | {"rows divided by": scale}
 
 
 def _label(settings: ResolvedSettings, schema: Schema) -> str:

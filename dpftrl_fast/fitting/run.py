@@ -41,7 +41,8 @@ Plan: TypeAlias = PrivacyPlan | LeastSquaresPlan
 Engine: TypeAlias = GLMRun | LeastSquares
 PlanT = TypeVar("PlanT", PrivacyPlan, LeastSquaresPlan)
 
-_ROW_NORM = 1.0
+#: Largest norm of an encoded row.
+ROW_NORM = 1.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def resolve(schema: Schema, settings: Settings) -> ResolvedSettings:
     if isinstance(settings, LeastSquaresSettings):
         return settings.resolved(schema.units)
     # The encoder divides rows by a public number so that this bound holds.
-    objective = replace(_objective(schema, settings, 1.0), row_bound=_ROW_NORM)
+    objective = replace(_objective(schema, settings, 1.0), row_bound=ROW_NORM)
     return settings.resolved(
         schema.units, objective, rows_per_unit=max(1.0, schema.rows / schema.units)
     )
@@ -153,7 +154,7 @@ def outlook(schema: Schema, settings: ResolvedSettings, plan: Plan) -> list[str]
     """Return the reasons why the model of a run is unlikely to learn, by public facts."""
     if not (isinstance(settings, RunSettings) and isinstance(plan, PrivacyPlan)):
         return []
-    objective = replace(_objective(schema, settings, settings.clip_norm), row_bound=_ROW_NORM)
+    objective = replace(_objective(schema, settings, settings.clip_norm), row_bound=ROW_NORM)
     options: dict[str, Any] = {"batch_size": settings.batch_size, "momentum": settings.momentum}
     assert not isinstance(settings.learning_rate, str)  # resolved
     return [*problems(objective, plan, learning_rate=settings.learning_rate, **options)]
@@ -193,7 +194,7 @@ def make_plan(schema: Schema, settings: Settings) -> Plan:
     if isinstance(run, RunSettings):
         return run.plan(schema.units)
     assert isinstance(schema.target, NumericColumn)
-    return run.plan(schema.units, x_norm_bound=_ROW_NORM, y_bound=schema.target.largest)
+    return run.plan(schema.units, x_norm_bound=ROW_NORM, y_bound=schema.target.largest)
 
 
 def make_engine(schema: Schema, settings: Settings, plan: Plan) -> Engine:
