@@ -359,6 +359,8 @@ def charge(budgets: Sequence[PrivacyBudget], run: Any, *, label: str) -> None:
             for file in files:
                 file.undo()
             raise
+        for file in files:
+            file.remember()
 
 
 def _handle(
