@@ -62,8 +62,7 @@ def calls_elsewhere(estimator: Any, is_private: Callable[[Any], bool]) -> list[C
         for thread, frame in sys._current_frames().items():
             calls = [] if thread == own else [*_calls(frame, thread, is_private)]
             for place, call in enumerate(calls):
-                parts = private_parts(_meta(call), is_private)
-                if any(part is estimator for part in parts):
+                if holds(_meta(call), is_private, estimator):
                     return calls[place:]
     return []
 
@@ -83,8 +82,8 @@ def in_worker() -> bool:
     )
 
 
-def holds(caller: Any, is_private: Callable[[Any], bool]) -> bool:
-    """Return whether a caller is a meta-estimator around private estimators.
+def holds(caller: Any, is_private: Callable[[Any], bool], part: Any = None) -> bool:
+    """Return whether a caller is a meta-estimator around private estimators, or around this one.
 
     Examples
     --------
@@ -93,10 +92,11 @@ def holds(caller: Any, is_private: Callable[[Any], bool]) -> bool:
     >>> holds(make_pipeline(Ridge()), lambda value: isinstance(value, Ridge))
     True
     """
-    if not isinstance(caller, BaseEstimator) or is_private(caller):
+    if not isinstance(caller, BaseEstimator) or (part is None and is_private(caller)):
         return False
     try:
-        return any(True for _ in private_parts(caller, is_private))
+        parts = private_parts(caller, is_private)
+        return any(part is None or part is one for one in parts)
     except Exception:  # an estimator whose parameters cannot be read
         return False
 
