@@ -20,8 +20,8 @@ from dpftrl_fast.audit.models import sums_of_models
 from dpftrl_fast.audit.result import AuditResult
 from dpftrl_fast.audit.slopes import class_slopes, slope
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.convex.settings import LeastSquaresSettings
 from dpftrl_fast.convex.target_scaling import scaling_of
 
 Vector = NDArray[np.float64]
@@ -301,7 +301,7 @@ class _Squares(_Probe):
                 raise ValueError(f"{name} must be given, got None")
         self.parameters, self.row, self.steps, self.flipped = parameters, row, steps, flipped
         self.settings: LeastSquaresSettings = LeastSquaresSettings.of(
-            {**parameters, "solve_every": 1}
+            {**parameters, "solve_every": 1, "intervals": False}
         )
         self.constant = parameters["intercept_scaling"] if parameters["fit_intercept"] else 0.0
         self.plan: LeastSquaresPlan = self.settings.plan(

@@ -27,12 +27,16 @@ def largest_record(
     Raises
     ------
     ValueError
-        If the schema has a group column, or no valid row has a gradient.
+        If the schema has a column of groups or weights, or no valid row has a gradient.
     """
     schema = table.schema
     if schema.group_column is not None:
         raise ValueError(
             "an audit inserts single records, got a schema with a group column; leave it out"
+        )
+    if schema.weight_column is not None:
+        raise ValueError(
+            "an audit inserts records of weight 1, got a schema with a weight column; leave it out"
         )
     encoder, outputs = Encoder(schema), schema.outputs
     best, found = 0.0, None

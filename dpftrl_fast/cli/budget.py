@@ -33,7 +33,7 @@ def new(
     ] = Neighbours.zero_out,
     json_: Json = False,
 ) -> None:
-    """Make the budget of a table, for `fit --budget`.
+    """Make the budget of a table, for `fit --budget` and `sum --budget`.
 
     One budget is for one table. An existing file is never overwritten.
     """
@@ -47,6 +47,15 @@ def new(
 def show_budget(file: File, json_: Json = False) -> None:
     """Print the fits that a budget has been charged with, and the rest."""
     _print(PrivacyBudget.open(file), json_=json_)
+
+
+def opened_budget(path: Path | None, noise_seed: Any, release: str) -> PrivacyBudget | None:
+    """Open the budget that a command's release is charged to; refuse a release with a seed."""
+    if path is None:
+        return None
+    if noise_seed is not None:
+        raise ValueError(f"--noise-seed is not supported with --budget: such {release} not private")
+    return PrivacyBudget.open(path)
 
 
 def budget_facts(budget: PrivacyBudget) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import typer
 
 from dpftrl_fast.cli.fit_run import Files, run, show_validation
 from dpftrl_fast.cli.options import (
+    BudgetFile,
     Data,
     Delimiter,
     Delta,
@@ -25,6 +26,7 @@ from dpftrl_fast.cli.options import (
 from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings, method_for
+from dpftrl_fast.fitting.weights import check_class_weight
 from dpftrl_fast.tables import TableReader
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
@@ -110,6 +112,16 @@ def command(
     x_norm_bound: Annotated[
         float | None, typer.Option(help="Public bound, instead of the schema's row_norm_bound.")
     ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Least squares: weight of a ridge penalty; default 0.")
+    ] = None,
+    intervals: Annotated[
+        bool,
+        typer.Option(
+            "--confidence-intervals",
+            help="Least squares: print standard errors and intervals of the coefficients.",
+        ),
+    ] = False,
     split: Annotated[
         float | None, typer.Option(help="Least squares: share of mu^2 for y x; default 0.35.")
     ] = None,
@@ -134,11 +146,23 @@ def command(
     users: Annotated[
         int | None, typer.Option(help="Public maximum of users, instead of the schema's.")
     ] = None,
-    delimiter: Delimiter = None,
-    budget: Annotated[
-        Path | None,
-        typer.Option(help="File of `budget new` that the fit is charged to."),
+    weight: Annotated[
+        str | None, typer.Option(help="Numeric column with the private weight of each row.")
     ] = None,
+    sample_weight_bound: Annotated[
+        float | None,
+        typer.Option(
+            "--weight-bound", help="Least squares: public bound on the weights; default 1."
+        ),
+    ] = None,
+    class_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=WEIGHT", help="Public weight of a label's rows; may be repeated."
+        ),
+    ] = None,
+    delimiter: Delimiter = None,
+    budget: BudgetFile = None,
     test_public: Annotated[
         Path | None,
         typer.Option(help="Public test rows, for a metric and a learning curve."),
@@ -167,7 +191,9 @@ def command(
     released before the last step.
     """
     given = {name: getattr(value, "value", value) for name, value in locals().items()}
+    given["intervals"] = intervals or None  # a flag that is not given
     declared = _declared(Schema.load(schema), given)
+    labels = check_class_weight(declared, _class_weight(class_weight))
     if validate_only:
         show_validation(TableReader(data, declared, delimiter=delimiter), json_=json_)
         return
@@ -176,7 +202,24 @@ def command(
         given["epochs"] = 1  # it is read once
     settings = _settings(chosen, {**given, "learning_rate": _rate(learning_rate)})
     files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public, budget)
-    run(files, settings, json_=json_)
+    run(files, settings, class_weight=labels, json_=json_)
+
+
+def _class_weight(texts: list[str] | None) -> dict[str, float] | None:
+    """Return the weights in texts "label=weight", None for none."""
+    found: dict[str, float] = {}
+    for text in texts or []:
+        label, equals, weight = text.rpartition("=")
+        try:
+            number = float(weight)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ValueError(f"--class-weight must be LABEL=WEIGHT, got {text!r}")
+        if label in found:
+            raise ValueError(f"--class-weight must name each label once, got {label!r} twice")
+        found[label] = number
+    return found or None
 
 
 def _rate(text: str | None) -> float | str | None:
@@ -206,7 +249,7 @@ def _declared(schema: Schema, given: Mapping[str, Any]) -> Schema:
         schema = schema.with_groups(group_column, given["users"])
     elif given["users"] is not None:
         raise ValueError("--users needs --group-column")
-    return schema
+    return schema if given["weight"] is None else schema.with_weights(given["weight"])
 
 
 _FTRL, _LEAST_SQUARES = (
@@ -248,4 +291,5 @@ def _settings(method: Method, given: Mapping[str, Any]) -> Settings:
 
 
 def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    other = {"intervals": "--confidence-intervals", "sample_weight_bound": "--weight-bound"}
+    return other.get(name, "--" + name.replace("_", "-"))

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from dpftrl_fast.accounting.curve.rounding import short_up
-from dpftrl_fast.cli.budget import budget_facts
+from dpftrl_fast.cli.budget import budget_facts, opened_budget
 from dpftrl_fast.cli.output import (
     facts_table,
     guarantee_facts,
@@ -33,10 +35,10 @@ from dpftrl_fast.fitting import (
     resolve,
 )
 from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
+from dpftrl_fast.fitting.intervals import LEVEL, Intervals
 from dpftrl_fast.fitting.model_file import check_target, save_model
 from dpftrl_fast.fitting.run import ResolvedSettings
 from dpftrl_fast.plots import learning_curve_png
-from dpftrl_fast.run.budget import PrivacyBudget
 from dpftrl_fast.tables import TableReader, validate
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
@@ -44,6 +46,10 @@ from dpftrl_fast.tables.schema import Schema
 _CURVE_POINTS = 120
 _CURVE_SOLVES = 30  # points of least squares, a system of equations each
 _REPRODUCIBLE = "reproducible, not private: a noise seed was given"
+_NO_INTERVALS = (
+    "the noise is too large for confidence intervals: take more rows, a larger epsilon or fewer "
+    "columns, and leave one category of each categorical column undeclared"
+)
 _NAMES = {"tail": "tail average", "average": "average", "last": "last"}
 _RIDGE = "non-private ridge"
 
@@ -62,7 +68,13 @@ class Files:
     budget: Path | None = None
 
 
-def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
+def run(
+    files: Files,
+    settings: Settings,
+    *,
+    class_weight: Mapping[str, float] | None = None,
+    json_: bool,
+) -> dict[str, Any]:
     """Fit, score, save and print."""
     check_target(files.out, force=files.force)
     schema = files.schema
@@ -75,14 +87,14 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     _refuse_second_pass(files, settings)
     table = TableReader(files.data, schema, delimiter=files.delimiter)
     plan = make_plan(schema, settings)
-    budget = None if files.budget is None else _budget(files.budget, settings)
+    budget = opened_budget(files.budget, settings.noise_seed, "a fit is")
     test = None
     if files.test_public is not None:
         _check_test(files)
         test = _public(files.test_public, files)
     if not json_:
         show(facts_table(guarantee_facts(plan, settings.delta, schema.unit)))
-        show(facts_table(_settings_facts(settings)))
+        show(facts_table(_settings_facts(settings, schema)))
     for reason in outlook(schema, settings, plan):
         note(f"warning: {LearningWarning(reason)}")
     per_user = schema.group_column is not None
@@ -96,6 +108,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
             table,
             settings,
             plan=plan,
+            class_weight=class_weight,
             curve_points=0 if test is None else points,
             progress=progress,
         )
@@ -123,7 +136,7 @@ def run(files: Files, settings: Settings, *, json_: bool) -> dict[str, Any]:
     return facts
 
 
-def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
+def _settings_facts(settings: ResolvedSettings, schema: Schema) -> dict[str, Any]:
     """Return the settings of a run that follow from public facts where they are not given."""
     facts: dict[str, Any] = {"method": settings.method, "batch size": f"{settings.batch_size:,}"}
     if isinstance(settings, RunSettings):
@@ -132,13 +145,10 @@ def _settings_facts(settings: ResolvedSettings) -> dict[str, Any]:
             "momentum": f"{settings.momentum:g}",
             "learning rate": f"{settings.learning_rate:.4g}",
         }
-    return facts
-
-
-def _budget(path: Path, settings: ResolvedSettings) -> PrivacyBudget:
-    if settings.noise_seed is not None:
-        raise ValueError("--noise-seed is not supported with --budget: such a fit is not private")
-    return PrivacyBudget.open(path)
+    scale = f"{schema.row_scale:.4g}"
+    if schema.row_norm_bound is None:
+        scale += "  (the largest norm within the declared bounds)"
+    return facts | {"rows divided by": scale}
 
 
 def _label(settings: ResolvedSettings, schema: Schema) -> str:
@@ -225,10 +235,26 @@ def _show_result(
         if _RIDGE in measured:
             lines[f"{name}, {_RIDGE}"] += "  (NOT private: DATA was called public)"
         show("", "On the public test rows", facts_table(lines))
+    if result.intervals is not None:
+        show("", _intervals_table(result.intervals))
+        if not result.intervals.reliable:
+            note(f"warning: {_NO_INTERVALS}")
     if result.reproducible:
         note(f"warning: {_REPRODUCIBLE}")
     written = ", ".join(str(out / name) for name in ("model.npz", "model.json", *plot))
     show("", f"{result.steps:,} steps in {seconds:.1f} s; wrote {written}")
+
+
+def _intervals_table(found: Intervals) -> Table:
+    """Return estimates with their errors, in the units of the columns."""
+    table = Table(box=None, pad_edge=False, title="Without a ridge", title_justify="left")
+    table.add_column("feature", style="bold", overflow="fold")
+    for heading in ("estimate", "standard error", f"{LEVEL:.0%} interval", ""):
+        table.add_column(heading, justify="right")
+    rows = zip(found.names, found.estimate, found.stderr, found.ends, strict=True)
+    for name, *numbers, ends in rows:
+        table.add_row(name, *(f"{number:.4g}" for number in (*numbers, *ends)))
+    return table
 
 
 def show_validation(table: TableReader, *, json_: bool) -> None:

@@ -20,6 +20,9 @@ Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Budget = Annotated[
     float, typer.Option(help="Epsilon to keep, for one record (or user) replaced by zero.")
 ]
+BudgetFile = Annotated[
+    Path | None, typer.Option(help="File of `budget new` that the release is charged to.")
+]
 Delimiter = Annotated[str | None, typer.Option(help="Delimiter of CSV cells.")]
 NoiseSeed = Annotated[
     int | None, typer.Option(help="Seed of the noise, for tests: the result is not private.")

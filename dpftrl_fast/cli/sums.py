@@ -12,8 +12,10 @@ import typer
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.planner.choice import chosen_mechanism
+from dpftrl_fast.cli.budget import budget_facts, opened_budget
 from dpftrl_fast.cli.options import (
     Budget,
+    BudgetFile,
     Data,
     Delimiter,
     Delta,
@@ -55,6 +57,7 @@ def command(
     delta: Delta = 1e-6,
     mechanism: MechanismOption = MechanismName.auto,
     delimiter: Delimiter = None,
+    budget: BudgetFile = None,
     noise_seed: NoiseSeed = None,
     force: Force = False,
     json_: Json = False,
@@ -87,7 +90,11 @@ def command(
         participation=passes,
         mechanism=chosen_mechanism(mechanism.value, passes, epsilon, delta),
     )
+    charged = opened_budget(budget, noise_seed, "sums are")
     warn_of_large_delta(delta, rows)
+    if charged is not None:  # on the disk before a row is read
+        label = f"sum of {column!r}, {rows:,} records, epsilon {epsilon!r}, {steps:,} steps"
+        charged.spend(plan, label=label)
     running = PrefixSum(
         1, steps, largest, plan.noise_multiplier, mechanism=plan.mechanism, seed=noise_seed
     )
@@ -115,6 +122,7 @@ def command(
                 "private_sum": total,
                 "marks": [] if noise_seed is None else ["reproducible, not private"],
                 "out": str(out),
+                **({} if charged is None else {"budget": budget_facts(charged)}),
             }
         )
         return
@@ -122,3 +130,5 @@ def command(
     if noise_seed is not None:
         note("warning: reproducible, not private: a noise seed was given")
     show(f"wrote {out}")
+    if charged is not None:
+        show("", "Budget", *str(charged).splitlines()[:3])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from dpftrl_fast.convex.least_squares.choice import noise_share
-from dpftrl_fast.convex.settings import LeastSquaresSettings
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 
 Method: TypeAlias = Literal["ftrl", "least-squares"]
 

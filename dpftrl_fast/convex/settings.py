@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a private linear fit, shared by the command line and the estimators.
+"""Settings of a fit by DP-FTRL, shared by the command line and the estimators.
 
 One rule checks each name, and one method each makes the plan and the engine: the same request has
-the same defaults, learning rate and noise wherever it is made.
+the same defaults, learning rate and noise wherever it is made. Those of least squares are in
+`convex.least_squares.settings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from dpftrl_fast._validate import choice
-from dpftrl_fast.accounting.planner.choice import MechanismChoice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
+from dpftrl_fast.convex.common_settings import CommonSettings
 from dpftrl_fast.convex.glm import defaults
 from dpftrl_fast.convex.glm.fit import GLMRun
 from dpftrl_fast.convex.glm.rates import (
@@ -24,14 +24,8 @@ from dpftrl_fast.convex.glm.rates import (
     tolerated_noise,
 )
 from dpftrl_fast.convex.glm.sums import Objective
-from dpftrl_fast.convex.least_squares.choice import chosen_noise
-from dpftrl_fast.convex.least_squares.engine import LeastSquares
-from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
-from dpftrl_fast.convex.least_squares.solver import Solver
-from dpftrl_fast.convex.setting_rules import check_settings
-from dpftrl_fast.mechanisms import Completion, Variant
+from dpftrl_fast.mechanisms import Completion
 from dpftrl_fast.mechanisms.workload import Workload
-from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.from_budget import mechanism_of, participation_of, plan_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -43,36 +37,8 @@ LOSSES: dict[str, dict[str, float | None]] = {
 }
 
 
-# Rows of a step of least squares.
-_BATCH, _LARGEST_BATCH = 256, 1 << 16
-
-
 @dataclass(frozen=True)
-class _Common:
-    """Settings of both methods."""
-
-    epsilon: float | None = 1.0
-    delta: float = 1e-6
-    noise_multiplier: float | None = None
-    batch_size: int | Literal["auto"] = "auto"
-    radius: float | None = None
-    mechanism: MechanismChoice = "auto"
-    variant: Variant = "honaker"
-    noise_seed: Seed = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        for name, value in check_settings(vars(self)).items():
-            object.__setattr__(self, name, value)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Any:
-        """Return the settings among these values, other names being ignored."""
-        names = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
-
-
-@dataclass(frozen=True)
-class FitSettings(_Common):
+class FitSettings(CommonSettings):
     """Settings of a fit by DP-FTRL, in which "auto" stands for a rule of `convex.glm.defaults`.
 
     Parameters
@@ -280,134 +246,4 @@ class RunSettings(FitSettings):
             threads=threads,
             noise_seed=self.noise_seed,
             **options,
-        )
-
-
-@dataclass(frozen=True)
-class LeastSquaresSettings(_Common):
-    """Settings of a run of private least squares: one pass, a regression, single records.
-
-    Parameters
-    ----------
-    epsilon, delta, noise_multiplier, batch_size, radius, variant, noise_seed
-        As for `FitSettings`. In a ball each model is the exact minimiser.
-    mechanism
-        "auto" or as for `LeastSquaresPlan`: "auto" is the mechanism of least noise in the last
-        model, or with `solve_every` in the models of all steps.
-    split : float
-        Share of mu^2 for the sum of y x.
-    ridge_factor : float
-        lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see `docs/least_squares.md`.
-    complete
-        As for `LeastSquaresPlan`.
-    solve_every, solver, memory
-        As for `LeastSquares`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a value breaks the rule of its name.
-    """
-
-    split: float = DEFAULT_SPLIT
-    ridge_factor: float = 2.0
-    complete: Literal[False, "all", "auto"] = "auto"
-    solve_every: int | None = None
-    solver: Solver = "auto"
-    memory: Literal["stored", "regenerate"] | int = "stored"
-
-    method: ClassVar[Literal["least-squares"]] = "least-squares"
-
-    def resolved(self, units: int, *, regret: bool = False) -> LeastSquaresSettings:
-        """Return the settings with a number in place of an "auto" batch size.
-
-        The last model has the least noise if all rows are in one step. So that a batch fits into
-        memory it has at most 65,536 rows. Where models of earlier steps are asked for, by
-        `solve_every` or `regret`, a batch has 256 rows.
-
-        Examples
-        --------
-        >>> LeastSquaresSettings().resolved(1000).batch_size
-        1000
-        >>> LeastSquaresSettings(solve_every=1).resolved(1000).batch_size
-        256
-        """
-        if self.batch_size != "auto":
-            return self
-        many = regret or self.solve_every is not None
-        return replace(self, batch_size=min(units, _BATCH if many else _LARGEST_BATCH))
-
-    def plan(
-        self,
-        units: int,
-        *,
-        x_norm_bound: float,
-        y_bound: float,
-        constant: float = 0.0,
-        regret: bool = False,
-        targets: int = 1,
-        squares: float = 0.0,
-        long_rows: Literal["scale", "weight"] = "scale",
-    ) -> LeastSquaresPlan:
-        """Return the plan of a run over this many rows within these bounds.
-
-        `regret` is that of `start`: models are then made at every step. `targets`, `squares` and
-        `long_rows` are those of the plan.
-        """
-        if self.batch_size == "auto":
-            raise ValueError("batch_size must be a number for a plan, got 'auto'")
-        participation = participation_of(units, self.batch_size, 1, False)
-        every = 1 if self.solve_every is None and regret else self.solve_every
-        mechanism = chosen_noise(
-            self.mechanism,
-            participation,
-            epsilon=1.0 if self.epsilon is None else self.epsilon,
-            delta=self.delta,
-            models="last" if every is None or every >= participation.steps else "all",
-            complete=self.complete,
-            variant=self.variant,
-        )
-        fields: dict[str, Any] = {
-            "x_norm_bound": x_norm_bound,
-            "y_bound": y_bound,
-            "participation": participation,
-            "split": self.split,
-            "mechanism": mechanism,
-            "complete": self.complete,
-            "variant": self.variant,
-            "constant": constant,
-            "targets": targets,
-            "squares": squares,
-            "long_rows": long_rows,
-        }
-        if self.noise_multiplier is not None:
-            plan = LeastSquaresPlan(noise_multiplier=self.noise_multiplier, **fields)
-            plan.epsilon(self.delta)  # refuses a delta at which no epsilon can be stated
-            return plan
-        assert self.epsilon is not None  # one of the two is given
-        return LeastSquaresPlan.calibrate(epsilon=self.epsilon, delta=self.delta, **fields)
-
-    def start(
-        self,
-        plan: LeastSquaresPlan,
-        n_features: int,
-        *,
-        threads: int | None = None,
-        regret: bool = False,
-        radii: Sequence[float] | None = None,
-        penalty: float = 0.0,
-    ) -> LeastSquares:
-        """Return an engine with a fresh key; `radii` are those of several targets."""
-        return LeastSquares(
-            plan,
-            n_features,
-            radius=self.radius if radii is None else radii,
-            ridge_factor=self.ridge_factor,
-            solve_every=1 if self.solve_every is None and regret else self.solve_every,
-            solver=self.solver,
-            memory=self.memory,
-            seed=self.noise_seed,
-            threads=threads,
-            regret=regret,
-            penalty=penalty,
         )

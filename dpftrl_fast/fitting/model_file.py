@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
-from dpftrl_fast.convex.settings import LeastSquaresSettings
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.files import arrays_in, check_folder, write_files
 from dpftrl_fast.fitting.prediction import Model as Model
-from dpftrl_fast.fitting.run import FitResult, Plan
+from dpftrl_fast.fitting.run import ROW_NORM, FitResult, Plan
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.tables.schema import Schema
+from dpftrl_fast.tables.schema import NumericColumn, Schema
 
 FORMAT = "dpftrl_fast/model/1"
 LEAST_SQUARES_FORMAT = "dpftrl_fast.LeastSquaresPlan"
@@ -48,15 +48,41 @@ def model_facts(result: FitResult, scores: Mapping[str, float] | None = None) ->
         "sensitivity_squared": result.plan.sensitivity_squared,
         "plan": result.plan.to_dict(),
         "settings": _settings_facts(result),
+        "scaling": scaling_facts(schema),
         "public_test": None if scores is None else {k: _finite(v) for k, v in scores.items()},
         "features": list(schema.feature_names),
         "schema": schema.to_dict(),
     }
+    if result.intervals is not None:
+        facts["confidence_intervals"] = result.intervals.to_dict()
     if result.solve is not None:
         facts["solve"] = {
             name: getattr(result.solve, name) for name in ("case", "half_ridge", "multiplier")
         }
     return facts
+
+
+def scaling_facts(schema: Schema) -> dict[str, Any]:
+    """Return the public scales of rows and targets, those included that follow from the bounds.
+
+    Examples
+    --------
+    >>> scaling_facts(Schema.from_dict({
+    ...     "rows": 9,
+    ...     "target": {"name": "y", "bounds": [0, 8]},
+    ...     "columns": {c: {"bounds": [0, 2]} for c in "abc"},
+    ... }))["row_scale"]
+    2.0
+    """
+    target = schema.target if isinstance(schema.target, NumericColumn) else None
+    return {
+        "row_scale": schema.row_scale,  # every row is divided by it, its constant too
+        "largest_row_norm": schema.largest_row_norm,  # before the division, within the bounds
+        "row_norm": ROW_NORM,  # no row in a sum is longer
+        "target_offset": None if target is None else target.offset,
+        "target_divisor": None if target is None else target.divisor,
+        "largest_target": None if target is None else target.largest,
+    }
 
 
 def _settings_facts(result: FitResult) -> dict[str, Any]:
@@ -68,6 +94,8 @@ def _settings_facts(result: FitResult) -> dict[str, Any]:
             "radius": settings.radius,
             "split": settings.split,
             "ridge_factor": settings.ridge_factor,
+            "alpha": settings.alpha,
+            "sample_weight_bound": settings.sample_weight_bound,
         }
     return facts | {
         "epochs": settings.epochs,
@@ -77,6 +105,7 @@ def _settings_facts(result: FitResult) -> dict[str, Any]:
         "momentum": settings.momentum,
         "l1": settings.l1,
         "radius": settings.radius,
+        "class_weight": None if result.class_weight is None else {**result.class_weight},
     }
 
 

@@ -8,7 +8,7 @@ which are functions of noisy sums. Invalid, clipped or missing rows are not coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,10 +21,13 @@ from dpftrl_fast.convex.glm.outlook import problems
 from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.least_squares.solver import Solve
 from dpftrl_fast.convex.method import Method, default_method
 from dpftrl_fast.convex.row_batches import Batch, SparseRows
-from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings, RunSettings
+from dpftrl_fast.convex.settings import FitSettings, RunSettings
+from dpftrl_fast.fitting.intervals import Intervals, intervals_of
+from dpftrl_fast.fitting.weights import Weights, check_class_weight, weights_for
 from dpftrl_fast.plan.from_budget import participation_of
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import check_summands
@@ -38,7 +41,8 @@ Plan: TypeAlias = PrivacyPlan | LeastSquaresPlan
 Engine: TypeAlias = GLMRun | LeastSquares
 PlanT = TypeVar("PlanT", PrivacyPlan, LeastSquaresPlan)
 
-_ROW_NORM = 1.0
+#: Largest norm of an encoded row.
+ROW_NORM = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ class FitResult(PrivacyStatement):
         1/lambda as used; None for least squares.
     solve : Solve or None
         Solution of the last model of least squares.
+    intervals : Intervals or None
+        Standard errors and confidence intervals, of least squares with `intervals`.
+    class_weight : dict or None
+        Public weights of labels.
     """
 
     schema: Schema
@@ -78,6 +86,8 @@ class FitResult(PrivacyStatement):
     reproducible: bool
     learning_rate: float | None = None
     solve: Solve | None = None
+    intervals: Intervals | None = None
+    class_weight: Mapping[str, float] | None = None
 
     @property
     def last(self) -> FloatArray:
@@ -111,7 +121,7 @@ def resolve(schema: Schema, settings: Settings) -> ResolvedSettings:
     if isinstance(settings, LeastSquaresSettings):
         return settings.resolved(schema.units)
     # The encoder divides rows by a public number so that this bound holds.
-    objective = replace(_objective(schema, settings, 1.0), row_bound=_ROW_NORM)
+    objective = replace(_objective(schema, settings, 1.0), row_bound=ROW_NORM)
     return settings.resolved(
         schema.units, objective, rows_per_unit=max(1.0, schema.rows / schema.units)
     )
@@ -144,7 +154,7 @@ def outlook(schema: Schema, settings: ResolvedSettings, plan: Plan) -> list[str]
     """Return the reasons why the model of a run is unlikely to learn, by public facts."""
     if not (isinstance(settings, RunSettings) and isinstance(plan, PrivacyPlan)):
         return []
-    objective = replace(_objective(schema, settings, settings.clip_norm), row_bound=_ROW_NORM)
+    objective = replace(_objective(schema, settings, settings.clip_norm), row_bound=ROW_NORM)
     options: dict[str, Any] = {"batch_size": settings.batch_size, "momentum": settings.momentum}
     assert not isinstance(settings.learning_rate, str)  # resolved
     return [*problems(objective, plan, learning_rate=settings.learning_rate, **options)]
@@ -168,20 +178,31 @@ def make_plan(schema: Schema, settings: Settings) -> Plan:
                 "least squares protects single records, got a group column: the sum of a user's "
                 "rows has no bound there; use ftrl"
             )
+        if settings.intervals and not schema.intercept:
+            raise ValueError(
+                "confidence intervals need a schema with an intercept, got none: the variance of "
+                "the errors needs the number of rows"
+            )
+        if settings.sample_weight_bound != 1.0 and schema.weight_column is None:
+            raise ValueError(
+                "a bound on weights needs a column of weights, got "
+                f"sample_weight_bound={settings.sample_weight_bound!r} without one"
+            )
     else:
         settings.loss_param_for(schema.task)  # refuses a loss that does not fit the task
     run = resolve(schema, settings)
     if isinstance(run, RunSettings):
         return run.plan(schema.units)
     assert isinstance(schema.target, NumericColumn)
-    return run.plan(schema.units, x_norm_bound=_ROW_NORM, y_bound=schema.target.largest)
+    return run.plan(schema.units, x_norm_bound=ROW_NORM, y_bound=schema.target.largest)
 
 
 def make_engine(schema: Schema, settings: Settings, plan: Plan) -> Engine:
     """Return the engine of a run, with a fresh key; TypeError for a plan of another method."""
     run = resolve(schema, settings)
     if isinstance(run, LeastSquaresSettings):
-        return run.start(_of_type(plan, LeastSquaresPlan), schema.n_features)
+        features, constant = schema.n_features, int(schema.intercept)
+        return run.start(_of_type(plan, LeastSquaresPlan), features, unpenalised=constant)
     objective = _objective(schema, run, run.clip_norm)
     return run.start(objective, _of_type(plan, PrivacyPlan))
 
@@ -208,6 +229,7 @@ def fit(
     settings: Settings,
     *,
     plan: Plan | None = None,
+    class_weight: Mapping[str, float] | None = None,
     curve_points: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> FitResult:
@@ -218,12 +240,15 @@ def fit(
     table : TableReader
         Private rows, used in file order. If its schema has a group column the guarantee is for
         users, and the rows are held in memory (`dpftrl_fast.tables.rows_by_user`); otherwise the
-        file is streamed, once an epoch.
+        file is streamed, once an epoch. Its column of weights, if the schema has one, multiplies
+        gradients before they are clipped; least squares clips weights to `sample_weight_bound`.
     settings : FitSettings or LeastSquaresSettings
         Public choices.
     plan : PrivacyPlan or LeastSquaresPlan, optional
         Plan that `make_plan` returned for this schema and these settings; by default it is made
         here. It makes the noise and is the plan of the result.
+    class_weight : mapping of label to float, optional
+        Public weights of labels, 1 for one without; the gradient of a row is multiplied by it too.
     curve_points : int
         Number of steps at which models are kept for a learning curve.
     progress : callable, optional
@@ -272,6 +297,8 @@ def fit(
     settings = resolve(schema, settings)
     if plan is None:
         plan = make_plan(schema, settings)
+    labels = check_class_weight(schema, class_weight)
+    weigh = weights_for(schema, labels, getattr(settings, "sample_weight_bound", 1.0))
     batch_size, epochs = _schedule(settings)
     declared = participation_of(schema.units, batch_size, epochs, False)
     if plan.participation != declared:
@@ -280,7 +307,7 @@ def fit(
     run = make_engine(schema, settings, plan)
     marks = _marks(plan.steps, curve_points)
     kept: list[dict[str, FloatArray]] = []
-    for t, batch in enumerate(_batches(table, batch_size, epochs), start=1):
+    for t, batch in enumerate(_batches(table, batch_size, epochs, weigh), start=1):
         run.step(batch)
         if len(kept) < marks.size and t == marks[len(kept)]:
             kept.append(_models(run, ("last", "average")))
@@ -303,7 +330,17 @@ def fit(
         reproducible=run.reproducible,
         learning_rate=run.learning_rate if isinstance(run, GLMRun) else None,
         solve=None if isinstance(run, GLMRun) else run.solves[-1],
+        intervals=_intervals(run, schema, settings),
+        class_weight=labels,
     )
+
+
+def _intervals(run: Engine, schema: Schema, settings: ResolvedSettings) -> Intervals | None:
+    if isinstance(run, GLMRun) or not isinstance(settings, LeastSquaresSettings):
+        return None
+    if not settings.intervals:
+        return None
+    return intervals_of(run, schema, settings.sample_weight_bound)
 
 
 def _schedule(settings: ResolvedSettings) -> tuple[int, int]:
@@ -320,18 +357,18 @@ def _models(run: Engine, kinds: tuple[str, ...]) -> dict[str, FloatArray]:
     return {kind: (m[0] if len(m) == 1 else m).copy() for kind, m in models.items()}
 
 
-def _batches(table: TableReader, size: int, epochs: int) -> Iterator[Batch]:
+def _batches(table: TableReader, size: int, epochs: int, weigh: Weights) -> Iterator[Batch]:
     """Yield the batches of all steps; those of users after the whole table was read."""
     schema, encoder = table.schema, Encoder(table.schema)
     p = schema.n_features
     if schema.group_column is None:
         for rows in passes(table, epochs, size, encoder=encoder):
-            yield Batch(_sparse(rows, p), rows.target)
+            yield Batch(_sparse(rows, p), rows.target, weights=weigh(rows))
         return
     users = rows_by_user(table, encoder=encoder)
     for _ in range(epochs):
         for rows, starts in users.batches(schema.units, size):
-            yield Batch(_sparse(rows, p), rows.target, starts)
+            yield Batch(_sparse(rows, p), rows.target, starts, weights=weigh(rows))
 
 
 def _sparse(rows: Rows, n_features: int) -> SparseRows:

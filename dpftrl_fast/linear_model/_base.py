@@ -19,6 +19,7 @@ from dpftrl_fast.linear_model._stream import (
 )
 from dpftrl_fast.linear_model._streaming import quiet
 from dpftrl_fast.linear_model._targets import Targets
+from dpftrl_fast.linear_model.callers.announce import announce_in_worker
 from dpftrl_fast.linear_model.callers.budgets import (
     Spending,
     units_ahead,
@@ -90,6 +91,7 @@ class PrivateLinearModel(KeptModel):
             If the number of rows of a dataset changes during the fit. The estimator is unchanged.
         """
         announce_transformers(PrivateLinearModel)
+        announce_in_worker(self, PrivateLinearModel)
         with turn_of(self):
             self._fit(*split_frame(X, y, groups), sample_weight)
         return self

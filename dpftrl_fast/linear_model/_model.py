@@ -27,7 +27,7 @@ from dpftrl_fast.linear_model._stream import (
     TURN,
 )
 from dpftrl_fast.linear_model._targets import ClassTargets, NumberTargets, Targets
-from dpftrl_fast.linear_model.callers.announce import announce
+from dpftrl_fast.linear_model.callers.announce import announce, announce_to_worker
 from dpftrl_fast.linear_model.callers.budgets import (
     CARRIED,
     Carried,
@@ -246,7 +246,7 @@ class ReleasedModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def __sklearn_clone__(self) -> Any:
         announced = announce(self, ReleasedModel)
         clone = super().__sklearn_clone__()
-        carry_to_clone(self, clone, announced=announced)
+        carry_to_clone(self, clone, announced)
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
@@ -254,5 +254,5 @@ class ReleasedModel(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         state: dict[str, Any] = dict(super().__getstate__())
         for name in ("_stream", TURN, JOURNAL, "regret_", CARRIED):
             state.pop(name, None)
-        carried = carried_on(self)
+        carried = carried_on(self, announce_to_worker(self, ReleasedModel))
         return {**state, CARRIED: carried} if carried != Carried() else state

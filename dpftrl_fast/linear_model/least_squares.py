@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.moments import Moments, column_statistics
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
-from dpftrl_fast.convex.settings import LeastSquaresSettings
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.target_scaling import scaling_of
 from dpftrl_fast.linear_model._base import PrivateLinearModel, store_parameters
 from dpftrl_fast.linear_model._several_targets import (
@@ -29,9 +29,6 @@ from dpftrl_fast.linear_model.sources.memory import MemoryRows
 from dpftrl_fast.linear_model.sources.source import RowSource
 from dpftrl_fast.rounding import clip_limit
 from dpftrl_fast.run.budget import PrivacyBudget
-
-#: kappa of the plan with `intervals`: 3 % more noise in the sums of y x.
-SQUARES = 0.25
 
 
 def _estimates(
@@ -394,7 +391,6 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             constant=super()._constant(parameters),
             regret=parameters["compute_regret"],
             targets=outputs,
-            squares=SQUARES if parameters["intervals"] else 0.0,
             long_rows=parameters["long_rows"],
         )
 
@@ -412,7 +408,6 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             threads=parameters["threads"],
             regret=parameters["compute_regret"],
             radii=radii,
-            penalty=parameters["alpha"] / parameters["sample_weight_bound"],
         )
 
     def _declared(self, parameters: dict[str, Any]) -> dict[str, Any]:

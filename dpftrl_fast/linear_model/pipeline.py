@@ -55,7 +55,7 @@ def from_schema(
     ------
     TypeError, ValueError
         For a schema with a group column (a guarantee per user needs ``groups=``, which a pipeline
-        does not pass on), and for what `BoundedScaler` and the estimator refuse.
+        does not pass on) or a weight column, and for what `BoundedScaler` and the estimator refuse.
 
     Notes
     -----
@@ -79,6 +79,11 @@ def from_schema(
         raise ValueError(
             f"schema must be without a group column, got {facts.group_column!r}: a pipeline "
             "protects rows; use BoundedScaler and an estimator with fit(X, y, groups=users)"
+        )
+    if facts.weight_column is not None:
+        raise ValueError(
+            f"schema must be without a weight column, got {facts.weight_column!r}: a pipeline "
+            "takes weights as fit(X, y, model__sample_weight=weights)"
         )
     if not facts.columns:
         raise ValueError("schema must have at least one column besides the target, got none")

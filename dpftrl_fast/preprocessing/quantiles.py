@@ -25,6 +25,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.preprocessing._columns import Columns
 from dpftrl_fast.preprocessing._declared import Numeric, declared
 from dpftrl_fast.rounding import check_summands
+from dpftrl_fast.run.budget import PrivacyBudget, budgets_here, charge, refuse_seed
 
 FloatArray = NDArray[np.float64]
 
@@ -86,11 +87,13 @@ def private_quantiles(
     bins: int = 1024,
     spacing: str = "linear",
     noise_seed: Any = None,
+    budget: PrivacyBudget | None = None,
 ) -> PrivateQuantiles:
     """Return private quantiles of columns, from noisy counts on a declared coarse range.
 
     Where bounds are not public knowledge, they can be bought: the epsilon of the quantiles adds to
-    that of the models fitted with them (`dpftrl_fast.accounting.compose`).
+    that of the models fitted with them (`dpftrl_fast.accounting.compose`). Inside ``with
+    PrivacyBudget(..):`` they are charged as a fit is.
 
     Parameters
     ----------
@@ -110,10 +113,20 @@ def private_quantiles(
         several orders of magnitude; below 1e-6 of the range they have equal widths.
     noise_seed : None, int or bytes
         For tests: the quantiles are then `reproducible`, not private.
+    budget : PrivacyBudget, optional
+        Budget that the quantiles are charged to, besides those of entered blocks.
 
     Returns
     -------
     PrivateQuantiles
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument, or a `noise_seed` inside a budget. No value of a cell is refused.
+    BudgetExceeded
+        If the quantiles do not fit into a budget. They are charged before the rows are read, and
+        stay charged if something fails later.
 
     Notes
     -----
@@ -139,9 +152,11 @@ def private_quantiles(
     wanted = tuple(real("quantiles", q, least=0.0, most=1.0) for q in quantiles)
     if not wanted:
         raise ValueError("quantiles must hold at least one number, got none")
-    budget, total = positive("epsilon", epsilon), probability("delta", delta)
+    most, total = positive("epsilon", epsilon), probability("delta", delta)
     bins = integer("bins", bins, 2, 2**16)
     choice("spacing", spacing, ("linear", "log"))
+    budgets = budgets_here(budget)
+    refuse_seed(budgets, noise_seed, "quantiles are")
     given = declared(bounds)
     x = x[:, None] if getattr(x, "ndim", 0) == 1 and not hasattr(x, "iloc") else x
     columns = Columns(x.to_frame() if hasattr(x, "to_frame") else x, least_rows=0, estimator=None)
@@ -151,16 +166,18 @@ def private_quantiles(
         places = columns.select(given.names)
     parts = given.for_width(len(places))
     edges = [_edges(part, bins, spacing) for part in parts]
-    plan = _plan(budget, total, bins, len(parts))
+    plan = _plan(most, total, bins, len(parts))
+    plans = (plan,) * len(parts)
+    if budgets:
+        label = f"private_quantiles, {len(parts)} columns, epsilon {epsilon!r}, {bins} bins"
+        charge(budgets, compose(plans), label=label)  # on the disk before a row is read
     values = np.empty((len(wanted), len(parts)))
     for j, place in enumerate(places):
         counts = _counts(columns.numbers(place), edges[j])
         seed = None if noise_seed is None else f"{noise_seed!r}, column {j}".encode()
         values[:, j] = _quantiles_of(_noisy(counts, plan, seed), edges[j], wanted)
     error = mechanism_error(plan.mechanism, bins).worst * plan.noise_multiplier
-    return PrivateQuantiles(
-        wanted, values, given.names, (plan,) * len(parts), error, noise_seed is not None
-    )
+    return PrivateQuantiles(wanted, values, given.names, plans, error, noise_seed is not None)
 
 
 def _edges(part: Any, bins: int, spacing: str) -> FloatArray:

@@ -65,9 +65,9 @@ class PrivacyBudget:
     full, also of fits that failed or were interrupted after their first step. A fit is charged when
     its line is on the disk, before anything of it is computed. One budget is for one data set: the
     caller must use the same budget for all releases from these rows, and another for others.
-    Charged are fits, and plans given to `spend`. Not covered: scores on private rows and whatever a
-    meta-estimator learns from the rows itself (thresholds, calibrations, weights), and choices by
-    them. A copy of the file is a second budget.
+    Charged are fits, `preprocessing.private_quantiles`, and plans given to `spend`. Not covered:
+    scores on private rows and whatever a meta-estimator learns from the rows itself (thresholds,
+    calibrations, weights), and choices by them. A copy of the file is a second budget.
 
     `budget` objects are handles: copies, clones and pickles of one share its file.
 
@@ -304,6 +304,30 @@ def entered_budgets() -> tuple[tuple[PrivacyBudget, Process], ...]:
     return tuple(_entered)
 
 
+def budgets_here(
+    given: Any = None, carried: Iterable[PrivacyBudget] = ()
+) -> tuple[PrivacyBudget, ...]:
+    """Return the budgets of entered blocks, those that were carried here, and a given one.
+
+    Raises
+    ------
+    TypeError
+        If `given` is neither None nor a budget.
+    """
+    if given is not None and not isinstance(given, PrivacyBudget):
+        raise TypeError(f"budget must be a PrivacyBudget or None, got {type(given).__name__}")
+    entered = [budget for budget, _ in _entered]
+    return tuple(dict.fromkeys([*entered, *carried, *([] if given is None else [given])]))
+
+
+def refuse_seed(budgets: Sequence[PrivacyBudget], noise_seed: Any, release: str) -> None:
+    """Raise ValueError if a release with a `noise_seed` would be charged: it is not private."""
+    if budgets and noise_seed is not None:
+        raise ValueError(
+            f"noise_seed must be None inside a privacy budget, got one: such {release} not private"
+        )
+
+
 def check(budgets: Iterable[PrivacyBudget], run: Any) -> None:
     """Raise BudgetExceeded if a run does not fit into each of these budgets now."""
     part = compose([run])
@@ -339,6 +363,8 @@ def charge(budgets: Sequence[PrivacyBudget], run: Any, *, label: str, once: bool
             for file in files:
                 file.undo()
             raise
+        for file in files:
+            file.remember()
 
 
 def _handle(

@@ -6,6 +6,9 @@ text, which is JSON. The first line holds the terms, every other one a charge: i
 figures of its Gaussian mechanisms, from which all epsilons follow. Lines are only ever appended,
 under a system lock on the file; a change or removal in the middle is detected. A crash can leave
 part of a line at the end. It is cut off: its charge had not returned, so nothing was released.
+
+The lines of an older copy of a file are right, too. A process remembers the last line that it has
+seen of each budget, and refuses a file that lacks it; another process cannot tell.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ _FORMAT = "dpftrl_fast.PrivacyBudget"
 _VERSION = 1
 _HASH = 32
 _LABEL = 200  # characters
+
+# By the name of a budget: how many lines this process has seen, and the hash of the last.
+_seen: dict[str, tuple[int, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Locked:
         whole = content[: content.rfind(b"\n") + 1]
         self.path, self._handle, self._end, self._hash = path, handle, len(whole), ""
         self._read = self._end
+        self._hashes: list[str] = []
         self.terms: Terms | None = None
         self.charges: list[Charge] = []
         for number, line in enumerate(whole.split(b"\n")[:-1]):
@@ -81,6 +88,24 @@ class Locked:
                 ) from None
         if content and self.terms is None:
             raise ValueError(f"{str(path)!r} is not the file of a budget: its first line is cut")
+        self._refuse_older_copy()
+        self.remember()
+
+    def remember(self) -> None:
+        """Let this process refuse the file from now on if it lacks one of these lines."""
+        if self.terms is not None:
+            _seen[self.terms.name] = (len(self._hashes), self._hashes[-1])
+
+    def _refuse_older_copy(self) -> None:
+        if self.terms is None or self.terms.name not in _seen:
+            return
+        lines, last = _seen[self.terms.name]
+        if len(self._hashes) < lines or self._hashes[lines - 1] != last:
+            raise ValueError(
+                f"{str(self.path)!r} must hold the {lines - 1} charges that this process has seen "
+                f"in this budget, got {len(self.charges)}, some of them missing: an older copy has "
+                "taken its place, which has forgotten fits. Restore the newest file"
+            )
 
     def begin(self, terms: Terms) -> Terms:
         """Write the terms into an empty file, and return them with its name."""
@@ -110,6 +135,7 @@ class Locked:
             raise OSError(f"expected to write {len(line)} bytes, the system took {written}")
         os.fsync(self._handle)
         self._end, self._hash = self._end + len(line), digest
+        self._hashes.append(digest)
 
     def undo(self) -> None:
         """Take back all that was written since the file was locked, as far as the system can."""
@@ -126,6 +152,7 @@ class Locked:
         if found != expected.encode():
             raise ValueError("another hash")
         self._hash = expected
+        self._hashes.append(expected)
         return json.loads(text)
 
 

@@ -28,20 +28,24 @@ if TYPE_CHECKING:
 class Rows:
     """Encoded rows: `values` and `indices` of shape (n, width), `target` of shape (n,).
 
-    An invalid row has all values and its target zero; `valid` marks the others (for the owner of
-    the data and for public files, not for release).
+    An invalid row has all values, its target and its weight zero; `valid` marks the others (for the
+    owner of the data and for public files, not for release). `weight` is that of each row, where
+    the schema has a column of weights.
     """
 
     values: npt.NDArray[np.float32]
     indices: npt.NDArray[np.int32]
     target: npt.NDArray[np.float64]
     valid: npt.NDArray[np.bool_]
+    weight: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.target)
 
     def __getitem__(self, part: slice) -> Rows:
-        return Rows(self.values[part], self.indices[part], self.target[part], self.valid[part])
+        weight = None if self.weight is None else self.weight[part]
+        own = (self.values[part], self.indices[part], self.target[part], self.valid[part])
+        return Rows(*own, weight)
 
     def matrix(self, n_features: int) -> scipy.sparse.csr_array:
         """Return the rows as a sparse matrix in float64."""
@@ -55,11 +59,13 @@ class Rows:
         """Join rows end to end."""
         if len(parts) == 1:
             return parts[0]
+        weights = [part.weight for part in parts if part.weight is not None]
         return cls(
             np.concatenate([part.values for part in parts]),
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.target for part in parts]),
             np.concatenate([part.valid for part in parts]),
+            np.concatenate(weights) if weights else None,
         )
 
 
@@ -71,12 +77,13 @@ class Encoder:
     schema : Schema
         Declared facts.
     target : bool
-        Encode the target; otherwise it is zero.
+        Encode the target, and the weights if the schema has some; otherwise the target is zero.
     """
 
     def __init__(self, schema: Schema, *, target: bool = True) -> None:
         self.schema = schema
         self._target = target
+        self._weight = schema.weight_column if target else None
         starts: list[int] = []
         at = 0
         for column in schema.columns:
@@ -97,6 +104,7 @@ class Encoder:
             np.zeros((rows, self.width), np.int32),
             np.zeros(rows, np.float64),
             np.zeros(rows, np.bool_),
+            None if self._weight is None else np.zeros(rows, np.float64),
         )
 
     def encode(self, table: pa.Table | pa.RecordBatch) -> Rows:
@@ -126,13 +134,18 @@ class Encoder:
             number = numbers(table[target.name])
             valid &= np.isfinite(number)
             y = _scaled(number, target)
+        weight = None
+        if self._weight is not None:
+            weight = numbers(table[self._weight])
+            valid &= weight >= 0.0  # False for a missing one
+            weight[~valid] = 0.0
         values /= self.schema.row_scale
         if self._cuts:
             norm = np.sqrt(np.einsum("ij,ij->i", values, values))
             values /= np.maximum(norm, 1.0)[:, None]
         values[~valid] = 0.0
         y[~valid] = 0.0
-        return Rows(values.astype(np.float32), indices, y, valid)
+        return Rows(values.astype(np.float32), indices, y, valid, weight)
 
 
 def _scaled(number: npt.NDArray[np.float64], column: NumericColumn) -> npt.NDArray[np.float64]:

@@ -44,7 +44,7 @@ class TableReader:
     delimiter : str or None
         Delimiter of CSV cells; None means a comma, or a tab for ``.tsv``.
     target : bool
-        Read the target too, and the group column if the schema has one.
+        Read the target too, and the columns of users and weights if the schema has them.
 
     Raises
     ------
@@ -64,8 +64,8 @@ class TableReader:
         self.schema = schema
         self._options: dict[str, Any] = {"delimiter": delimiter, "target": target}
         names = schema.file_columns if target else schema.file_columns[:-1]
-        if target and schema.group_column is not None:
-            names = (*names, schema.group_column)
+        if target:
+            names = (*names, *_further(schema))
         self.columns = tuple(dict.fromkeys(names))
         self._standard = str(path) == STANDARD_INPUT
         kind, default = file_kind(self.path)
@@ -189,6 +189,8 @@ class TableReader:
         kinds = [(column.name, isinstance(column, NumericColumn)) for column in declared]
         if self.schema.group_column is not None:
             kinds.append((self.schema.group_column, False))
+        if self.schema.weight_column is not None:
+            kinds.append((self.schema.weight_column, True))
         for name, numeric in kinds:
             if name not in self.columns:
                 continue
@@ -198,14 +200,19 @@ class TableReader:
                 raise TableError(f"column {name!r} must hold {wanted}, got {kind}")
 
     def _declared(self) -> set[str]:
-        group = self.schema.group_column
-        return {*self.schema.file_columns, *(() if group is None else (group,))}
+        return {*self.schema.file_columns, *_further(self.schema)}
 
     def _too_many(self) -> TableError:
         return TableError(
             f"expected at most {self.schema.rows} rows (declared in the schema), "
             f"got more in {str(self.path)!r}; blank lines count as rows"
         )
+
+
+def _further(schema: Schema) -> tuple[str, ...]:
+    """Return the columns of users and weights."""
+    named = (schema.group_column, schema.weight_column)
+    return tuple(name for name in named if name is not None)
 
 
 class _ParquetFolder:

@@ -120,6 +120,8 @@ def rows_by_user(table: TableReader, *, encoder: Encoder | None = None) -> UserR
         encoded = encoder.encode(block)
         for name in ("values", "indices", "target", "valid"):
             getattr(rows, name)[at[owned]] = getattr(encoded, name)[owned]
+        if rows.weight is not None and encoded.weight is not None:
+            rows.weight[at[owned]] = encoded.weight[owned]
     second.refuse_change()
     if seen != owner.size:
         raise TableError(f"expected {owner.size} rows in every pass over {str(table.path)!r}")

@@ -31,7 +31,8 @@ def validate(table: TableReader) -> dict[str, Any]:
         and under "columns" for each column "missing" and "below" and "above" the bounds
         (numeric), or "missing" and "unknown" (categorical). With a group column also
         "users_declared", "users_in_file" and "rows_of_the_largest_user", and its "missing" cells,
-        whose rows are invalid.
+        whose rows are invalid. With a weight column its "missing" and "negative" cells, of which
+        the same holds.
     """
     schema = table.schema
     encoder = Encoder(schema)
@@ -39,7 +40,7 @@ def validate(table: TableReader) -> dict[str, Any]:
     counts: dict[str, dict[str, int]] = {column.name: {} for column in columns}
     users = UserNumbers()
     rows_of_users = np.zeros(0, dtype=np.int64)
-    rows = invalid = ownerless = 0
+    rows = invalid = ownerless = missing = negative = 0
     for block in table:
         rows += block.num_rows
         valid = encoder.encode(block).valid
@@ -51,6 +52,10 @@ def validate(table: TableReader) -> dict[str, Any]:
             found_here[: rows_of_users.size] += rows_of_users
             rows_of_users = found_here
         invalid += int(np.count_nonzero(~valid))
+        if schema.weight_column is not None:
+            weight = numbers(block[schema.weight_column])
+            missing += int(np.count_nonzero(np.isnan(weight)))
+            negative += int(np.count_nonzero(weight < 0))
         for column in columns:
             if isinstance(column, NumericColumn):
                 value = numbers(block[column.name])
@@ -77,4 +82,6 @@ def validate(table: TableReader) -> dict[str, Any]:
         report["users_declared"] = schema.users
         report["users_in_file"] = len(users)
         report["rows_of_the_largest_user"] = int(rows_of_users.max(initial=0))
+    if schema.weight_column is not None:
+        counts.setdefault(schema.weight_column, {}).update(missing=missing, negative=negative)
     return report

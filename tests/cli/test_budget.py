@@ -91,3 +91,27 @@ def test_wrong_calls(folder: Path) -> None:
     assert "epsilon must be" in run("budget", "new", folder / "c", "--epsilon", -1, code=2).stderr
     assert (folder / "b").read_bytes() == before and not (folder / "c").exists()
     assert "budget" not in run_json(*[word for word in fit(folder) if word != "--budget"][:-1])
+
+
+def sums(folder: Path, *more: object, epsilon: float = 0.3) -> list[object]:
+    return [
+        *("sum", folder / "t.csv", "--column", "a", "--bounds", -1, 1, "--rows", 40),
+        *("--every", 10, "--epsilon", epsilon, "--out", folder / "sums.csv"),
+        *("--budget", folder / "b", *more),
+    ]
+
+
+def test_sums_are_charged_before_their_rows_are_read(folder: Path) -> None:
+    run("budget", "new", folder / "b", "--epsilon", 0.5)
+    found = run_json(*sums(folder))
+    assert found["budget"]["spent"] == found["epsilon"] <= 0.3
+    (row,) = run_json("budget", "show", folder / "b")["fits"]
+    assert row["label"] == "sum of 'a', 40 records, epsilon 0.3, 4 steps"
+    refused = run(*sums(folder, "--force", epsilon=0.45), code=2)
+    assert "all fits together must have at most the budget" in refused.stderr
+    assert "--noise-seed is not" in run(*sums(folder, "--force", "--noise-seed", 1), code=2).stderr
+    (folder / "t.csv").write_text("a,y\n" + "1,1\n" * 41)  # more rows than declared
+    run(*sums(folder, "--force", epsilon=0.1), code=2)
+    assert len(PrivacyBudget.open(folder / "b").table()) == 2  # it had begun
+    (folder / "t.csv").write_text("a,y\n" + "1,1\n" * 40)
+    assert "Budget" in run(*sums(folder, "--force", epsilon=0.1)).stdout

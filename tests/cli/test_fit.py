@@ -84,7 +84,7 @@ def test_what_json_tells_of_least_squares(folder: Path) -> None:
     )  # fmt: skip
     assert facts["settings"] == {
         "method": "least-squares", "batch_size": 4, "epochs": 1, "radius": 0.2, "split": 0.5,
-        "ridge_factor": 1.0,
+        "ridge_factor": 1.0, "alpha": 0.0, "sample_weight_bound": 1.0,
     }  # fmt: skip
     assert list(facts["scores"]) == ["last", "non-private ridge"]
     assert facts["plan"]["split"] == 0.5 and facts["plan"]["noise_multiplier"] == 9.0

@@ -17,8 +17,9 @@ from dpftrl_fast.convex.glm import defaults
 from dpftrl_fast.convex.glm.outlook import LearningWarning, problems
 from dpftrl_fast.convex.glm.rates import prediction_noise, stable_rate, tolerated_noise
 from dpftrl_fast.convex.glm.sums import Objective, clipped_sum
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.convex.settings import FitSettings, LeastSquaresSettings, RunSettings
+from dpftrl_fast.convex.settings import FitSettings, RunSettings
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 SQUARED = Objective("squared", 9, row_bound=3.0, constant=4.0)  # rows of norm 5

@@ -17,9 +17,10 @@ from scipy.optimize import minimize
 
 from dpftrl_fast import accounting as acc
 from dpftrl_fast import reference
-from dpftrl_fast.convex.least_squares import engine
-from dpftrl_fast.convex.least_squares.engine import LeastSquares, batch_sums
+from dpftrl_fast.convex.least_squares import engine, secret_sums
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.sums import batch_sums
 from dpftrl_fast.convex.row_batches import Batch, SparseRows, row_norms
 from dpftrl_fast.kernels.packed import packed_size
 
@@ -172,7 +173,7 @@ def test_batches_of_more_rows_than_one_product_takes(monkeypatch: pytest.MonkeyP
     from dpftrl_fast.kernels import least_squares as kernels
 
     monkeypatch.setattr(kernels, "MOST_ROWS", 10)
-    monkeypatch.setattr(engine, "MOST_ROWS", 10)
+    monkeypatch.setattr(secret_sums, "MOST_ROWS", 10)
     plan = plan_of(steps=3)
     X, y = data(4, 75)
     here, there = (LeastSquares(plan, 4, seed=1) for _ in range(2))
@@ -468,14 +469,14 @@ def test_an_interrupted_step_ends_the_run(
     model = LeastSquares(plan_of(), 3)
     batch = Batch(np.eye(3), np.ones(3))
     model.step(batch)
-    sums, call = model.summing()(batch), getattr(engine, name)
+    sums, call = model.summing()(batch), getattr(secret_sums, name)
 
     def interrupt(*given: Any) -> None:
         if when == "after":
             call(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, name, interrupt)
+    monkeypatch.setattr(secret_sums, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
         model.advance(sums)
     monkeypatch.undo()

@@ -23,8 +23,9 @@ from dpftrl_fast.convex.glm.sums import Objective
 from dpftrl_fast.convex.least_squares.choice import chosen_noise
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.convex.settings import LeastSquaresSettings, RunSettings
+from dpftrl_fast.convex.settings import RunSettings
 from dpftrl_fast.ftrl import theory_learning_rate
 from dpftrl_fast.kernels.packed import packed_size
 from dpftrl_fast.mechanisms import BandedInverse, BufferedToeplitz, Tree

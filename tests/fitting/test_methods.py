@@ -26,8 +26,9 @@ from fitting_cases import (
     table,
 )
 
-from dpftrl_fast.convex.least_squares import engine as least_squares
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.sums import batch_sums
 from dpftrl_fast.fitting import LeastSquaresSettings, RunSettings, fit, make_plan
 from dpftrl_fast.fitting.evaluation import scores
 from dpftrl_fast.fitting.model_file import model_facts
@@ -187,17 +188,17 @@ def test_one_row_changes_the_sums_by_at_most_what_the_plan_says(
 ) -> None:
     def sums(rows: Lines) -> list[tuple[Array, Array]]:
         found: list[tuple[Array, Array]] = []
-        real = least_squares.LeastSquares.step
+        real = LeastSquares.step
 
         def spy(self: Any, batch: Any) -> None:
-            bias, packed = least_squares.batch_sums(self.plan, batch)
+            bias, packed = batch_sums(self.plan, batch)
             square = np.zeros((5, 5))
             square[np.triu_indices(5)] = packed
             found.append((bias, square + np.triu(square, 1).T))
             real(self, batch)
 
         with monkeypatch.context() as patch:
-            patch.setattr(least_squares.LeastSquares, "step", spy)
+            patch.setattr(LeastSquares, "step", spy)
             fit(table(tmp_path / "t.csv", rows), LEAST_SQUARES)
         return found
 

@@ -279,3 +279,39 @@ def test_the_learning_curve_is_a_png() -> None:
     assert png.startswith(b"\x89PNG\r\n")
     assert learning_curve_png([1], [0.1], [0.1], metric="accuracy") != png
     assert learning_curve_png([1, 2], [0.1, 0.2]).startswith(b"\x89PNG\r\n")  # without an average
+
+
+def test_scales_are_stated_where_they_follow_from_the_bounds(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8")
+    cases: list[tuple[Any, float]] = [(SCHEMA, 3**0.5), (SCHEMA.with_row_norm_bound(1.5), 1.5)]
+    for schema, scale in cases:
+        for settings in (RunSettings(batch_size=2), LeastSquaresSettings(batch_size=2)):
+            facts = model_facts(fit(TableReader(tmp_path / "t.csv", schema), settings))
+            assert facts["scaling"] == {
+                "row_scale": pytest.approx(scale), "largest_row_norm": pytest.approx(3**0.5),
+                "row_norm": 1.0, "target_offset": 2.0, "target_divisor": 5.0,
+                "largest_target": pytest.approx(8 / 5),
+            }  # fmt: skip
+            assert facts["schema"]["columns"]["a"]["bounds"] == [0.0, 1.0]
+            assert facts["schema"]["target"]["bounds"] == [0.0, 10.0]
+            if isinstance(settings, LeastSquaresSettings):
+                assert facts["plan"]["y_bound"] == pytest.approx(8 / 5)
+                assert facts["plan"]["x_norm_bound"] == facts["scaling"]["row_norm"]
+    labels = {**SCHEMA.to_dict(), "target": {"name": "c", "categories": ["u", "v"]}}
+    labels = {**labels, "columns": {"a": {"bounds": [0, 1]}}, "task": "classification"}
+    found = model_facts(
+        fit(TableReader(tmp_path / "t.csv", Schema.from_dict(labels)), RunSettings(batch_size=2))
+    )
+    assert found["scaling"]["largest_target"] is None and found["scaling"]["target_offset"] is None
+
+
+def test_a_model_of_before_the_scales_loads(tmp_path: Path) -> None:
+    result = fitted(tmp_path)
+    save_model(tmp_path / "m", result)
+    with np.load(tmp_path / "m/model.npz") as held:
+        arrays = dict(held)
+    facts = json.loads(str(arrays["facts"][()]))
+    del facts["scaling"], facts["settings"]["class_weight"]
+    np.savez(tmp_path / "m/model.npz", **{**arrays, "facts": np.array(json.dumps(facts))})
+    model = load_model(tmp_path / "m")
+    assert model.facts == facts and model.schema == SCHEMA

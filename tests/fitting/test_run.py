@@ -29,7 +29,8 @@ from fitting_cases import (
 from dpftrl_fast import reference
 from dpftrl_fast.accounting import compose
 from dpftrl_fast.convex.glm import fit as glm_fit
-from dpftrl_fast.convex.settings import LOSSES, LeastSquaresSettings
+from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
+from dpftrl_fast.convex.settings import LOSSES
 from dpftrl_fast.fitting import FitResult, RunSettings, fit, make_plan
 from dpftrl_fast.fitting.evaluation import metric_name, ridge_reference, scores
 from dpftrl_fast.fitting.model_file import model_facts

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +19,7 @@ import joblib
 import numpy as np
 import pytest
 from estimator_cases import make, recorded_noises
-from meta_cases import CASES, SINGLE, THREE, X, Y, classifier, regressor
+from meta_cases import CASES, SINGLE, THREE, TWO, X, Y, classifier, regressor
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, clone
 from sklearn.ensemble import VotingRegressor
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, cross_val_score
@@ -28,6 +30,7 @@ from dpftrl_fast.accounting import compose
 from dpftrl_fast.linear_model import DPFTRLLeastSquares, DPFTRLRegressor
 
 FITS = re.compile(r"makes up to (\d+) fits on the same rows")
+WORKER = re.compile("this fit is in a worker, which does not see the fits of other workers")
 TOTAL = re.compile(r"together up to epsilon (\S+) at delta (\S+) \(replace-one: (\S+)\)")
 
 
@@ -141,32 +144,161 @@ def test_the_message_does_not_depend_on_values() -> None:
     assert len(texts[0]) == 1 and texts[1:] == texts[:1] * 2
 
 
-PROCESSES = """
-import warnings
+PROGRAM = """
+import json, multiprocessing, sys, tempfile, warnings
+import joblib
+from dpftrl_fast import PrivacyBudget
 from meta_cases import *
+warnings.filterwarnings("ignore", "this model may not learn|classes is not given")
+
+small = classifier(batch_size=5)
+calls = {
+    "OneVsRest": lambda n: OneVsRestClassifier(classifier(), n_jobs=n).fit(X, THREE),
+    "OneVsOne": lambda n: OneVsOneClassifier(small, n_jobs=n).fit(X, THREE),
+    "cross_validate": lambda n: cross_validate(regressor(), X, Y, cv=9, n_jobs=n),
+    "Bagging": lambda n: BaggingRegressor(
+        regressor(), n_estimators=4, bootstrap=False, n_jobs=n).fit(X, Y),
+    "outputs": lambda n: MultiOutputRegressor(regressor(), n_jobs=n).fit(X, np.stack([Y, Y], 1)),
+    "search of OneVsRest": lambda n: search(
+        OneVsRestClassifier(small, n_jobs=n), {"estimator__epsilon": [0.1, 0.2]}, n_jobs=n
+    ).fit(X, THREE),
+    "SequentialFeatureSelector": lambda n: SequentialFeatureSelector(
+        regressor(), n_features_to_select=1, cv=9, n_jobs=n).fit(X, Y),
+}
+
+def said(call):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        call()
+    return [(str(one.message), one.filename) for one in seen if "mu^2" in str(one.message)]
+
+def loop(n, **given):
+    model = regressor(**given)
+    return lambda: joblib.Parallel(n)(joblib.delayed(model.fit)(X, Y) for _ in range(3))
+
+def started(method, **given):
+    model = regressor(**given)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        pool.starmap(model.fit, [(X, Y)] * 3)
+
 if __name__ == "__main__":
-    search(OneVsRestClassifier(classifier(batch_size=5)), {"estimator__epsilon": [0.1, 0.2]},
-           n_jobs=2).fit(X, THREE)
+    found = {}
+    for name, call in calls.items():
+        found[name] = [said(lambda: call(1)), []]
+        with joblib.parallel_backend(sys.argv[1]):
+            print("call", name, file=sys.stderr)
+            found[name][1] = said(lambda: call(2))
+    with tempfile.TemporaryDirectory() as folder, joblib.parallel_backend(sys.argv[1]):
+        budget = PrivacyBudget(100.0, 1e-6, path=folder + "/budget")
+        print("call loop", file=sys.stderr)
+        loop(2)()
+        print("call loop of one worker", file=sys.stderr)
+        loop(1)()
+        print("call budget", file=sys.stderr)
+        loop(2, budget=budget)()
+        with budget:
+            loop(2)()
+            calls["OneVsRest"](2)
+        for method in ("fork", "spawn", "forkserver"):
+            print("call", method, file=sys.stderr)
+            started(method)
+            print("call budget", file=sys.stderr)
+            started(method, budget=budget)
+        found["charged"] = len(budget.table())
+    print(json.dumps(found))
 """
 
 
 @pytest.mark.process
-def test_workers_do_not_warn_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "loky",
+        pytest.param("multiprocessing", marks=pytest.mark.slow),
+        pytest.param("threading", marks=pytest.mark.slow),
+    ],
+)
+def test_calls_with_workers_warn_as_those_without(backend: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROCESSES)
+    program.write_text(PROGRAM)
     support = str(Path(__file__).parents[1] / "support")
+    paths = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(program)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]),
-        },
+        [sys.executable, str(program), backend],
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    fits = [line for line in done.stderr.splitlines() if "fits" in line]
-    assert len(fits) == 1 and "up to 21 fits" in fits[0]
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("charged") == 3 + 3 + 3 + 3 * 3
+    for name, (alone, beside) in found.items():
+        assert len(alone) == 1 and alone == beside, name  # with the same total, at the same line
+        assert alone[0][1] == str(program)
+    # Warnings of worker processes, which no filter of the calling process sees.
+    workers: dict[str, int] = {}
+    for line in done.stderr.splitlines():
+        if line.startswith("call "):
+            current = line[5:]
+            workers.setdefault(current, 0)
+        elif "mu^2" in line:
+            assert WORKER.search(line), line
+            workers[current] += 1
+    for name in [*found, "budget", "loop of one worker"]:
+        assert workers[name] == 0, name
+    for name in ("loop", "fork", "spawn", "forkserver"):
+        assert workers[name] > 0, name
+
+
+def test_a_fit_in_a_worker_warns_before_anything_is_spent() -> None:
+    model = regressor()
+    with (
+        recorded_noises() as noises,
+        warnings.catch_warnings(),
+        joblib.parallel_backend("threading"),
+    ):
+        warnings.filterwarnings("error", message=WORKER.pattern)
+        with pytest.raises(UserWarning, match=WORKER.pattern):
+            joblib.Parallel(2)(joblib.delayed(model.fit)(X, Y) for _ in range(2))
+        assert noises == []
+        assert len(said(lambda: model.fit(X, Y))) == 0
+
+
+def test_the_warning_of_a_worker_does_not_depend_on_values() -> None:
+    bad = X.copy()
+    bad[5] = 1e300
+
+    def texts(data: Any) -> list[str]:
+        def call() -> None:
+            with joblib.parallel_backend("threading"):
+                joblib.Parallel(2)(joblib.delayed(regressor().fit)(data, Y) for _ in range(2))
+
+        return [str(one.message) for one in said(call)]
+
+    assert texts(X) == texts(bad) and len(texts(X)) == 2
+
+
+def test_another_thread_that_holds_the_estimator_does_not_silence_a_call() -> None:
+    """A thread which is not joblib's looks at its own calls only."""
+    model, here, there = classifier(batch_size=5), threading.Event(), threading.Event()
+
+    class Waiting(OneVsRestClassifier):  # type: ignore[misc]
+        def fit(self, X: Any, y: Any) -> Any:
+            super().fit(X, y)
+            there.set()
+            assert here.wait(60)
+            return self
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = threading.Thread(target=Waiting(model).fit, args=(X, THREE))
+        other.start()
+        assert there.wait(60)
+        copied = clone(model)
+        here.set()
+        other.join()
+    assert len(said(lambda: cross_val_score(copied, X, TWO, cv=2))) == 1
 
 
 def test_threads_do_not_warn_again() -> None:

@@ -14,7 +14,7 @@ import scipy.sparse
 
 from dpftrl_fast.accounting import FixedEpochs, SinglePass, plan_schedule
 from dpftrl_fast.convex.row_batches import SparseRows
-from dpftrl_fast.convex.settings import check_settings
+from dpftrl_fast.convex.setting_rules import check_settings
 from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model import DPFTRLRegressor
 from dpftrl_fast.linear_model._stream import stream_batch

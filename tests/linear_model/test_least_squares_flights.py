@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.convex.least_squares.engine import LeastSquares, batch_sums
+from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.sums import batch_sums
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.datasets import flights
 from dpftrl_fast.tables import Encoder

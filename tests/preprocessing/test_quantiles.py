@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dpftrl_fast import BudgetExceeded, PrivacyBudget
 from dpftrl_fast.accounting import SinglePass, compose
 from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.preprocessing import BoundedScaler, private_quantiles, quantiles
@@ -137,3 +138,71 @@ def test_wrong_arguments_are_refused(options: Any, words: str) -> None:
     given = {"bounds": (0, 1), **options}
     with pytest.raises(ValueError, match=words):
         private_quantiles(np.zeros((5, 1)), **given)
+
+
+# ---- Budgets ----
+
+
+def test_quantiles_are_charged_to_the_block_and_to_the_budget_given() -> None:
+    x = np.zeros((10, 3))
+    own = PrivacyBudget(2.0, 1e-6)
+    with PrivacyBudget(1.0, 1e-6, neighbours="replace-one") as block:
+        one = private_quantiles(x, (-1, 1), epsilon=0.3, bins=16)
+        two = private_quantiles(x, (-1, 1), epsilon=0.1, bins=16, budget=own)
+        private_quantiles(x, (-1, 1), epsilon=0.1, bins=16, budget=block)  # once
+    third = private_quantiles(x, (-1, 1), epsilon=0.2, bins=16, budget=own)
+    assert [row.label for row in own.table()] == [
+        "private_quantiles, 3 columns, epsilon 0.1, 16 bins",
+        "private_quantiles, 3 columns, epsilon 0.2, 16 bins",
+    ]
+    assert own.spent == compose([two, third]).epsilon(1e-6)
+    expected = compose([one, two, two])
+    assert block.spent == expected.epsilon(1e-6, neighbours="replace-one")
+    assert block.guarantee.mu_squared == pytest.approx(sum(q.mu**2 for q in (one, two, two)))
+
+
+def test_quantiles_beyond_a_budget_are_refused_before_a_row_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[int] = []
+    budget = PrivacyBudget(0.3, 1e-6)
+
+    def counts(*_: Any) -> Any:
+        read.append(len(budget.table()))
+        raise OSError("the rows end here")
+
+    monkeypatch.setattr(quantiles, "_counts", counts)
+    x = np.zeros((10, 1))
+    with budget, pytest.raises(BudgetExceeded):
+        private_quantiles(x, (0, 1), epsilon=0.4)
+    assert read == [] and budget.table() == []
+    with budget, pytest.raises(OSError, match="the rows end here"):
+        private_quantiles(x, (0, 1), epsilon=0.2)
+    assert read == [1] and len(budget.table()) == 1  # charged before, and it stays
+
+
+def test_a_call_that_is_wrong_is_not_charged() -> None:
+    x = np.zeros((10, 1))
+    with PrivacyBudget(0.3, 1e-6) as budget:
+        with pytest.raises(ValueError, match="noise_seed must be None inside a privacy budget"):
+            private_quantiles(x, (0, 1), noise_seed=1)
+        for wrong in ({"bounds": (1, 0)}, {"quantiles": (2.0,)}, {"x": np.zeros((3, 1, 2))}):
+            with pytest.raises(ValueError, match=r"bounds|quantiles|dim"):
+                private_quantiles(**{"x": x, "bounds": (0, 1), **wrong})
+    with pytest.raises(TypeError, match="budget must be a PrivacyBudget or None, got float"):
+        private_quantiles(x, (0, 1), budget=1.0)  # type: ignore[arg-type]
+    assert budget.table() == []
+
+
+@pytest.mark.parametrize("row", [(1e300, -np.inf), (np.nan, np.nan)])
+def test_a_charge_does_not_depend_on_values(row: Any) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.uniform([-1, 0], [1, 9], (50, 2))
+    other = x.copy()
+    other[7] = row
+    tables = []
+    for data in (x, other):
+        with PrivacyBudget(1.0, 1e-6) as budget, np.errstate(all="raise"):
+            private_quantiles(data, [(-1, 1), (0, 9)], bins=16)
+        tables.append(budget.table())
+    assert tables[0] == tables[1] and len(tables[0]) == 1

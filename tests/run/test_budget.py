@@ -306,7 +306,9 @@ def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path) -> None:
             assert path.read_bytes() == content, name
 
 
-def test_every_changed_byte_is_noticed_and_every_cut_takes_whole_lines(tmp_path: Path) -> None:
+def test_every_changed_byte_is_noticed_and_every_cut_takes_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "budget"
     budget = PrivacyBudget(10.0, DELTA, path=path)
     for label in ("first", "second"):
@@ -321,8 +323,103 @@ def test_every_changed_byte_is_noticed_and_every_cut_takes_whole_lines(tmp_path:
             PrivacyBudget.open(path)
     for size in range(start, len(whole) + 1):
         path.write_bytes(whole[:size])
+        another_process(monkeypatch)
         with locked([path], read=True) as (file,):
             assert len(file.charges) == whole[start:size].count(b"\n")
+
+
+# ---- An older copy of the file ----
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what this process has seen, as another one would not know it."""
+    monkeypatch.setattr(budget_file, "_seen", {})
+
+
+def test_an_older_copy_is_refused_by_the_process_that_has_spent_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "budget"
+    budget = PrivacyBudget(10.0, DELTA, path=path)
+    budget.spend(plan())
+    older = path.read_bytes()
+    budget.spend(plan())
+    newest = path.read_bytes()
+    shutil.copy(path, tmp_path / "kept")
+    path.write_bytes(older)  # restored in place, then as another file
+    for restored in (path, tmp_path / "restored"):
+        restored.write_bytes(older)
+        for call in (
+            lambda: budget.spend(plan()),
+            lambda: budget.spent,
+            lambda: check([budget], plan()),
+            lambda file=restored: PrivacyBudget.open(file),
+            lambda file=restored: PrivacyBudget(10.0, DELTA, path=file),
+        ):
+            with pytest.raises(ValueError, match="hold the 2 charges that this process has seen"):
+                call()
+        assert restored.read_bytes() == older
+    path.write_bytes(newest)
+    budget.spend(plan())
+    assert len(budget.table()) == 3
+    # A process that has not seen more cannot notice: docs/budget.md says so.
+    path.write_bytes(older)
+    another_process(monkeypatch)
+    assert len(PrivacyBudget.open(path).table()) == 1
+
+
+def test_a_copy_that_was_spent_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "budget"
+    budget = PrivacyBudget(10.0, DELTA, path=path)
+    older = path.read_bytes()
+    budget.spend(plan(), label="mine")
+    mine = dict(budget_file._seen)
+    path.write_bytes(older)
+    another_process(monkeypatch)
+    for label in ("theirs", "more of theirs"):
+        budget.spend(plan(), label=label)
+    monkeypatch.setattr(budget_file, "_seen", mine)
+    with pytest.raises(ValueError, match="hold the 1 charges that this process has seen in this"):
+        budget.spend(plan())
+
+
+def test_what_others_have_spent_is_taken_and_then_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "budget"
+    budget = PrivacyBudget(10.0, DELTA, path=path)
+    budget.spend(plan())
+    before, mine = path.read_bytes(), dict(budget_file._seen)
+    another_process(monkeypatch)
+    budget.spend(plan())
+    monkeypatch.setattr(budget_file, "_seen", mine)
+    assert len(budget.table()) == 2  # the other's charge is read here
+    path.write_bytes(before)
+    with pytest.raises(ValueError, match="the 2 charges that this process has seen"):
+        budget.spend(plan())
+
+
+def test_a_charge_that_failed_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets = [PrivacyBudget(10.0, DELTA, path=tmp_path / name) for name in "ab"]
+    sync, left = os.fsync, [1]
+
+    def fails(handle: int) -> None:
+        if not left:
+            raise OSError("disk full")
+        left.pop()
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(budget_file.os, "fsync", fails)
+        with pytest.raises(OSError, match="disk full"):
+            charge(budgets, plan(), label="both")
+    for budget in budgets:
+        assert budget.table() == []
+        budget.spend(plan())
 
 
 def test_a_missing_or_an_other_file_is_refused(tmp_path: Path) -> None:
@@ -363,7 +460,9 @@ def test_a_file_that_is_replaced_while_its_lock_is_awaited_is_refused(tmp_path: 
     assert len(errors) == 1 and "was replaced" in errors[0] and budget.table() == []
 
 
-def test_a_line_that_a_crash_has_cut_is_not_counted_and_is_overwritten(tmp_path: Path) -> None:
+def test_a_line_that_a_crash_has_cut_is_not_counted_and_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "budget"
     budget = PrivacyBudget(10.0, DELTA, path=path)
     budget.spend(plan())
@@ -373,10 +472,12 @@ def test_a_line_that_a_crash_has_cut_is_not_counted_and_is_overwritten(tmp_path:
     one = plan().epsilon(DELTA)
     for end in (start + 1, start + 40, len(whole) - 1):
         path.write_bytes(whole[:end])
+        another_process(monkeypatch)  # that of the last line has crashed
         assert budget.spent == one
         budget.spend(plan())
         assert path.read_bytes() == whole
     path.write_bytes(whole[:start] + bytes(50))  # a crash of the machine can leave zeros
+    another_process(monkeypatch)
     assert budget.spent == one
 
 

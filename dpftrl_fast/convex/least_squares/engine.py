@@ -13,39 +13,30 @@ and its own theta; W_t is the same.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import non_negative, optional, positive, positive_integer, vector_of
-from dpftrl_fast.convex.admission import Admission
+from dpftrl_fast._validate import integer, non_negative, optional, positive, positive_integer
 from dpftrl_fast.convex.least_squares.completion import noise_at
 from dpftrl_fast.convex.least_squares.memory import bytes_needed, refuse_too_large
 from dpftrl_fast.convex.least_squares.moments import Moments, moments_of
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
+from dpftrl_fast.convex.least_squares.secret_sums import SecretSums, in_turn
 from dpftrl_fast.convex.least_squares.solver import Minimiser, Solve, Solver, iterates
-from dpftrl_fast.convex.least_squares.sums import batch_sums, update_of
 from dpftrl_fast.convex.least_squares.trust_region import minimise_on_ball
-from dpftrl_fast.convex.least_squares.weights import weights_of
-from dpftrl_fast.convex.row_batches import Batch
-from dpftrl_fast.kernels.least_squares import MOST_ROWS
 from dpftrl_fast.kernels.packed import (
     add_noise,
-    add_packed,
     packed_product,
     packed_size,
     unpack,
 )
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.noise.process import process_mark
-from dpftrl_fast.rounding import clip_limit, noisy_sum, two_sum
+from dpftrl_fast.rounding import clip_limit, noisy_sum
 
 FloatArray = NDArray[np.float64]
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 # Attributes that a state holds as they are.
 _STATE = (
@@ -65,21 +56,7 @@ def _radii(radius: float | Sequence[float] | None, targets: int) -> list[float] 
     return [positive("radius", one) for one in given]
 
 
-def _in_turn(method: _Method) -> _Method:
-    """Let calls from several threads take turns; suppress floating-point errors.
-
-    They would reveal values of rows where the caller has set NumPy to raise.
-    """
-
-    @wraps(method)
-    def call(self: LeastSquares, *args: Any, **named: Any) -> Any:
-        with self._turn, np.errstate(all="ignore"):
-            return method(self, *args, **named)
-
-    return cast(_Method, call)
-
-
-class LeastSquares:
+class LeastSquares(SecretSums):
     """The engine of private least squares: it holds the secret key and sums, and releases models.
 
     It cannot be pickled. Calls from several threads take turns.
@@ -115,11 +92,8 @@ class LeastSquares:
     penalty : float, default 0
         alpha of a ridge penalty alpha ||theta||^2 on all columns but the constant one. The ridge on
         these is max(alpha, lambda_t/2).
-
-    Attributes
-    ----------
-    admission : Admission
-        Checks the users of each step; its `write_ahead` is for the journal of a run.
+    unpenalised : int, default 0
+        Number of further columns without the penalty, the last ones of the rows.
 
     Notes
     -----
@@ -140,6 +114,7 @@ class LeastSquares:
     --------
     >>> import numpy as np
     >>> from dpftrl_fast import accounting
+    >>> from dpftrl_fast.convex.row_batches import Batch
     >>> plan = LeastSquaresPlan.calibrate(
     ...     epsilon=1.0, delta=1e-6, x_norm_bound=1.0, y_bound=1.0,
     ...     participation=accounting.SinglePass(100),
@@ -165,10 +140,10 @@ class LeastSquares:
         threads: int | None = None,
         regret: bool = False,
         penalty: float = 0.0,
+        unpenalised: int = 0,
     ) -> None:
         if not isinstance(plan, LeastSquaresPlan):
             raise TypeError(f"plan must be a LeastSquaresPlan, got {type(plan).__name__}")
-        self.plan = plan
         p = positive_integer("n_features", n_features) + (plan.constant > 0)
         if dtype == "float32" and not plan.row_norm <= _LARGEST_NORM:
             raise ValueError(
@@ -185,18 +160,12 @@ class LeastSquares:
             radii=_radii(radius, plan.targets),
             solver=solver,
             penalty=non_negative("penalty", penalty),
-            penalised=p - (plan.constant > 0),
+            penalised=p - (plan.constant > 0) - integer("unpenalised", unpenalised, 0, n_features),
         )
         self._ridge_factor = positive("ridge_factor", ridge_factor)
         self._solve_every = optional(positive_integer, "solve_every", solve_every)
         self._noises = plan.noise(p, seed=seed, memory=memory, dtype=dtype, threads=threads)
-        self._update = update_of(plan, p)
-        self._p, self._t, self._process = p, 0, process_mark()
-        self._whole, self._turn = True, threading.RLock()
-        self.admission = Admission(plan.bias)
-        size = packed_size(p)
-        self._total, self._low = np.zeros(size), np.zeros(size)
-        self._bias, self._bias_low, self._batch_bias = np.zeros((3, plan.bias_size(p)))
+        super().__init__(plan, p)
         self._noisy = np.empty(0, dtype)  # the released triangle and vector of the last model
         self._noisy_bias = np.zeros(plan.bias_size(p))
         shape = (plan.targets, p)
@@ -207,115 +176,27 @@ class LeastSquares:
         self._loss: float | None = 0.0 if regret else None
 
     @property
-    def steps_taken(self) -> int:
-        """Steps taken."""
-        return self._t
-
-    @property
     def reproducible(self) -> bool:
         """True when a seed was given: not private."""
         return self._noises[0].reproducible
 
     # ---- Steps ----
 
-    @_in_turn
-    def step(self, batch: Batch) -> None:
-        """Take one step with a batch of rows.
+    def _before_step(self) -> float:
+        return self._objective() if self._loss is not None else 0.0
 
-        Parameters
-        ----------
-        batch : Batch
-            Rows and targets; no rows give zeros. Values are never refused: a row with a number
-            that is not finite, in x or y, counts as zero. Rows of one user (`starts`) have a common
-            weight, see :func:`dpftrl_fast.convex.least_squares.weights.weights_of`. With their
-            `ids`, the guard of the plan checks the users, in all steps of a run or in none.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For types, dtypes, shapes and layouts. Nothing has changed then.
-        RuntimeError
-            If all declared steps are taken, an earlier step was interrupted, or the process is a
-            fork of the one that made the engine.
-        """
-        self._check_turn()
-        ids = None if batch.starts is None else batch.ids
-        apart = batch.starts is not None or self.admission.write_ahead is not None
-        if apart or len(batch.y) > MOST_ROWS:
-            bias, packed = batch_sums(self.plan, batch)  # one addition to the sums, as for them
-            vector_of("bias", bias, self._bias.size, (np.dtype(np.float64),))
-            self.admission.admit(self._t + 1, ids, bias, packed)
-            self.step_sums(bias, packed)
-            return
-        self.admission.admit(self._t + 1, ids)
-        before = self._objective() if self._loss is not None else 0.0
-        weights = weights_of(self.plan, batch)
-        self._whole = False
-        try:
-            self._update.add(batch.X, batch.y, self._total, self._low, self._batch_bias, weights)
-        except (TypeError, ValueError):  # the call was refused
-            self._whole = True
-            raise
-        self._finish(self._batch_bias, before)
-
-    @_in_turn
-    def step_sums(self, bias: FloatArray, packed: FloatArray) -> None:
-        """Take one step with the sums of a batch, as `batch_sums` returns them.
-
-        The models are those of `step` with the rows, to the bit, and so are the errors.
-        """
-        self._check_turn()
-        vector_of("bias", bias, self._bias.size, (np.dtype(np.float64),))
-        before = self._objective() if self._loss is not None else 0.0
-        self._whole = False
-        try:
-            add_packed(packed, self._total, self._low)
-        except (TypeError, ValueError):
-            self._whole = True
-            raise
-        self._finish(bias, before)
-
-    sums_follow_model = False
-
-    def summing(self) -> Callable[[Batch], tuple[FloatArray, FloatArray]]:
-        """Return the function that sums a batch, in any process; it holds public facts only."""
-        return partial(batch_sums, self.plan)
-
-    def advance(self, sums: tuple[FloatArray, FloatArray]) -> None:
-        """Take one step with the sums that `summing` made of a batch; they may be unaligned."""
-        self.step_sums(*(np.require(part, requirements=["C", "A"]) for part in sums))
-
-    def _check_turn(self) -> None:
-        self._check_whole()
-        if self._t == self.plan.steps:
-            raise RuntimeError(f"step must be one of the {self._t} declared, got one more")
-
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RuntimeError(
-                "a step was interrupted: part of its rows may be in the sums, and this run cannot "
-                "continue"
-            )
-        if not self.reproducible and self._process != process_mark():
-            raise RuntimeError(
-                "this process was forked from one that holds the same key: both would add the same "
-                "noise to different sums"
-            )
-
-    def _finish(self, bias: FloatArray, before: float) -> None:
-        total, error = two_sum(self._bias, bias)
-        self._bias, self._bias_low = total, self._bias_low + error
-        self._t += 1
+    def _in_sums(self, before: float) -> None:
         if self._loss is not None:
             self._loss += self._objective() - before
-        self._whole = True
+
+    def _after_step(self) -> None:
         every = self._solve_every
         if every is not None and (self._t % every == 0 or self._t == self.plan.steps):
             self._solve()
 
     # ---- State ----
 
-    @_in_turn
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`: **a secret**, with the keys and un-noised sums.
 
@@ -332,7 +213,7 @@ class LeastSquares:
             "guard": self.admission.state_dict(),
         }
 
-    @_in_turn
+    @in_turn
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state of a run with the same arguments, with the same models to the bit.
 
@@ -380,7 +261,7 @@ class LeastSquares:
         """Reports of the models made so far, target after target."""
         return tuple(self._solves)
 
-    @_in_turn
+    @in_turn
     def released(self) -> tuple[FloatArray, NDArray[Any]]:
         """Return the noisy sums behind the last model: as private as the model.
 
@@ -414,7 +295,7 @@ class LeastSquares:
         constant = clip_limit(self.plan.constant)
         return moments_of(self.plan, self._solves[-1].step, bias, covariance, constant)
 
-    @_in_turn
+    @in_turn
     def _solve(self) -> None:
         t = self._t
         if t == 0 or (self._solves and self._solves[-1].step == t):
@@ -446,7 +327,7 @@ class LeastSquares:
 
     # ---- Not private ----
 
-    @_in_turn
+    @in_turn
     def regret(self) -> float:
         """Return the regret of the models so far: computed from un-noised sums, NOT PRIVATE.
 

@@ -2,16 +2,17 @@
 """Warning of several fits on the same rows, before the first of them.
 
 Meta-estimators and searches know nothing of privacy. Before their first fit they clone the
-estimator or ask for its tags, in the calling process, so both inspect their callers: the outermost
-of them that fits private estimators several times is warned of once, with the epsilon of all fits
-together. Inside a privacy budget, which counts them, nothing is said.
+estimator or ask for its tags in the calling process, or joblib clones or pickles it there for their
+workers. All of these inspect the running calls: the outermost of them that fits private estimators
+several times is warned of once, with the epsilon of all fits together. A fit in a worker whose
+calls are not seen warns that its epsilon cannot be added to those of the others. Inside a privacy
+budget, which counts all of them, nothing is said.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -20,25 +21,23 @@ from sklearn.model_selection._search import BaseSearchCV
 
 from dpftrl_fast.accounting import epsilon
 from dpftrl_fast.accounting.curve.rounding import short_up, text_up
-from dpftrl_fast.linear_model.callers.budgets import budgets_of, carried_by
+from dpftrl_fast.linear_model.callers.budgets import Place, budgets_of, carried_by
 from dpftrl_fast.linear_model.callers.counts import (
     Counting,
     Fits,
     one_mu_squared,
     private_parts,
 )
+from dpftrl_fast.linear_model.callers.frames import (
+    Call,
+    calls_elsewhere,
+    calls_here,
+    holds,
+    in_worker,
+)
+from dpftrl_fast.run.budget import this_process
 from dpftrl_fast.run.budget_share import kept_for_floors
 
-_METHODS = {"fit", "fit_transform", "fit_predict", "partial_fit"}
-_FUNCTIONS = {
-    "cross_validate",
-    "cross_val_score",
-    "cross_val_predict",
-    "learning_curve",
-    "validation_curve",
-    "permutation_test_score",
-}
-_SELECTION = "sklearn.model_selection._validation"
 #: Local name in the frame of a call that was looked at: whether it makes several fits.
 _MARK = "_dpftrl_fast_several_fits"
 _DRAWN = (
@@ -47,15 +46,15 @@ _DRAWN = (
 )
 
 
-def announce(estimator: Any, private: type) -> bool:
+def announce(estimator: Any, private: type) -> Place | None:
     """Warn of several fits in the calls that clone or look at an estimator, once for each call.
 
     `private` is the base of the private estimators.
 
     Returns
     -------
-    bool
-        Whether such a call is running, here or where the estimator comes from.
+    (process, thread), optional
+        Where such a call is running: here, or where the estimator comes from.
 
     Raises
     ------
@@ -66,75 +65,100 @@ def announce(estimator: Any, private: type) -> bool:
     Examples
     --------
     >>> from dpftrl_fast.linear_model import DPFTRLRegressor
-    >>> announce(DPFTRLRegressor(), DPFTRLRegressor)  # no search, no warning
-    False
+    >>> announce(DPFTRLRegressor(), DPFTRLRegressor) is None  # no search, no warning
+    True
     """
 
     def is_private(value: Any) -> bool:
         return isinstance(value, private)
 
-    calls = [*_calls(is_private)]
+    calls = calls_here(is_private)
     if calls and budgets_of(estimator):
-        for _, frame in calls:
-            _refuse_resampling(frame.f_locals, is_private)
-    if carried_by(estimator).announced is not None:
-        return True
-    for depth, frame in reversed(calls):
-        local = frame.f_locals
+        for call in calls:
+            _refuse_resampling(call.frame.f_locals, is_private)
+    carried = carried_by(estimator).announced
+    if carried is not None:
+        return carried
+    return _announced(calls, estimator, is_private) or announce_to_worker(estimator, private)
+
+
+def announce_to_worker(estimator: Any, private: type) -> Place | None:
+    """Warn of several fits in the calls for whose workers joblib clones or pickles an estimator.
+
+    Returns
+    -------
+    (process, thread), optional
+        Where such a call is running, in this process.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.linear_model import DPFTRLRegressor
+    >>> announce_to_worker(DPFTRLRegressor(), DPFTRLRegressor) is None  # joblib is not running
+    True
+    """
+
+    def is_private(value: Any) -> bool:
+        return isinstance(value, private)
+
+    return _announced(calls_elsewhere(estimator, is_private), estimator, is_private)
+
+
+def announce_in_worker(estimator: Any, private: type) -> None:
+    """Warn of a fit in a worker, beside others that are neither seen nor counted.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.linear_model import DPFTRLRegressor
+    >>> announce_in_worker(DPFTRLRegressor(), DPFTRLRegressor)  # no worker, no warning
+    """
+    if in_worker() and not budgets_of(estimator) and announce(estimator, private) is None:
+        warnings.warn(
+            "this fit is in a worker, which does not see the fits of other workers: each fit on "
+            "the same rows adds its mu^2, so that N equal fits have sqrt(N) times the mu of one, "
+            "while epsilon_ is that of this fit, and no total can be stated here. Make the "
+            "estimators with budget=dpftrl_fast.PrivacyBudget(epsilon, delta, path=FILE), whose "
+            "file counts the fits of all processes and refuses those beyond the budget",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _announced(calls: list[Call], estimator: Any, is_private: Any) -> Place | None:
+    """Warn of calls that make several fits, the outermost first, and return where one runs."""
+    for call in reversed(calls):
+        local = call.frame.f_locals
         if local.get(_MARK) is None:
             caller = local.get("self")
             if isinstance(caller, BaseSearchCV):
                 _refuse_seed(caller, is_private)
             local[_MARK] = True  # in CPython it stays with the frame; counting asks for tags, too
             try:
-                local[_MARK] = _warn(frame, is_private, depth, silent=bool(budgets_of(estimator)))
+                local[_MARK] = _warn(call, is_private, silent=bool(budgets_of(estimator)))
             except BaseException:  # a filter has made it an error, which a caller may swallow
                 local[_MARK] = None
                 raise
         if local[_MARK]:
-            return True
-    return False
+            return this_process(), call.thread
+    return None
 
 
-def _warn(frame: FrameType, is_private: Any, depth: int, *, silent: bool) -> bool:
+def _warn(call: Call, is_private: Any, *, silent: bool) -> bool:
     """Return whether a call makes several fits, and warn of them unless silent."""
-    fits = _fits(frame, is_private)
+    fits = _fits(call.frame, is_private)
     several = fits is None or sum(fits.values()) > 1
     if several and not silent:
-        drawn = _drawing(frame.f_locals, is_private) is not None
-        words = _words(_name(frame), None if drawn else fits) + _DRAWN * drawn
-        warnings.warn(words, UserWarning, stacklevel=depth + 1)
+        drawn = _drawing(call.frame.f_locals, is_private) is not None
+        words = _words(_name(call.frame), None if drawn else fits) + _DRAWN * drawn
+        shown = call.outer  # the line that made the call, which may run in another thread
+        warnings.warn_explicit(
+            words,
+            UserWarning,
+            filename=shown.f_code.co_filename,
+            lineno=shown.f_lineno,
+            module=shown.f_globals.get("__name__"),
+            registry=shown.f_globals.setdefault("__warningregistry__", {}),
+        )
     return several
-
-
-def _calls(is_private: Any) -> Iterator[tuple[int, FrameType]]:
-    """Yield the callers that fit private estimators, with the `stacklevel` that shows their own."""
-    frame: FrameType | None = sys._getframe(2)
-    depth = 2
-    held: list[FrameType] = []
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("sklearn.", "joblib.", "dpftrl_fast.")):
-            for one in held:
-                yield depth, one
-            held = []
-        name = frame.f_code.co_name
-        function = module == _SELECTION and name in _FUNCTIONS
-        if function or (name in _METHODS and _holds(frame.f_locals.get("self"), is_private)):
-            held.append(frame)
-        frame, depth = frame.f_back, depth + 1
-    for one in held:
-        yield depth, one
-
-
-def _holds(caller: Any, is_private: Any) -> bool:
-    """Return whether a caller is a meta-estimator around private estimators."""
-    if not isinstance(caller, BaseEstimator) or is_private(caller):
-        return False
-    try:
-        return any(True for _ in private_parts(caller, is_private))
-    except Exception:  # an estimator whose parameters cannot be read
-        return False
 
 
 def _fits(frame: FrameType, is_private: Any) -> Fits | None:
@@ -186,7 +210,7 @@ def _drawing(local: Mapping[str, Any], is_private: Any) -> Any:
 
 def _resampling(value: Any, is_private: Any) -> Any:
     """Return an ensemble of private estimators that may take a row several times, or None."""
-    if isinstance(value, BaseEstimator) and _holds(value, is_private):
+    if isinstance(value, BaseEstimator) and holds(value, is_private):
         if getattr(value, "bootstrap", False) or type(value).__name__.startswith("AdaBoost"):
             return value
         value = [*value.get_params(deep=False).values()]

@@ -13,19 +13,23 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model.sources.labels import group_numbers
 from dpftrl_fast.run.budget import (
     PrivacyBudget,
     Process,
+    budgets_here,
     charge,
     check,
     entered_budgets,
+    refuse_seed,
     this_process,
 )
 
+#: A process and one of its threads.
+Place: TypeAlias = "tuple[Process, int]"
 #: Attribute of an estimator with what its pickles and clones carry to other processes and threads.
 CARRIED = "_carried"
 
@@ -39,15 +43,15 @@ class Carried:
     budgets : tuple of (PrivacyBudget, process)
         Those that were entered, and by which process. That process knows itself whether it is still
         in the block; any other is told by this.
-    announced : tuple, optional
-        Process and thread that have warned of several fits on the same rows.
+    announced : (process, thread), optional
+        Those that have warned of several fits on the same rows.
     """
 
     budgets: tuple[tuple[PrivacyBudget, Process], ...] = ()
-    announced: tuple[Process, int] | None = None
+    announced: Place | None = None
 
 
-def here() -> tuple[Process, int]:
+def here() -> Place:
     """Return this process and this thread."""
     return this_process(), threading.get_ident()
 
@@ -66,27 +70,23 @@ def carried_by(model: Any) -> Carried:
     return Carried(budgets, None if found.announced == here() else found.announced)
 
 
-def carried_on(model: Any) -> Carried:
-    """Return the facts that a pickle of an estimator is to carry."""
+def carried_on(model: Any, announced: Place | None) -> Carried:
+    """Return the facts that a pickle of an estimator is to carry; a call has warned `announced`."""
     found = carried_by(model)
-    return Carried(tuple(dict.fromkeys((*entered_budgets(), *found.budgets))), found.announced)
+    budgets = tuple(dict.fromkeys((*entered_budgets(), *found.budgets)))
+    return Carried(budgets, found.announced or announced)
 
 
-def carry_to_clone(model: Any, clone: Any, *, announced: bool) -> None:
-    """Let a clone carry the facts of its estimator; `announced` calls have warned here."""
+def carry_to_clone(model: Any, clone: Any, announced: Place | None) -> None:
+    """Let a clone carry the facts of its estimator; a call has warned `announced`."""
     found = carried_by(model)
-    place = found.announced or (here() if announced else None)
-    if found.budgets or place is not None:
-        setattr(clone, CARRIED, Carried(found.budgets, place))
+    if found.budgets or announced is not None:
+        setattr(clone, CARRIED, Carried(found.budgets, announced))
 
 
 def budgets_of(model: Any) -> tuple[PrivacyBudget, ...]:
     """Return the budgets that a fit of this estimator is charged to; TypeError for a wrong one."""
-    given = model.budget
-    if given is not None and not isinstance(given, PrivacyBudget):
-        raise TypeError(f"budget must be a PrivacyBudget or None, got {type(given).__name__}")
-    entered = [budget for budget, _ in (*entered_budgets(), *carried_by(model).budgets)]
-    return tuple(dict.fromkeys([*entered, *([] if given is None else [given])]))
+    return budgets_here(model.budget, (budget for budget, _ in carried_by(model).budgets))
 
 
 class Spending:
@@ -109,11 +109,7 @@ class Spending:
 
     def __init__(self, model: Any) -> None:
         self._model, self._budgets = model, budgets_of(model)
-        if self._budgets and model.noise_seed is not None:
-            raise ValueError(
-                "noise_seed must be None inside a privacy budget, got one: such a fit is not "
-                "private"
-            )
+        refuse_seed(self._budgets, model.noise_seed, "a fit is")
 
     @property
     def is_charged(self) -> bool:

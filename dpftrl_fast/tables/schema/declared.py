@@ -43,6 +43,7 @@ _ENTRIES = (
     "row_norm_bound",
     "users",
     "group_column",
+    "weight_column",
 )
 
 
@@ -69,6 +70,8 @@ class Schema:
         Column with the user of each row, for a guarantee per user.
     per_class : bool
         Fit a target with two labels like one with more, with coefficients for each label.
+    weight_column : str or None
+        Numeric column with the private weight of each row.
 
     Examples
     --------
@@ -89,6 +92,7 @@ class Schema:
     users: int | None = None
     group_column: str | None = None
     per_class: bool = False
+    weight_column: str | None = None
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -195,9 +199,20 @@ class Schema:
             )
         return replace(self, users=count(users, "users"), group_column=column)
 
+    def with_weights(self, column: Any) -> Schema:
+        """Return the schema whose rows are weighted by a column."""
+        if not isinstance(column, str) or not column:
+            raise SchemaError(f"weight_column must be the name of a column, got {shown(column)}")
+        for name, own in (("target", self.target.name), ("group column", self.group_column)):
+            if column == own:
+                raise SchemaError(
+                    f"weight_column must be another column than the {name} {column!r}"
+                )
+        return replace(self, weight_column=column)
+
     def without_groups(self) -> Schema:
-        """Return the schema of tables that need no group column, such as test rows."""
-        return replace(self, group_column=None)
+        """Return the schema of tables without columns of users and weights, such as test rows."""
+        return replace(self, group_column=None, weight_column=None)
 
     def with_target(self, name: str) -> Schema:
         """Return the schema that predicts the declared numeric column `name`.
@@ -211,8 +226,9 @@ class Schema:
                 rest = tuple(other for other in self.columns if other is not column)
                 if not rest and not self.intercept:
                     raise SchemaError(f"no feature is left when {name!r} is the target")
-                if name == self.group_column:
-                    raise SchemaError(f"the group column {name!r} cannot be the target")
+                for kind in ("group", "weight"):
+                    if name == getattr(self, f"{kind}_column"):
+                        raise SchemaError(f"the {kind} column {name!r} cannot be the target")
                 return replace(self, target=column, columns=rest, per_class=False)
         raise SchemaError(
             f"target must be a numeric column declared in the schema with its bounds, got {name!r}"
@@ -220,7 +236,8 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as plain data; `from_dict` reads it back."""
-        groups = {"users": self.users, "group_column": self.group_column}
+        optional = ("users", "group_column", "weight_column")
+        given = {name: getattr(self, name) for name in optional}
         return {
             "version": SCHEMA_VERSION,
             "rows": self.rows,
@@ -229,7 +246,7 @@ class Schema:
             "columns": {column.name: column.to_dict() for column in self.columns},
             "intercept": self.intercept,
             "row_norm_bound": self.row_norm_bound,
-            **{name: value for name, value in groups.items() if value is not None},
+            **{name: value for name, value in given.items() if value is not None},
         }
 
     @classmethod
@@ -273,8 +290,10 @@ class Schema:
         )
         schema._refuse_overflow()
         schema = schema.with_task(top.get("task", schema.task))
-        group = top.get("group_column")
-        return schema if group is None else schema.with_groups(group)
+        group, weight = top.get("group_column"), top.get("weight_column")
+        if group is not None:
+            schema = schema.with_groups(group)
+        return schema if weight is None else schema.with_weights(weight)
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
