@@ -284,8 +284,8 @@ def clipped_sum(
         out = np.empty(theta.shape)
     else:
         check_changed("out", out, theta.shape, "that of theta", inputs)
-    if seen is not None:
-        check_changed("seen", seen, (1,), "one flag", {**inputs, "out": out}, INT64)
+    if seen is not None and not (array("seen", seen, INT64, 1).size == 1 and seen.flags.writeable):
+        raise ValueError("seen must be a writable array of shape (1,), got another")
     indices = arrays[1].dtype.char if sparse else ""
     total = out
     if theta.ndim != (1 if kind == "row" else 2):

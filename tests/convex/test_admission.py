@@ -137,7 +137,7 @@ def test_a_run_resumes_from_its_state_to_the_bit(engine: Any) -> None:
 @engines
 def test_an_interrupted_run_has_no_state(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine()
-    place = "dpftrl_fast.convex.least_squares.engine.add_packed"
+    place = "dpftrl_fast.convex.least_squares.secret_sums.add_packed"
     if engine is glm:
         place = "dpftrl_fast.ftrl.FTRL.step"
     monkeypatch.setattr(place, refuse)
