@@ -72,6 +72,7 @@ def weights_for(
     if class_weight is not None and isinstance(schema.target, LabelTarget):
         of_class = np.array([class_weight.get(label, 1.0) for label in schema.target.categories])
 
+    @np.errstate(all="ignore")  # a warning would reveal a weight
     def weigh(rows: Rows) -> FloatArray | None:
         found = None if rows.weight is None else rows.weight / unit
         if of_class is None:

@@ -107,6 +107,7 @@ class Encoder:
             None if self._weight is None else np.zeros(rows, np.float64),
         )
 
+    @np.errstate(all="ignore")  # an error or a warning would reveal a value
     def encode(self, table: pa.Table | pa.RecordBatch) -> Rows:
         """Encode a block of the file."""
         n = table.num_rows

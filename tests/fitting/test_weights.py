@@ -228,6 +228,22 @@ def test_nothing_but_models_depends_on_a_weight(tmp_path: Path, cell: str) -> No
     assert facts == others
 
 
+@pytest.mark.parametrize("cell", ["1e308", "1e-320", "0"])
+@pytest.mark.parametrize("schema", [REGRESSION, SEVERAL])
+def test_numpy_tells_of_no_weight_and_of_no_cell(
+    tmp_path: Path, schema: dict[str, Any], cell: str
+) -> None:
+    rows = lines()
+    rows[7] = f"{cell},{rows[7].split(',', 1)[1]}"
+    weights = [cell, *weights_of_rows()[1:]]
+    table = weighted(tmp_path / "t.csv", rows, weights, schema)
+    labels = schema["target"].get("categories", [])
+    own = dict.fromkeys(labels, 1e200) or None
+    tiny = LeastSquaresSettings(batch_size=BATCH, noise_seed=3, sample_weight_bound=1e-5)
+    with np.errstate(all="raise"):
+        fit(table, SETTINGS if own else tiny, class_weight=own)
+
+
 def test_users_keep_their_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     w, users = weights_of_rows(), {"users": 12, "group_column": "who"}
     table = weighted(tmp_path / "t.csv", lines(), w, {**REGRESSION, **users})

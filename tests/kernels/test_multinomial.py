@@ -110,6 +110,30 @@ def test_bad_rows_keep_their_slots_and_count_as_zero(sparse):
 
 @both
 @losses
+@pytest.mark.parametrize("users", [False, True], ids=["rows", "users"])
+def test_a_row_of_no_class_counts_as_zero_whatever_its_weight(users, loss, sparse):
+    X, y, theta = batch(4, 5, 3, np.float64, zeros=0.0)
+    y[:] = np.nan, -1.0, 3.0, 0.5
+    starts = np.arange(5) if users else None
+    weights = np.array([0.5, 2.0, -3.0, 1.0])
+    got = kernel(X, y, theta, 0.5, loss, sparse=sparse, starts=starts, weights=weights)
+    assert not got.any()
+    y[:] = 0.0  # they count with a class
+    assert kernel(X, y, theta, 0.5, loss, sparse=sparse, starts=starts, weights=weights).any()
+
+
+@both
+@pytest.mark.parametrize("constant", [0.0, 1.0])
+def test_rows_without_columns_have_the_gradient_of_their_constant(constant, sparse):
+    y = np.array([0.0, 2.0, 2.0])
+    theta = np.zeros((3, int(constant > 0)))
+    got = kernel(np.zeros((3, 0)), y, theta, 10.0, "multinomial", sparse=sparse, constant=constant)
+    expected = np.array([[0.0], [1.0], [-1.0]])[:, : theta.shape[1]]
+    np.testing.assert_allclose(got, expected, atol=1e-15)
+
+
+@both
+@losses
 def test_bounds_of_rows_and_a_constant(loss, sparse):
     X, y, _ = batch(30, 6, 3, np.float64, seed=8)
     X[4] = 0.0

@@ -26,6 +26,7 @@ from estimator_cases import (
 
 from dpftrl_fast import PrivacyBudget
 from dpftrl_fast.linear_model import DPFTRLClassifier, DPFTRLLeastSquares, DPFTRLRegressor
+from dpftrl_fast.linear_model.sources import memory
 
 LINEAR = (DPFTRLRegressor, DPFTRLClassifier)
 NUMBERS = (DPFTRLLeastSquares, DPFTRLRegressor)
@@ -186,6 +187,18 @@ def test_every_dense_loop_tells_of_a_bad_row(groups: bool, classes: int) -> None
     model = make(DPFTRLClassifier, batch_size=5, classes=[*range(classes)])
     X[11, 0] = INF
     refused(model, lambda: model.fit(X, y, groups=users), "row 11", "inf", "X")
+
+
+@pytest.mark.parametrize("cls", LINEAR)
+def test_finite_rows_whose_squares_overflow_are_searched_once(
+    cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+    monkeypatch.setattr(memory, "first_bad", searches.append)
+    X, y = rows(cls)
+    X[3::10] = 1e200
+    make(cls, batch_size=10).fit(X, y, groups=np.arange(len(y)))  # a user's squares are added up
+    assert len(searches) == 1 and searches[0].size == X.size
 
 
 @every

@@ -376,3 +376,31 @@ def test_a_stream_is_charged_once(tmp_path: Path, cls: Any, place: str | None) -
     with other.keep_stream(tmp_path / "other"):
         other.partial_fit(X[:10], y[:10], **first_of(cls))
     assert len(budget.table()) == 2
+
+
+@every
+def test_a_forked_stream_is_not_charged_but_refused(tmp_path: Path, cls: Any) -> None:
+    X, y = rows(cls)
+    budget = PrivacyBudget(4.0, 1e-6)
+    model = make(cls, horizon=60, budget=budget)
+    with model.keep_stream(tmp_path / "stream"):
+        model.partial_fit(X[:10], y[:10], **first_of(cls))
+    shutil.copytree(tmp_path / "stream", tmp_path / "copy")
+    fork = make(cls, horizon=60, budget=budget)
+    with fork.keep_stream(tmp_path / "copy", allow_fork=True) as stream:
+        assert stream.position == 10
+        with pytest.raises(ValueError, match="inside a privacy budget must not be resumed"):
+            fork.partial_fit(X[10:20], y[10:20])
+        assert fork.n_steps_ == 1
+    assert len(budget.table()) == 1
+
+
+def test_streams_of_a_class_with_a_long_name_are_charged_each(tmp_path: Path) -> None:
+    cls: Any = type("L" * 300, (DPFTRLRegressor,), {"__init__": DPFTRLRegressor.__init__})
+    X, y = rows(DPFTRLRegressor)
+    budget = PrivacyBudget(4.0, 1e-6)
+    for name in ("one", "other"):
+        model = make(cls, horizon=60, budget=budget)
+        with model.keep_stream(tmp_path / name):
+            model.partial_fit(X[:10], y[:10])
+    assert len(budget.table()) == 2

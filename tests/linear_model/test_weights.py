@@ -128,3 +128,33 @@ def test_weights_need_rows_in_memory(tmp_path: Any) -> None:
         make(DPFTRLClassifier, classes=[0, 1]).fit(path, "y", sample_weight=np.ones(60))
     with pytest.raises(ValueError, match="class_weight must be None unless rows are in memory"):
         make(DPFTRLClassifier, classes=[0, 1], class_weight={1: 2.0}).fit(path, "y")
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_a_row_of_no_class_or_user_counts_as_zero_beside_weights(users: bool) -> None:
+    X = np.random.default_rng(0).uniform(-0.5, 0.5, (20, 3))
+    y, groups = np.arange(20) % 3, np.array([f"user {i}" for i in range(20)], dtype=object)
+    bad = slice(12, 15)
+    found = []
+    for change in (X, y, groups if users else y):
+        kept = X.copy(), y.copy(), groups.copy()
+        if change is X:
+            kept[0][bad] = np.nan
+        elif change is y:
+            kept[1][bad] = 7
+        else:
+            kept[2][bad] = None
+        model = DPFTRLClassifier(
+            8.0,
+            classes=[0, 1, 2],
+            horizon=20,
+            batch_size=10,
+            learning_rate=1.0,
+            noise_seed=1,
+        )
+        for part in (slice(0, 10), slice(10, 20)):  # the second step has outputs other than zero
+            given = {"sample_weight": np.full(10, 2.0), "groups": kept[2][part] if users else None}
+            model.partial_fit(kept[0][part], kept[1][part], **given)
+        found.append(model.coef_last_)
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])

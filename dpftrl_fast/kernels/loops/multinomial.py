@@ -94,9 +94,10 @@ def weigh(weights: Array, i: int, z: Array, square: float) -> float:
     """Multiply the slopes of row i by its weight; return their sum of squares, `square` before.
 
     It is that of the products: the squares of slopes may have vanished, and weights can be large.
+    NaN stays: a bad row has no slopes.
     """
     weight = weight_of(weights, i)
-    if weight == 1.0:
+    if weight == 1.0 or math.isnan(square):
         return square
     square = 0.0
     for k in range(z.size):
@@ -232,7 +233,7 @@ def clipped_sum(
     outputs = theta.shape[0]
     even = outputs + outputs % 2  # an odd number of outputs gets one more, of zeros
     parts = max(1, -(-p // _PART))
-    size = -(-p // (8 * parts)) * 8
+    size = max(1, -(-p // (8 * parts))) * 8  # not 0 for rows without columns
     # Parameters in the dtype of the rows, and whether their products are accurate.
     own = np.zeros((even, p), X.dtype)
     largest = 0.0

@@ -32,6 +32,7 @@ from dpftrl_fast.run.budget import (
 Place: TypeAlias = "tuple[Process, int]"
 #: Attribute of an estimator with what its pickles and clones carry to other processes and threads.
 CARRIED = "_carried"
+_NAME = 40  # characters of the name of an estimator's class in a label
 
 
 @dataclass(frozen=True)
@@ -132,19 +133,27 @@ class Spending:
         entered since. One that is kept in a folder has its name in the label, so that a budget that
         was charged before the process was killed is not charged again. The label shows public facts
         only.
+
+        ValueError for a stream whose folder was forked: its charge would be that of one stream.
         """
         charged = () if stream is None else stream.charged
         budgets = [budget for budget in self._budgets if budget not in charged]
         if not budgets:
             return
+        journal = None if stream is None else stream.journal
+        if journal is not None and journal.forked:
+            raise ValueError(
+                "a stream inside a privacy budget must not be resumed from a copy of its folder "
+                "(allow_fork): no epsilon can be stated for it"
+            )
         noise = f"epsilon {parameters['epsilon']!r}"
         if parameters["epsilon"] is None:
             noise = f"noise multiplier {parameters['noise_multiplier']!r}"
+        kind = type(self._model).__name__[:_NAME]  # the file cuts a label, but not a stream's name
         label = (
-            f"{type(self._model).__name__}, {units:,} rows or users, {noise}, batch size "
+            f"{kind}, {units:,} rows or users, {noise}, batch size "
             f"{parameters['batch_size']}, epochs {parameters.get('epochs', 1)}"
         )
-        journal = None if stream is None else stream.journal
         if journal is not None:
             label += f", stream {journal.name}"
         charge(budgets, plan, label=label, once=journal is not None)

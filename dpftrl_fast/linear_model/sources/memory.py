@@ -113,6 +113,7 @@ class MemoryRows(RowSource):
             run.step(self.batch(units, targets))
             if self._unchecked and run.met_bad_row():  # type: ignore[attr-defined]
                 refuse_bad_rows(self.X)
+                self._unchecked = False  # all are finite: a squared norm has overflowed
             progress()
 
 
