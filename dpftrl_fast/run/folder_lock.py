@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lock on a folder: one owner at a time, until it is released or its process ends."""
+"""A lock on a folder: one owner at a time, until it is released, collected or its process ends."""
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +15,14 @@ LOCK = "lock"
 # System locks belong to a process: two owners within one process are distinguished here. (A forked
 # process does not inherit them, so that a surviving worker does not keep a dead run's folder.)
 _held: set[tuple[int, int, int]] = set()
-_turn = threading.Lock()
+_turn = threading.RLock()  # a collection may release a lock while another is made
 
 
 class FolderLock:
     """Holds a folder by a system lock on the file "lock" in it, which is created if missing.
 
-    The system releases the lock when the process ends, however it ends.
+    The system releases the lock when the process ends, however it ends. An owner that nothing
+    refers to any more, as after a cell of a notebook was run again, has released it too.
 
     Raises
     ------
@@ -40,7 +43,9 @@ class FolderLock:
             # Opening and closing the file would release this process's lock on it, so the table is
             # read first.
             if path.exists() and _identity(os.stat(path)) in _held:
-                raise RuntimeError(f"{self._in_use} of this process")
+                gc.collect()
+            if path.exists() and _identity(os.stat(path)) in _held:
+                raise RuntimeError(f"{self._in_use} of this process: close that one first")
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             self._lock = partial(fcntl.lockf, handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
@@ -48,8 +53,10 @@ class FolderLock:
             except BaseException:
                 os.close(handle)
                 raise
-            self._handle, self._identity = handle, _identity(os.fstat(handle))
-            _held.add(self._identity)
+            identity = _identity(os.fstat(handle))
+            _held.add(identity)
+            self._release = weakref.finalize(self, _close, handle, identity)
+            self._release.atexit = False
         self._process = os.getpid()
 
     def _take(self) -> None:
@@ -72,9 +79,13 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the folder; a forked process closes only its copy of the handle."""
-        with _turn:
-            os.close(self._handle)
-            _held.discard(self._identity)
+        self._release()
+
+
+def _close(handle: int, identity: tuple[int, int, int]) -> None:
+    with _turn:
+        os.close(handle)
+        _held.discard(identity)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

@@ -164,6 +164,17 @@ def test_a_fresh_key_lives_in_the_folder(tmp_path: Path, cls: Any) -> None:
     assert not np.array_equal(other.coef_last_, path[-1])  # the key is not a constant
 
 
+@every
+def test_a_stream_of_an_estimator_that_is_gone_continues(tmp_path: Path, cls: Any) -> None:
+    X, y = rows(cls)
+    for begin in range(0, 30, 10):  # a cell of a notebook, run again
+        model = make(cls, horizon=60)
+        stream = model.keep_stream(tmp_path / "stream")
+        assert stream.position == begin
+        feed(model, X, y, begin, 10, begin + 1)
+        del model, stream
+
+
 # ---- Where it continues ----
 
 

@@ -48,6 +48,25 @@ def test_two_openers(tmp_path: Path) -> None:
     RunJournal(folder, IDENTITY).close()
 
 
+def test_an_owner_that_nothing_refers_to_lets_go(tmp_path: Path) -> None:
+    """As in a notebook, where a cell is run again without a call of close."""
+    folder = begun(tmp_path / "run", 1)
+    journal = RunJournal(folder, IDENTITY)
+    cycle = [journal]
+    cycle.append(cycle)  # type: ignore[arg-type]  # only a collection finds it
+    del cycle
+    with pytest.raises(RuntimeError, match="in use by another run of this process: close that"):
+        RunJournal(folder, IDENTITY)
+    assert journal.last == 1
+    del journal
+    with RunJournal(folder, IDENTITY) as journal:
+        assert journal.last == 1
+        with pytest.raises(RuntimeError, match="in use by another run of this process"):
+            RunJournal(folder, IDENTITY)
+    journal.close()
+    RunJournal(folder, IDENTITY).close()
+
+
 @pytest.mark.parametrize("there", ["still", "no longer", "and recovered"])
 def test_another_process_that_had_the_folder_meanwhile_is_noticed(
     tmp_path: Path, there: str
