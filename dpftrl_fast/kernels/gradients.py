@@ -246,30 +246,53 @@ def clipped_sum(
     >>> clipped_sum(X, y, np.zeros(2), clip_norm=1.0, loss="squared", users=one_user).round(5)
     array([ 0.0025, -1.    ])
     """
+    theta = _parameters(theta)
+    several = theta.ndim == 2 and len(theta) > 1
+    numbers = check_numbers(clip_norm, loss, loss_param, row_bound, constant, several=several)
+    return sum_clipped(rows, y, theta, numbers, users, weights, seen, out, threads)
+
+
+def sum_clipped(
+    rows: Rows,
+    y: Array,
+    theta: Array,
+    numbers: Numbers,
+    users: Array | None = None,
+    weights: Array | None = None,
+    seen: Array | None = None,
+    out: Array | None = None,
+    threads: int = 1,
+) -> Array:
+    """Compute `clipped_sum` with numbers that `check_numbers` has returned for these outputs.
+
+    Examples
+    --------
+    >>> numbers = check_numbers(1.0, "squared", 1.0, None, 0.0)
+    >>> sum_clipped(np.eye(2), np.array([-0.25, 0.0]), np.zeros(2), numbers).tolist()
+    [0.25, 0.0]
+    """
     inputs = check_rows(rows)
     arrays = tuple(inputs.values())
     y = array("y", y, FLOATS, 1)
-    theta = array("theta", theta, FLOAT64, 2 if getattr(theta, "ndim", 1) == 2 else 1)
+    theta = _parameters(theta)
     (n, width), outputs = rows.shape, theta.shape[0] if theta.ndim == 2 else 1
     check_length("y", y, n, "the number of rows")
     if weights is None:
         weights = _NONE
     else:
         check_length("weights", array("weights", weights, FLOAT64, 1), n, "the number of rows")
-    numbers = check_numbers(clip_norm, loss, loss_param, row_bound, constant, several=outputs > 1)
     width += numbers.constant != 0.0
     if outputs < 1 or theta.shape[-1] != width:
         more = " with that of the constant" if numbers.constant != 0.0 else ""
         raise ValueError(
             f"theta must have shape ({width},) or (K, {width}), K >= 1{more}, got {theta.shape}"
         )
-    inputs.update(y=y, weights=weights, theta=theta)
     threads = positive_integer("threads", threads)
     sparse = len(arrays) == 3
     if users is None:
         kind, slots = ("row" if outputs == 1 else "outputs"), n
     else:
-        starts = inputs["users"] = array("users", users, INT64, 1)
+        starts = array("users", users, INT64, 1)
         kind, slots = "user", starts.size - 1
         if slots < 0:
             raise ValueError("users must have at least 1 entry, got 0")
@@ -283,14 +306,18 @@ def clipped_sum(
     if out is None:
         out = np.empty(theta.shape)
     else:
+        inputs.update(y=y, weights=weights, theta=theta)
+        if users is not None:
+            inputs["users"] = starts
         check_changed("out", out, theta.shape, "that of theta", inputs)
     if seen is not None and not (array("seen", seen, INT64, 1).size == 1 and seen.flags.writeable):
         raise ValueError("seen must be a writable array of shape (1,), got another")
     indices = arrays[1].dtype.char if sparse else ""
     total = out
-    if theta.ndim != (1 if kind == "row" else 2):
-        shape = (width,) if kind == "row" else (outputs, width)
-        theta, total = theta.reshape(shape), out.reshape(shape)
+    if kind == "row" and theta.ndim == 2:
+        theta, total = theta[0], out[0]
+    elif kind != "row" and theta.ndim == 1:
+        theta, total = theta[np.newaxis], out[np.newaxis]
     loop = sum_loop(kind, arrays[0].dtype.char, indices, y.dtype.char)
     rest: tuple[object, ...] = (theta, *numbers)
     if not sparse:
@@ -308,6 +335,10 @@ def clipped_sum(
 
     sum_of_chunks(loop, cut, slots, rest, total, threads)
     return out
+
+
+def _parameters(theta: object) -> Array:
+    return array("theta", theta, FLOAT64, 2 if getattr(theta, "ndim", 1) == 2 else 1)
 
 
 def predict(rows: Rows, theta: Array, out: Array | None = None) -> Array:

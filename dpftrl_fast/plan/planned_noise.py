@@ -36,6 +36,7 @@ class PlannedNoise(NoiseSource):
 
     def _follow(self, layout: TreeLayout | ToeplitzLayout) -> None:
         self._layout = layout
+        self._run_of_block: tuple[int, Any] = (-1, None)
         self._turn = threading.RLock()
         self._busy = False
 
@@ -86,10 +87,13 @@ class PlannedNoise(NoiseSource):
         return call(out)
 
     def _restart_if_due(self) -> None:
-        run = self._layout.run_of(self._block)
+        block = self._block
+        if block != self._run_of_block[0]:  # a search, which would be a tenth of a small step
+            self._run_of_block = block, self._layout.run_of(block)
+        run = self._run_of_block[1]
         if self.t < run.steps:
             return
-        if self._block == self._layout.count - 1:
+        if block == self._layout.count - 1:
             raise ValueError(
                 f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
             )

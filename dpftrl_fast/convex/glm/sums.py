@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-import dpftrl_fast.kernels as kernels
 from dpftrl_fast.convex.row_batches import Batch, Rows, SparseRows, row_norms
-from dpftrl_fast.kernels.gradients import check_numbers
-from dpftrl_fast.kernels.losses import Loss, MultiLoss
+from dpftrl_fast.kernels.gradients import Numbers, check_numbers, sum_clipped
 
 FloatArray = NDArray[np.float64]
 
@@ -62,7 +60,12 @@ class Objective:
     constant: float = 0.0
 
     def __post_init__(self) -> None:
-        check_numbers(
+        self.numbers  # noqa: B018 - checks them
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """The checked numbers, as the kernels take them."""
+        return check_numbers(
             self.clip_norm,
             self.loss,
             self.loss_param,
@@ -106,15 +109,11 @@ def clipped_sum(
     rows = batch.X
     if rows.shape[1] != objective.n_features:
         raise ValueError(f"X must have {objective.n_features} columns, got {rows.shape[1]}")
-    return kernels.clipped_sum(
+    return sum_clipped(
         rows,
         batch.y,
         theta,
-        clip_norm=objective.clip_norm,
-        loss=cast("Loss | MultiLoss", objective.loss),
-        loss_param=objective.loss_param,
-        row_bound=objective.row_bound,
-        constant=objective.constant,
+        objective.numbers,
         users=batch.starts,
         weights=batch.weights,
         seen=seen,
