@@ -16,12 +16,16 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
+
+#: Type of an index that is known not to be negative. Numba wraps a signed index that might be, and
+#: LLVM makes no vectors of such a loop.
+Unsigned: TypeAlias = np.uint64
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -14,7 +14,15 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
 from dpftrl_fast._validate import Array
-from dpftrl_fast.kernels.jit import compiled, exact_helper, helper, pointer, read_only, writable
+from dpftrl_fast.kernels.jit import (
+    Unsigned,
+    compiled,
+    exact_helper,
+    helper,
+    pointer,
+    read_only,
+    writable,
+)
 
 BLOCK = 4096
 FULL = 2**31 - 1  # room of a block of int32 after it was drained
@@ -116,8 +124,8 @@ def _scale(
 ) -> None:
     for k in range(addresses.size):
         values = carray(pointer(addresses[k], like), (sizes[k],))
-        start = np.uint64(starts[k])  # no index is negative: LLVM makes vectors
-        for i in range(np.uint64(sizes[k])):
+        start = Unsigned(starts[k])
+        for i in range(Unsigned(sizes[k])):
             out[start + i] = np.float64(values[i]) * factor
 
 

@@ -26,7 +26,7 @@ from dpftrl_fast.kernels.clipping import (
     scaled_square,
     weight_of,
 )
-from dpftrl_fast.kernels.jit import helper
+from dpftrl_fast.kernels.jit import Unsigned, helper
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slope
 
@@ -37,7 +37,7 @@ _U = np.uint64
 def is_canonical(indices: Array, begin: int, end: int, p: int) -> bool:
     """Return whether columns ascend, none twice, within [0, p)."""
     previous = -1
-    for k in range(_U(begin), _U(end)):
+    for k in range(Unsigned(begin), Unsigned(end)):
         c = int(indices[k])
         if c <= previous:
             return False
@@ -171,9 +171,9 @@ def clipped_sum(
             if is_canonical(indices, begin, end, p):
                 dot = 0.0
                 row_square = 0.0
-                for k in range(_U(begin), _U(end)):
+                for k in range(Unsigned(begin), Unsigned(end)):
                     v = np.float64(data[k])
-                    dot += v * theta[_U(indices[k])]
+                    dot += v * theta[Unsigned(indices[k])]
                     row_square += v * v
                 s = row_scale(row_square, row_bound)
                 square = scaled_square(row_square, row_bound) + constant_square
@@ -182,8 +182,8 @@ def clipped_sum(
                     f = clip_factor(g, square, limit)
                     if f != 0.0:
                         fs = f * s
-                        for k in range(_U(begin), _U(end)):
-                            total[_U(indices[k])] += fs * data[k]
+                        for k in range(Unsigned(begin), Unsigned(end)):
+                            total[Unsigned(indices[k])] += fs * data[k]
                         if has_constant:
                             total[p] += f * constant
                     continue

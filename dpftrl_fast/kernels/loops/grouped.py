@@ -17,11 +17,37 @@ import math
 import numpy as np
 
 from dpftrl_fast._validate import Array
-from dpftrl_fast.kernels.jit import wide_vectors
+from dpftrl_fast.kernels.clipping import row_scale, scaled_square
+from dpftrl_fast.kernels.jit import helper, wide_vectors
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
-from dpftrl_fast.kernels.loops.multinomial import csr_outputs, read_row, scale_values, weigh
+from dpftrl_fast.kernels.loops.multinomial import csr_outputs, scale_values, weigh
 from dpftrl_fast.kernels.losses import slopes
+
+
+@helper
+def _read_row(X: Array, i: int, row_bound: float, constant: float, rows: Array, at: int) -> float:
+    """Copy row i with its scale and constant to rows[at]; return its squared norm.
+
+    A row whose squared norm is not finite becomes zeros, and NaN is returned.
+    """
+    p = X.shape[1]
+    square = 0.0
+    for j in range(p):
+        v = np.float64(X[i, j])
+        rows[at, j] = v
+        square += v * v
+    if not math.isfinite(square):
+        for j in range(rows.shape[1]):
+            rows[at, j] = 0.0
+        return math.nan
+    s = row_scale(square, row_bound)
+    if s != 1.0:
+        for j in range(p):
+            rows[at, j] *= s
+    if constant != 0.0:
+        rows[at, p] = constant
+    return scaled_square(square, row_bound) + constant * constant
 
 
 def clipped_sum(
@@ -59,7 +85,7 @@ def clipped_sum(
                 continue
             own[:] = 0.0
             for i in range(begin, end):
-                if not math.isfinite(read_row(X, i, row_bound, constant, row, 0)):
+                if not math.isfinite(_read_row(X, i, row_bound, constant, row, 0)):
                     seen[0] = 1
                     continue
                 for k in range(outputs):

@@ -18,9 +18,6 @@ most `_PART` columns.
   constant strides: with several addresses LLVM makes no vectors, since it would have to compare too
   many for overlap.
 
-Loops count in unsigned numbers: an index that may be negative is wrapped, which makes no vectors
-either.
-
 Sparse rows work on transposed parameters, of shape (p, K): an entry meets K consecutive numbers.
 They are copied too, so that the numbers added are those measured, also for a repeated column.
 """
@@ -33,7 +30,7 @@ import numpy as np
 
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import row_scale, scaled_square, weight_of
-from dpftrl_fast.kernels.jit import helper, wide_vectors
+from dpftrl_fast.kernels.jit import Unsigned, helper, wide_vectors
 from dpftrl_fast.kernels.loops.csr import load_row
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import slopes
@@ -44,34 +41,8 @@ _STRIDE = _PART + 8  # rows of a part that are 4 KiB apart would share sets of t
 _BLOCK = _ROWS * _STRIDE
 _PIECE = 1024  # products of float32 that are added in float32
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**60  # of the largest parameter, for products in float32
-_U = np.uint64
 # More than all squares of slopes or entries that underflow, and negligible beside one that matters.
 _LOST = 2.0**-1000
-
-
-@helper
-def read_row(X: Array, i: int, row_bound: float, constant: float, rows: Array, at: int) -> float:
-    """Copy row i with its scale and constant to rows[at]; return its squared norm.
-
-    A row whose squared norm is not finite becomes zeros, and NaN is returned.
-    """
-    p = X.shape[1]
-    square = 0.0
-    for j in range(p):
-        v = np.float64(X[i, j])
-        rows[at, j] = v
-        square += v * v
-    if not math.isfinite(square):
-        for j in range(rows.shape[1]):
-            rows[at, j] = 0.0
-        return math.nan
-    s = row_scale(square, row_bound)
-    if s != 1.0:
-        for j in range(p):
-            rows[at, j] *= s
-    if constant != 0.0:
-        rows[at, p] = constant
-    return scaled_square(square, row_bound) + constant * constant
 
 
 @helper
@@ -116,7 +87,7 @@ def csr_outputs(
         z[k] = 0.0
     for e in range(size):
         v = values[e]
-        c = _U(columns[e])
+        c = Unsigned(columns[e])
         for k in range(outputs):
             z[k] += v * theta[c, k]
     if constant != 0.0:
@@ -134,13 +105,13 @@ def _copy_row(X: Array, i: int, size: int, rows: Array, at: int) -> float:
     wide_vectors()
     p = X.shape[1]
     square = 0.0
-    place = _U(at * _STRIDE)
+    place = Unsigned(at * _STRIDE)
     for first in range(0, p, size):
-        for j in range(_U(min(size, p - first))):
-            v = np.float64(X[i, _U(first) + j])
+        for j in range(Unsigned(min(size, p - first))):
+            v = np.float64(X[i, Unsigned(first) + j])
             rows[place + j] = v
             square += v * v
-        place += _U(_BLOCK)
+        place += Unsigned(_BLOCK)
     if not math.isfinite(square):
         for start in range(at * _STRIDE, rows.size, _BLOCK):
             rows[start : start + size] = 0.0
@@ -153,7 +124,7 @@ def _add_outputs(X: Array, a: int, b: int, c: int, d: int, theta: Array, k: int,
     wide_vectors()
     for first in range(0, X.shape[1], _PIECE):
         s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = theta.dtype.type(0)
-        for j in range(_U(first), _U(min(first + _PIECE, X.shape[1]))):
+        for j in range(Unsigned(first), Unsigned(min(first + _PIECE, X.shape[1]))):
             s = theta[k, j]
             t = theta[k + 1, j]
             xa = X[a, j]
@@ -192,13 +163,13 @@ def _add_rows(
     g1 = f[1, k + 1]
     g2 = f[2, k + 1]
     g3 = f[3, k + 1]
-    for j in range(_U(count)):
-        x0 = rows[_U(place) + j]
-        x1 = rows[_U(place + _STRIDE) + j]
-        x2 = rows[_U(place + 2 * _STRIDE) + j]
-        x3 = rows[_U(place + 3 * _STRIDE) + j]
-        total[k, _U(first) + j] += (f0 * x0 + f1 * x1) + (f2 * x2 + f3 * x3)
-        total[k + 1, _U(first) + j] += (g0 * x0 + g1 * x1) + (g2 * x2 + g3 * x3)
+    for j in range(Unsigned(count)):
+        x0 = rows[Unsigned(place) + j]
+        x1 = rows[Unsigned(place + _STRIDE) + j]
+        x2 = rows[Unsigned(place + 2 * _STRIDE) + j]
+        x3 = rows[Unsigned(place + 3 * _STRIDE) + j]
+        total[k, Unsigned(first) + j] += (f0 * x0 + f1 * x1) + (f2 * x2 + f3 * x3)
+        total[k + 1, Unsigned(first) + j] += (g0 * x0 + g1 * x1) + (g2 * x2 + g3 * x3)
 
 
 @helper
@@ -346,7 +317,7 @@ def clipped_sum_csr(
             f = min(1.0, limit / norm)
             for e in range(size):
                 v = f * values[e]
-                c = _U(columns[e])
+                c = Unsigned(columns[e])
                 for k in range(outputs):
                     total[c, k] += v * z[k]
             if constant != 0.0:

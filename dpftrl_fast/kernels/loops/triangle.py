@@ -13,8 +13,6 @@ column, if there is one, is appended. A row with a number that is not finite, in
 is zero, constant column included, and keeps its slot. So is a row whose root, the square root of
 its weight, is not above zero.
 
-Places are unsigned numbers: one that may be negative is wrapped, and LLVM makes no vectors of it.
-
 Sparse rows first make the product of their batch in a triangle of zeros and then move the entries
 that they touch into the sum, so that a batch is one addition there, as it is for dense rows.
 """
@@ -22,21 +20,17 @@ that they touch into the sum, so that a batch is one addition there, as it is fo
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 import numpy as np
 
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.clipping import LARGEST_SQUARE
 from dpftrl_fast.kernels.exact import on_grid, two_sum
-from dpftrl_fast.kernels.jit import helper
+from dpftrl_fast.kernels.jit import Unsigned, helper
 from dpftrl_fast.kernels.loops.csr import is_canonical, is_in_range
 
 # Not below 2^-1/2: the noise off the diagonal is at least what is accounted for.
 OFF_DIAGONAL = 0.7071067811865476
-
-Unsigned: TypeAlias = np.uint64
-_U = Unsigned
 
 
 @helper
@@ -113,24 +107,24 @@ def scale_rows(
         for start in range(0, p, width):
             count = min(width, p - start)
             given = min(count, filled - start)
-            at = _U(n * start + i * count)
+            at = Unsigned(n * start + i * count)
             if factor == 0.0:
-                for j in range(_U(count)):
+                for j in range(Unsigned(count)):
                     panels[at + j] = 0.0
                 continue
             if exponent == 0:
-                for j in range(_U(given)):
-                    panels[at + j] = (factor * root) * X[i, _U(start) + j]
+                for j in range(Unsigned(given)):
+                    panels[at + j] = (factor * root) * X[i, Unsigned(start) + j]
             else:
-                for j in range(_U(given)):
-                    v = math.ldexp(np.float64(X[i, _U(start) + j]), -exponent)
+                for j in range(Unsigned(given)):
+                    v = math.ldexp(np.float64(X[i, Unsigned(start) + j]), -exponent)
                     panels[at + j] = (factor * root) * v
             if given < count:
-                panels[at + _U(given)] = constant * own
+                panels[at + Unsigned(given)] = constant * own
             for k in range(y.shape[1]):
                 target = min(max(np.float64(y[i, k]), -y_bound), y_bound) * own
-                for j in range(_U(count)):
-                    bias[k, _U(start) + j] += target * panels[at + j]
+                for j in range(Unsigned(count)):
+                    bias[k, Unsigned(start) + j] += target * panels[at + j]
         if square > 0.0 and factor > 0.0:
             _add_squares(y, i, y_bound, own, square, p, bias)
 
@@ -154,16 +148,16 @@ def _add(x: float, at: Unsigned, total: Array, low: Array) -> None:
 def add_square(block: Array, first: int, p: int, total: Array, low: Array) -> None:
     """Add the upper triangle of a block whose rows and columns begin at `first`."""
     for a in range(block.shape[0]):
-        at = _U(_row_start(first + a, p) + first)
-        for b in range(_U(a), _U(block.shape[1])):
+        at = Unsigned(_row_start(first + a, p) + first)
+        for b in range(Unsigned(a), Unsigned(block.shape[1])):
             _add(block[a, b], at + b, total, low)
 
 
 def add_rectangle(block: Array, row: int, column: int, p: int, total: Array, low: Array) -> None:
     """Add a block above the diagonal, whose first entry belongs to (row, column)."""
     for a in range(block.shape[0]):
-        at = _U(_row_start(row + a, p) + column)
-        for b in range(_U(block.shape[1])):
+        at = Unsigned(_row_start(row + a, p) + column)
+        for b in range(Unsigned(block.shape[1])):
             _add(block[a, b], at + b, total, low)
 
 
@@ -338,12 +332,12 @@ def add_noise(total: Array, low: Array, p: int, grid: float, noise: Array) -> No
 
     The arithmetic is that of `dpftrl_fast.rounding.noisy_sum`.
     """
-    at = _U(0)
+    at = Unsigned(0)
     for i in range(p):
         noisy = total[at] + (low[at] + np.float64(noise[at]))
         noise[at] = on_grid(noisy, grid, 0.5)
-        at += _U(1)
-        end = at + _U(p - 1 - i)
+        at += Unsigned(1)
+        end = at + Unsigned(p - 1 - i)
         for k in range(at, end):
             noisy = total[k] + (low[k] + OFF_DIAGONAL * np.float64(noise[k]))
             noise[k] = on_grid(noisy, grid, 0.5)
@@ -354,8 +348,8 @@ def unpack(packed: Array, ridge: float, out: Array) -> None:
     """Write row i of the triangle to out[i, i:], and add `ridge` to the diagonal."""
     p = out.shape[0]
     for i in range(p):
-        at = _U(_row_start(i, p))
-        for j in range(_U(i), _U(p)):
+        at = Unsigned(_row_start(i, p))
+        for j in range(Unsigned(i), Unsigned(p)):
             out[i, j] = packed[at + j]
         out[i, i] += ridge
 
@@ -366,10 +360,10 @@ def product(packed: Array, ridge: float, v: Array, out: Array) -> None:
     for i in range(p):
         out[i] = ridge * v[i]
     for i in range(p):
-        at = _U(_row_start(i, p))
+        at = Unsigned(_row_start(i, p))
         own = v[i]
-        dot = np.float64(packed[at + _U(i)]) * own
-        for j in range(_U(i + 1), _U(p)):
+        dot = np.float64(packed[at + Unsigned(i)]) * own
+        for j in range(Unsigned(i + 1), Unsigned(p)):
             w = np.float64(packed[at + j])
             dot += w * v[j]
             out[j] += w * own

@@ -24,7 +24,13 @@ from dpftrl_fast.kernels.finite import first_bad
 from dpftrl_fast.linear_model._messages import showing_no_entry
 from dpftrl_fast.linear_model.sources.frames import is_typed_frame, numbers_of_column, rows_of_frame
 from dpftrl_fast.linear_model.sources.labels import group_numbers
-from dpftrl_fast.linear_model.sources.source import Encode, Ints, RowSource, Stepper
+from dpftrl_fast.linear_model.sources.source import (
+    CheckingStepper,
+    Encode,
+    Ints,
+    RowSource,
+    Stepper,
+)
 from dpftrl_fast.mechanisms import Layout
 from dpftrl_fast.plan.epoch_order import EpochBatches, epochs_with_new_order
 from dpftrl_fast.tables.labels import comes_from
@@ -109,11 +115,15 @@ class MemoryRows(RowSource):
     ) -> None:
         """Take a step with every batch of `order`."""
         targets = encode(self.y)
+        checking: CheckingStepper | None = None
+        if self._unchecked:
+            assert isinstance(run, CheckingStepper)
+            checking = run
         for units in order:
             run.step(self.batch(units, targets))
-            if self._unchecked and run.met_bad_row():  # type: ignore[attr-defined]
+            if checking is not None and checking.met_bad_row():
                 refuse_bad_rows(self.X)
-                self._unchecked = False  # all are finite: a squared norm has overflowed
+                checking = None  # all are finite: a squared norm has overflowed
             progress()
 
 

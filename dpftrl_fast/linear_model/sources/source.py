@@ -26,6 +26,14 @@ class Stepper(Protocol):
 
 
 @runtime_checkable
+class CheckingStepper(Stepper, Protocol):
+    """Tells of rows that are not finite."""
+
+    def met_bad_row(self) -> bool:
+        """Return whether a row since the last call may not be finite: secret."""
+
+
+@runtime_checkable
 class SumStepper(Protocol):
     """Takes sums of batches, which other processes can compute.
 
