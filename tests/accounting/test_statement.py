@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpftrl_fast.accounting.curve import gaussian
@@ -39,6 +39,7 @@ guarantees = st.builds(
 
 
 @given(runs=st.lists(guarantees, min_size=2, max_size=5))
+@example(runs=[guarantee(1.5, zeta, Touched(11, 11, 1)) for zeta in (186, 8652)])  # 3928 exactly
 def test_mu_squared_is_the_sum_rounded_up(runs: list[Guarantee]) -> None:
     exact = sum(
         Fraction(one.sensitivity_squared) / Fraction(one.noise_multiplier) ** 2

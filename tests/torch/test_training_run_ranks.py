@@ -128,5 +128,6 @@ def test_torchrun_starts_a_killed_training_again(tmp_path: Path) -> None:
     for rank in TWO:
         whole, again = outs[0][rank], outs[1][rank]
         assert (whole["start"], again["start"]) == ("0", "1")
+        assert whole["threads"] == again["threads"] == []
         assert torch.equal(whole["parameters"], again["parameters"])
         assert whole["epsilon"] == again["epsilon"] == ranks.PLAN.epsilon(ranks.DELTA)

@@ -16,7 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
@@ -228,13 +229,23 @@ class Guarantee(PrivacyStatement):
     @cached_property
     def mu_squared(self) -> float:
         """Sum of zeta/sigma^2, rounded up; infinity beyond the largest double."""
+        above = float_up(self._mu_squared(ROUND_CEILING))
+        if above == float_up(self._mu_squared(ROUND_FLOOR)):
+            return above
+        # The sum is a double, or nearly one: in fractions, which are slow for many mechanisms.
+        exact = Fraction(0)
+        for one in self.mechanisms:
+            exact += Fraction(one.sensitivity_squared) / Fraction(one.noise_multiplier) ** 2
+        return float_up(exact)
+
+    def _mu_squared(self, rounding: str) -> Decimal:
         with precision(60) as context:
-            context.rounding = ROUND_CEILING
+            context.rounding = rounding
             total = Decimal(0)
             for one in self.mechanisms:
                 sigma = Decimal(one.noise_multiplier)
                 total += Decimal(one.sensitivity_squared) / sigma / sigma
-            return float_up(total)
+            return total
 
     @cached_property
     def touched(self) -> Touched:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpftrl_fast.torch.flat.tensors import is_sharded, mesh_of, shard_dimension
+
+if "WORLD_SIZE" in os.environ:  # of a process that torchrun or another launcher has started
+    # Loaded after init_process_group, as the first optimizer does, it refers to the group until the
+    # interpreter ends: destroy_process_group then leaves the group's threads, one of which may
+    # abort a process that has ended well.
+    import torch._dynamo
 
 _T = TypeVar("_T")
 
@@ -92,7 +99,10 @@ class Ranks:
 
 
 class _Group(Ranks):
-    """Common part of replicas and shards."""
+    """Common part of replicas and shards.
+
+    `group` None is all processes, to which nothing here refers: `destroy_process_group` ends it.
+    """
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -176,7 +186,7 @@ class _Group(Ranks):
 
     @property
     def _source(self) -> int:
-        return dist.get_global_rank(self._group, 0)
+        return 0 if self._group is None else dist.get_global_rank(self._group, 0)
 
 
 class Replicas(_Group):
@@ -223,7 +233,7 @@ def ranks_of(parameters: Iterable[Tensor], process_group: Any = None) -> Ranks:
         if process_group is not None:
             raise ValueError("expected an initialised torch.distributed with a process_group")
         return Ranks()
-    group = dist.group.WORLD if process_group is None else process_group
+    group = None if process_group is dist.group.WORLD else process_group
     size = dist.get_world_size(group)
     if size < 1:
         raise ValueError("process_group must be one that this process belongs to")
@@ -239,7 +249,7 @@ def ranks_of_group(process_group: Any = None) -> Ranks:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
-    group = dist.group.WORLD if process_group is None else process_group
+    group = None if process_group is dist.group.WORLD else process_group
     size = dist.get_world_size(group)
     if size < 1:
         raise ValueError("process_group must be one that this process belongs to")
