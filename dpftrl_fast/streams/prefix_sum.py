@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PrefixSum`: the private running sum of a stream of vectors, with its epsilon and its error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpftrl_fast._validate import equal, flag, integer_array, positive_integer, shown
+from dpftrl_fast.accounting import Participation, SinglePass
+from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
+from dpftrl_fast.accounting.statement.statement import Guarantee
+from dpftrl_fast.noise.arguments import Memory
+from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.noise.outputs import writable_view
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.rounding import check_summands
+from dpftrl_fast.streams.call_journal import CallJournal
+from dpftrl_fast.streams.contributions import Floats, real_rows, rule_of, sum_of_step
+from dpftrl_fast.streams.errors import SumErrors
+from dpftrl_fast.streams.running_sum import RunningSum
+from dpftrl_fast.streams.steps import Call, one_record_a_step, users_of_steps
+from dpftrl_fast.streams.users import Surplus, Users, ids_of, one_row_a_user, stream_pattern
+
+# The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
+_BUDGET = (1.0, 1e-6)
+_KIND = "dpftrl_fast.streams.PrefixSum"
+_VERSION = 1
+# Sums of counts are exact below 2^53; of a stream without an end, 2^31 steps of at most 2^22.
+_MOST_COUNT, _LARGEST_SUM = 1 << 22, 1 << 53
+
+
+class PrefixSum(SumErrors):
+    """Private running sum of a stream of vectors.
+
+    Each row that is passed to `add` is one record. It is clipped to L2 norm `clip_norm`, or to
+    `bounds`, and added; `add` returns the sum so far plus the noise of this step. For 500 events
+    pass an array of shape (500, size), or their numbers to `add_counts`: a total that is passed as
+    one row counts as one record, clipped to the norm of one. With a tree this is InitializeTree,
+    AddToTree and GetSum of Kairouz et al. 2021 (arXiv 2103.00039, appendix B).
+
+    Parameters
+    ----------
+    size : int
+        Length of a vector.
+    steps : int
+        Declared number of steps, for which epsilon is stated: public, chosen before the data are
+        seen.
+    clip_norm : float or None
+        L2 norm (L) that no record's contribution exceeds, from 1e-100 to 1e100: sums of such
+        vectors stay within the range of float64. None with `bounds`.
+    noise_multiplier : float
+        Standard deviation of a noise vector over `clip_norm` (sigma). `calibrate` chooses it for an
+        epsilon. With bounds the clip norm is sqrt(size), in half-widths.
+    bounds : (low, high), optional
+        Public bounds of each coordinate in place of a clip norm: two numbers, or two arrays of
+        shape (size,). Values are clipped to them. Released sums are centred: the noise goes with
+        the half-width, and the centre times the number of records, which is public then, is added
+        back. A record that is not finite counts as the centre.
+    participation : SinglePass, MinSeparation or FixedEpochs, optional
+        Who takes part when: by default each record (or user) in one step, `SinglePass`. With the
+        others `add` needs `users`.
+    mechanism : "auto", "tree" or Mechanism
+        The correlated noise. "auto" has the least error in the sums of those that keep at most 3
+        vectors, for a single pass whatever the epsilon. "tree" is the best tree. The coefficients
+        of a value are rounded to `dtype`. With the noise multiplier of a plan pass the plan's
+        mechanism: epsilon depends on both.
+    surplus : {"refuse", "drop"}
+        A user's step that the participation does not allow: "refuse" raises, which tells that the
+        user came before; "drop" counts its rows as zero, without a word.
+    whole : bool
+        Round released sums to whole numbers, for counts. They are post-processed, not less noisy.
+    seed : None, int or bytes, optional
+        For tests only: the sums are then `reproducible`, not private.
+    memory, dtype, rounds, threads
+        As for `TreeNoise`. Sums are kept in float64 for either dtype; the output of `add` is
+        rounded to a public grid, ``plan.noise_spec.grid(dtype)``, and to the noise's dtype, so that
+        no low-order bits of the un-noised sum are exposed (docs/floating_point.md).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as described.
+
+    Notes
+    -----
+    **Formal guarantee.** Neighbours differ in one record (with `users`: all records of one user),
+    whose contribution is replaced by zero (or by another: see :meth:`epsilon`). With bounds a
+    contribution of zero is the centre of the bounds. The outputs of all declared steps together
+    have the epsilon of `plan`. Without `users` the caller must pass each record once. Low-order
+    bits of floating-point numbers are not covered.
+
+    The object holds the un-noised sum and the key: it is a secret, and is not pickled; `save` keeps
+    it in a folder. Only outputs of `add` and `value` may be released. Calls from several threads
+    take turns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import dpftrl_fast as dpf
+    >>> given = {"size": 2, "steps": 100, "clip_norm": 1.0, "noise_multiplier": 4.0}
+    >>> sums = dpf.PrefixSum(**given)
+    >>> private = sums.add(np.array([0.6, 0.8]))
+    >>> private.shape, sums.plan.mechanism.words
+    ((2,), 'buffered Toeplitz noise, 2 buffers')
+    >>> tree = dpf.PrefixSum(**given, mechanism="tree")
+    >>> round(sums.epsilon(1e-6), 2), round(tree.epsilon(1e-6), 2)
+    (1.66, 3.07)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        steps: int,
+        clip_norm: float | None = None,
+        noise_multiplier: float | None = None,
+        *,
+        bounds: Any = None,
+        participation: Participation | None = None,
+        mechanism: MechanismChoice = "auto",
+        surplus: Surplus = "refuse",
+        whole: bool = False,
+        seed: Seed = None,
+        memory: Memory = "stored",
+        dtype: Literal["float32", "float64"] = "float64",
+        rounds: int = 12,
+        threads: int | None = None,
+    ) -> None:
+        count = positive_integer("size", size)
+        rule = rule_of(clip_norm, bounds, count)
+        if noise_multiplier is None:
+            raise TypeError(
+                "noise_multiplier must be given: PrefixSum.calibrate chooses it for an epsilon"
+            )
+        pattern = _pattern(steps, participation)
+        plan = PrivacyPlan(
+            clip_norm=rule.clip_norm,
+            noise_multiplier=noise_multiplier,
+            participation=pattern,
+            mechanism=chosen_mechanism(mechanism, pattern, *_BUDGET, dtype=dtype),
+        )
+        self._setting = {"memory": memory, "dtype": dtype, "rounds": rounds, "threads": threads}
+        self._plan, self._rule, self._whole = plan, rule, flag("whole", whole)
+        self._running = RunningSum(plan.noise(count, seed=seed, **self._setting))
+        self._users = Users(plan, surplus)
+        self._lock = threading.RLock()
+        self._journal: CallJournal | None = None
+        self._records_taken = 0
+        self._counting: bool | None = None
+
+    @classmethod
+    def calibrate(
+        cls,
+        size: int,
+        steps: int,
+        *,
+        epsilon: float,
+        delta: float,
+        clip_norm: float | None = None,
+        bounds: Any = None,
+        participation: Participation | None = None,
+        mechanism: MechanismChoice = "auto",
+        **options: Any,
+    ) -> PrefixSum:
+        """Return the running sum with the least noise whose epsilon is at most `epsilon`.
+
+        Parameters
+        ----------
+        size, steps, clip_norm, bounds, participation, mechanism
+            As for the class.
+        epsilon : float
+            Finite and >= 0, for neighbours of which one has a record replaced by zero.
+        delta : float
+            0 < delta < 1.
+        **options
+            Others of the class: surplus, whole, seed, memory, dtype, rounds, threads.
+
+        Examples
+        --------
+        >>> sums = PrefixSum.calibrate(1, 1000, epsilon=1.0, delta=1e-6, bounds=(1000, 1001))
+        >>> sums.epsilon(1e-6) <= 1.0, round(float(sums.std(until=1000).item()), 1)
+        (True, 6.3)
+        """
+        rule = rule_of(clip_norm, bounds, positive_integer("size", size))
+        plan = PrivacyPlan.calibrate(
+            epsilon=epsilon,
+            delta=delta,
+            clip_norm=rule.clip_norm,
+            participation=_pattern(steps, participation),
+            mechanism=mechanism,
+        )
+        return cls(
+            size,
+            steps,
+            clip_norm,
+            plan.noise_multiplier,
+            bounds=bounds,
+            participation=participation,
+            mechanism=plan.mechanism,
+            **options,
+        )
+
+    # ---- Steps ----
+
+    def add(self, records: ArrayLike, out: Any = None, *, users: ArrayLike | None = None) -> Any:
+        """Take one step: add this step's record or records and return the private running sum.
+
+        Parameters
+        ----------
+        records : array_like of shape (size,) or (n, size)
+            One record, or the n >= 0 records of this step, each clipped by itself. Real numbers. A
+            record with a value that is not finite, or an object that is not a real number, counts
+            as zero: the step is taken anyway, since a refusal would reveal the value. An array with
+            a dtype of other things is refused.
+        out : array_like of float64, optional
+            Where to write: ndarray, CPU tensor with ``__dlpack__`` or buffer of `size` elements.
+        users : array_like of shape (n,), optional
+            Whose record each row is: integers or text. A user's rows are added up and clipped
+            together (with bounds: one row a user and step). The guard keeps the participation.
+
+        Returns
+        -------
+        ndarray of shape (size,) and dtype float64, or `out`
+
+        Raises
+        ------
+        ValueError, TypeError
+            If all declared steps are taken, an argument has a wrong shape or dtype, a user may not
+            take part, or the records of all steps are so many (2^28) that the rounding of their sum
+            could exceed the margin of the clipping. Nothing is then changed.
+
+        Notes
+        -----
+        After a Ctrl-C check `t`: if it has advanced, the records may be in the sum and must not be
+        passed again; `value` may still be that of the step before.
+        """
+        rows = np.atleast_2d(real_rows("records", records, self.size, (1, 2)))
+        view = None if out is None else self._output(out)
+        with self._lock:
+            self._check_call(1, len(rows), counting=False, named=users is not None)
+            ids = None
+            if users is not None:
+                rows, ids = self._of_users(rows, ids_of(users, len(rows)), len(rows))
+            call = Call(
+                sum_of_step(self._rule, rows)[None], np.array([self._count(records, rows)]),
+                None if ids is None else [ids],
+            )  # fmt: skip
+            value = self._take(call)[0]
+        if view is None:
+            return value
+        view.reshape(-1)[:] = value
+        return out
+
+    def add_steps(self, records: ArrayLike, *, users: ArrayLike | None = None) -> Floats:
+        """Take many steps in one call, one record each, and return the sum after each of them.
+
+        Parameters
+        ----------
+        records : array_like of shape (steps, size)
+            The record of each step, as for `add`.
+        users : array_like of shape (steps,), optional
+            Whose record it is.
+
+        Returns
+        -------
+        ndarray of shape (steps, size) and dtype float64
+            The bits that `add` returns, called for each row.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `add`. Nothing is then changed.
+
+        Notes
+        -----
+        After a Ctrl-C check `t`, which tells how many steps were taken; their sums are lost.
+
+        Examples
+        --------
+        >>> sums = PrefixSum(2, 1000, 1.0, 4.0)
+        >>> sums.add_steps(np.full((600, 2), 0.1)).shape, sums.t
+        ((600, 2), 600)
+        """
+        rows = real_rows("records", records, self.size, (2,))
+        with self._lock:
+            self._check_call(len(rows), len(rows), counting=False, named=users is not None)
+            ids = None
+            if users is not None:
+                rows, ids = users_of_steps(self._users, rows, ids_of(users, len(rows)))
+            sums = one_record_a_step(self._rule, rows)
+            return self._take(Call(sums, np.ones(len(rows), np.int64), ids))
+
+    def add_counts(self, counts: ArrayLike) -> Floats:
+        """Take one step, or many: add numbers of events, each of which is a record.
+
+        An event is a record of 1 in one coordinate, and 0 in the others.
+
+        Parameters
+        ----------
+        counts : array_like of int, shape (size,) or (steps, size)
+            Number of events of a step in each coordinate. Negative ones count as zero; more than
+            2^53 divided by the declared steps count as that.
+
+        Returns
+        -------
+        ndarray of float64, of the shape of `counts`
+            The private running counts.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If all declared steps are taken, counts has a wrong shape or dtype, the clip norm is
+            below 1 or there are bounds, or records were added by `add`. Nothing is then changed.
+
+        Notes
+        -----
+        The number of events is private, other than the number of records with `bounds`. Sums of
+        counts are exact, so that they need no margin for rounding.
+
+        Examples
+        --------
+        >>> days = PrefixSum.calibrate(2, 365, epsilon=1.0, delta=1e-6, clip_norm=1.0, whole=True)
+        >>> days.add_counts([509, 123]).shape
+        (2,)
+        """
+        given = np.asarray(counts)
+        if given.dtype.kind not in "iu":
+            raise TypeError(f"counts must be integers, got dtype {given.dtype}")
+        if given.ndim not in (1, 2) or given.shape[-1] != self.size:
+            raise ValueError(
+                f"counts must have shape ({self.size},) or (steps, {self.size}), got {given.shape}"
+            )
+        if "clip_norm" not in self._rule.to_dict() or self._rule.clip_norm < 1.0:
+            raise ValueError(
+                "clip_norm must be at least 1, the norm of an event, to count events, got "
+                f"{self._rule.words}"
+            )
+        most = max(1, min(_LARGEST_SUM // self.steps, _MOST_COUNT << 30))
+        rows = np.clip(np.atleast_2d(given), 0, most).astype(np.float64)
+        with self._lock:
+            self._check_call(len(rows), 0, counting=True, named=False)
+            found = self._take(Call(rows, np.zeros(len(rows), np.int64), None))
+        return found.reshape(given.shape)
+
+    def _check_call(self, steps: int, records: int, *, counting: bool, named: bool) -> None:
+        """Refuse a call before anything of it is changed."""
+        if self._journal is not None:
+            self._journal.refuse_unusable()
+        if self._counting is not None and counting != self._counting:
+            raise ValueError(
+                "one running sum takes either counts or records, got both: the sum of counts is "
+                "exact, and has no margin for the rounding of others"
+            )
+        self._users.check_named(named)
+        if self.t + steps > self.steps:
+            raise ValueError(
+                f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
+                if self.t == self.steps
+                else f"{self.steps - self.t} of the {self.steps} declared steps are left, got a "
+                f"call of {steps}"
+            )
+        check_summands("records", self._records_taken + records, self.t + steps)
+
+    def _of_users(self, rows: Floats, ids: NDArray[np.int64], given: int) -> Any:
+        merged, distinct = one_row_a_user(rows, ids)
+        if len(distinct) < given and "bounds" in self._rule.to_dict():
+            raise ValueError(
+                "users must have one row each in a step with bounds, got a user with more: add "
+                "them up before, or give a clip_norm"
+            )
+        counts = self._users.admissible(distinct)
+        merged = np.where(counts[:, None], merged, np.nan)  # which contributes zero
+        return merged, distinct[counts]
+
+    def _count(self, records: Any, rows: Floats) -> int:
+        return 1 if np.ndim(records) == 1 else len(rows)
+
+    def _take(self, call: Call) -> Floats:
+        """Take the steps of a call, written ahead where a folder keeps them."""
+        if self._journal is not None:
+            self._journal.write_ahead(call.to_dict())
+        released = self._apply(call)
+        if self._journal is not None:
+            self._journal.done(self._state)
+        return self._shown(released, self._records_taken - call.records.sum() + call.so_far())
+
+    def _apply(self, call: Call) -> Floats:
+        # The noise's own position counts the steps: an interruption anywhere between these lines
+        # can lose records but not take a step too many.
+        for ids in call.ids_of_steps():
+            self._users.record(ids)
+        self._counting = bool(call.records.sum() == 0 and len(call.records)) or self._counting
+        self._records_taken += int(call.records.sum())
+        if len(call.sums) == 1:
+            return self._running.take(call.sums[0])[None]
+        return self._running.take_all(call.sums)
