@@ -15,8 +15,8 @@ from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.noise.source import STREAM_VERSION
 from dpftrl_fast.noise.toeplitz import ToeplitzNoise
 from dpftrl_fast.noise.tree import TreeNoise
-from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.streams.prefix_sum import PrefixSum
 
 if TYPE_CHECKING:
     from dpftrl_fast.run import BudgetExceeded, PrivacyBudget

@@ -15,8 +15,8 @@ from dpftrl_fast.audit.canaries import Canaries, canaries_of
 from dpftrl_fast.audit.covariance import Whitener, check_steps
 from dpftrl_fast.audit.judge import Setting, judge
 from dpftrl_fast.audit.result import AuditResult
-from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.streams.prefix_sum import PrefixSum
 
 Vector = NDArray[np.float64]
 

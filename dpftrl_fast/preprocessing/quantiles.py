@@ -20,12 +20,12 @@ from dpftrl_fast._validate import choice, integer, positive, probability, real, 
 from dpftrl_fast.accounting import SinglePass, compose
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
 from dpftrl_fast.mechanisms.run_error import mechanism_error
-from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.preprocessing._columns import Columns
 from dpftrl_fast.preprocessing._declared import Numeric, declared
 from dpftrl_fast.rounding import check_summands
 from dpftrl_fast.run.budget import PrivacyBudget, budgets_here, charge, refuse_seed
+from dpftrl_fast.streams.prefix_sum import PrefixSum
 
 FloatArray = NDArray[np.float64]
 

@@ -3,39 +3,32 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast._validate import equal, flag, integer_array, positive_integer, shown
+from dpftrl_fast._validate import flag, positive_integer
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
-from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import check_summands
-from dpftrl_fast.streams.call_journal import CallJournal
-from dpftrl_fast.streams.contributions import Floats, real_rows, rule_of, sum_of_step
-from dpftrl_fast.streams.errors import SumErrors
-from dpftrl_fast.streams.running_sum import RunningSum
-from dpftrl_fast.streams.steps import Call, one_record_a_step, users_of_steps
-from dpftrl_fast.streams.users import Surplus, Users, ids_of, one_row_a_user, stream_pattern
+from dpftrl_fast.streams.calls import Call, contributions_of_steps
+from dpftrl_fast.streams.contributions import Clipped, Floats, real_rows, rule_of, sum_of_step
+from dpftrl_fast.streams.kept_sum import KeptSum
+from dpftrl_fast.streams.users import Ids, Surplus, Users, ids_of, one_row_a_user, stream_pattern
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
 _BUDGET = (1.0, 1e-6)
-_KIND = "dpftrl_fast.streams.PrefixSum"
-_VERSION = 1
-# Sums of counts are exact below 2^53; of a stream without an end, 2^31 steps of at most 2^22.
-_MOST_COUNT, _LARGEST_SUM = 1 << 22, 1 << 53
+# Sums of counts are exact below 2^53: for a stream of 2^31 steps, or without an end, that is
+# 2^22 events of a step.
+_LARGEST_SUM, _LEAST_COUNT = 1 << 53, 1 << 22
 
 
-class PrefixSum(SumErrors):
+class PrefixSum(KeptSum):
     """Private running sum of a stream of vectors.
 
     Each row that is passed to `add` is one record. It is clipped to L2 norm `clip_norm`, or to
@@ -144,14 +137,9 @@ class PrefixSum(SumErrors):
             participation=pattern,
             mechanism=chosen_mechanism(mechanism, pattern, *_BUDGET, dtype=dtype),
         )
-        self._setting = {"memory": memory, "dtype": dtype, "rounds": rounds, "threads": threads}
-        self._plan, self._rule, self._whole = plan, rule, flag("whole", whole)
-        self._running = RunningSum(plan.noise(count, seed=seed, **self._setting))
-        self._users = Users(plan, surplus)
-        self._lock = threading.RLock()
-        self._journal: CallJournal | None = None
-        self._records_taken = 0
-        self._counting: bool | None = None
+        settings = {"memory": memory, "dtype": dtype, "rounds": rounds, "threads": threads}
+        self._whole = flag("whole", whole)
+        self._begin(plan, rule, Users(plan, surplus), settings, seed=seed)
 
     @classmethod
     def calibrate(
@@ -242,15 +230,13 @@ class PrefixSum(SumErrors):
         rows = np.atleast_2d(real_rows("records", records, self.size, (1, 2)))
         view = None if out is None else self._output(out)
         with self._lock:
-            self._check_call(1, len(rows), counting=False, named=users is not None)
-            ids = None
+            self._check_call(1, len(rows), users=users)
+            count, named = len(rows), None
             if users is not None:
-                rows, ids = self._of_users(rows, ids_of(users, len(rows)), len(rows))
-            call = Call(
-                sum_of_step(self._rule, rows)[None], np.array([self._count(records, rows)]),
-                None if ids is None else [ids],
-            )  # fmt: skip
-            value = self._take(call)[0]
+                rows, ids = self._of_users(rows, ids_of(users, count))
+                named = [ids]
+            total = sum_of_step(self._rule, rows)
+            value: Floats = self._take(Call(total[None], np.array([count]), named))[0]
         if view is None:
             return value
         view.reshape(-1)[:] = value
@@ -288,12 +274,13 @@ class PrefixSum(SumErrors):
         """
         rows = real_rows("records", records, self.size, (2,))
         with self._lock:
-            self._check_call(len(rows), len(rows), counting=False, named=users is not None)
-            ids = None
+            self._check_call(len(rows), len(rows), users=users)
+            named = None
             if users is not None:
-                rows, ids = users_of_steps(self._users, rows, ids_of(users, len(rows)))
-            sums = one_record_a_step(self._rule, rows)
-            return self._take(Call(sums, np.ones(len(rows), np.int64), ids))
+                named = self._users.check_steps(ids_of(users, len(rows)))
+                rows[[not one.size for one in named]] = np.nan  # which contributes zero
+            sums = contributions_of_steps(self._rule, rows)
+            return self._take(Call(sums, np.ones(len(rows), np.int64), named))
 
     def add_counts(self, counts: ArrayLike) -> Floats:
         """Take one step, or many: add numbers of events, each of which is a record.
@@ -340,23 +327,29 @@ class PrefixSum(SumErrors):
                 "clip_norm must be at least 1, the norm of an event, to count events, got "
                 f"{self._rule.words}"
             )
-        most = max(1, min(_LARGEST_SUM // self.steps, _MOST_COUNT << 30))
+        most = max(_LARGEST_SUM // self.steps, _LEAST_COUNT)
         rows = np.clip(np.atleast_2d(given), 0, most).astype(np.float64)
         with self._lock:
-            self._check_call(len(rows), 0, counting=True, named=False)
-            found = self._take(Call(rows, np.zeros(len(rows), np.int64), None))
-        return found.reshape(given.shape)
+            self._check_call(len(rows), 0, counting=True)
+            if (self.t + len(rows)) * most > _LARGEST_SUM:
+                raise ValueError(
+                    f"counts must be of at most {_LARGEST_SUM // most} steps, beyond which their "
+                    f"sum could be inexact, got step {self.t + len(rows)}"
+                )
+            none = np.zeros(len(rows), np.int64)
+            return self._take(Call(rows, none, counting=True)).reshape(given.shape)
 
-    def _check_call(self, steps: int, records: int, *, counting: bool, named: bool) -> None:
+    def _check_call(
+        self, steps: int, records: int, *, counting: bool = False, users: Any = None
+    ) -> None:
         """Refuse a call before anything of it is changed."""
-        if self._journal is not None:
-            self._journal.refuse_unusable()
+        self._refuse_unusable()
         if self._counting is not None and counting != self._counting:
             raise ValueError(
                 "one running sum takes either counts or records, got both: the sum of counts is "
                 "exact, and has no margin for the rounding of others"
             )
-        self._users.check_named(named)
+        self._users.check_named(users is not None)
         if self.t + steps > self.steps:
             raise ValueError(
                 f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
@@ -364,38 +357,72 @@ class PrefixSum(SumErrors):
                 else f"{self.steps - self.t} of the {self.steps} declared steps are left, got a "
                 f"call of {steps}"
             )
-        check_summands("records", self._records_taken + records, self.t + steps)
+        check_summands("records", self.records + records, self.t + steps)
 
-    def _of_users(self, rows: Floats, ids: NDArray[np.int64], given: int) -> Any:
+    def _of_users(self, rows: Floats, ids: Ids) -> tuple[Floats, Ids]:
+        """Return one row for each user of a step, and the users who count."""
         merged, distinct = one_row_a_user(rows, ids)
-        if len(distinct) < given and "bounds" in self._rule.to_dict():
+        if len(distinct) < len(ids) and not isinstance(self._rule, Clipped):
             raise ValueError(
                 "users must have one row each in a step with bounds, got a user with more: add "
                 "them up before, or give a clip_norm"
             )
-        counts = self._users.admissible(distinct)
-        merged = np.where(counts[:, None], merged, np.nan)  # which contributes zero
-        return merged, distinct[counts]
+        counted = self._users.admissible(distinct)
+        return np.where(counted[:, None], merged, np.nan), distinct[counted]
 
-    def _count(self, records: Any, rows: Floats) -> int:
-        return 1 if np.ndim(records) == 1 else len(rows)
+    def _output(self, out: Any) -> NDArray[np.float64]:
+        view = writable_view(out)
+        expected = f"out must be a writable C-contiguous float64 array of {self.size} values, got "
+        if view.dtype != np.float64:
+            raise TypeError(f"{expected}dtype {view.dtype}")
+        if view.size != self.size:
+            raise ValueError(f"{expected}{view.size} elements")
+        if not view.flags.c_contiguous:
+            raise ValueError(f"{expected}one that is not contiguous")
+        if not view.flags.writeable:
+            raise ValueError(f"{expected}a read-only one")
+        return view
 
-    def _take(self, call: Call) -> Floats:
-        """Take the steps of a call, written ahead where a folder keeps them."""
-        if self._journal is not None:
-            self._journal.write_ahead(call.to_dict())
-        released = self._apply(call)
-        if self._journal is not None:
-            self._journal.done(self._state)
-        return self._shown(released, self._records_taken - call.records.sum() + call.so_far())
+    def mean(self) -> Floats:
+        """Return the private mean of the records so far: `value` over their public number.
 
-    def _apply(self, call: Call) -> Floats:
-        # The noise's own position counts the steps: an interruption anywhere between these lines
-        # can lose records but not take a step too many.
-        for ids in call.ids_of_steps():
-            self._users.record(ids)
-        self._counting = bool(call.records.sum() == 0 and len(call.records)) or self._counting
-        self._records_taken += int(call.records.sum())
-        if len(call.sums) == 1:
-            return self._running.take(call.sums[0])[None]
-        return self._running.take_all(call.sums)
+        Raises
+        ------
+        ValueError
+            If there are no records, or counts are added, of which the number is private.
+
+        Examples
+        --------
+        >>> sums = PrefixSum.calibrate(1, 10, epsilon=1.0, delta=1e-6, bounds=(1000, 1001))
+        >>> _ = sums.add(np.full((500, 1), 1000.5))
+        >>> bool(abs(sums.mean() - 1000.5) < 0.1)
+        True
+        """
+        value, records = self._running.released
+        if self._counting or records == 0:
+            raise ValueError(
+                "mean is of records whose number is public, got "
+                + ("counts, of which it is private" if self._counting else "none yet")
+            )
+        return self._rule.restored(value, records) / records
+
+    def __repr__(self) -> str:
+        return (
+            f"PrefixSum(size={self.size}, steps={self.steps}, t={self.t}, "
+            f"{self._rule.words}, noise_multiplier={self._plan.noise_multiplier:g}"
+            f"{', reproducible, not private' if self.reproducible else ''})"
+        )
+
+
+def _pattern(steps: int, participation: Participation | None) -> Participation:
+    """Return who takes part when, in so many steps."""
+    passes = SinglePass(steps)
+    if participation is None:
+        return passes
+    pattern = stream_pattern(participation)
+    if pattern.steps != passes.steps:
+        raise ValueError(
+            f"participation must be of the {passes.steps} steps of the stream, got one of "
+            f"{pattern.steps}"
+        )
+    return pattern

@@ -13,8 +13,8 @@ import pytest
 
 from dpftrl_fast import BudgetExceeded, PrivacyBudget
 from dpftrl_fast.accounting import SinglePass, compose
-from dpftrl_fast.plan.prefix_sum import PrefixSum
 from dpftrl_fast.preprocessing import BoundedScaler, private_quantiles, quantiles
+from dpftrl_fast.streams.prefix_sum import PrefixSum
 
 
 def columns(n: int = 20_000) -> np.ndarray[Any, Any]:

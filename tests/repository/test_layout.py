@@ -26,6 +26,7 @@ LAYERS = [
     {"accounting", "datasets", "kernels", "noise"},
     {"_chacha", "ftrl", "plan"},
     {"convex", "run"},
+    {"streams"},
     {"preprocessing"},
     {"federated", "linear_model", "torch"},
     {"fitting"},

@@ -19,9 +19,8 @@ import dpftrl_fast as dpf
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.planner.mechanisms import best_mechanism
 from dpftrl_fast.mechanisms import BandedInverse, Tree
-from dpftrl_fast.plan import prefix_sum
-from dpftrl_fast.plan.prefix_sum import _clipped_sum
 from dpftrl_fast.reference.stream import key_from_seed
+from dpftrl_fast.streams.contributions import Clipped, sum_of_step
 
 L = 0.75
 CLIP = L * (1 - 2.0**-20)
@@ -32,15 +31,19 @@ def make(size: int = 3, steps: int = 20, **change: Any) -> dpf.PrefixSum:
     return dpf.PrefixSum(size, steps, **{"mechanism": "tree", **with_tree(options)})
 
 
+def clipped_sum(x: np.ndarray, clip_norm: float) -> np.ndarray:
+    return sum_of_step(Clipped(clip_norm, x.shape[1]), x)
+
+
 def raw_sums(sums: dpf.PrefixSum, records: list[Any]) -> np.ndarray:
     """The sums without the noise; what is released is those with it, on the grid."""
     noise = noise_of_sums(sums.plan, sums.size, key_from_seed(3))
     grid, found = sums.plan.noise_spec.grid("float64"), []
     for x, b in zip(records, noise[: len(records)], strict=True):
         value = sums.add(x)
-        exact = sums._sum + (sums._low + b)
+        exact = sums._running._sum + (sums._running._low + b)
         assert (value == np.floor(exact / grid + 0.5) * grid).all()
-        found.append(sums._sum + sums._low)
+        found.append(sums._running._sum + sums._running._low)
     return np.array(found)
 
 
@@ -216,7 +219,7 @@ def test_an_interrupt_before_the_noise_leaves_the_records_out(
     for each in (sums, plain):
         each.add([0.1, 0.2, 0.3])
     with monkeypatch.context() as patch:
-        patch.setattr(type(sums._noise), "step", interrupt)
+        patch.setattr(type(sums._running.noise), "step", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sums.add([0.3, 0.3, 0.3])
     assert sums.t == 1
@@ -229,14 +232,14 @@ def test_an_interrupt_after_the_noise_can_lose_records_but_repeats_no_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sums, plain = make(), make()
-    step = type(sums._noise).step
+    step = type(sums._running.noise).step
 
     def taken(noise: Any, *given: Any) -> None:
         step(noise, *given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(sums._noise), "step", taken)
+        patch.setattr(type(sums._running.noise), "step", taken)
         with pytest.raises(KeyboardInterrupt):
             sums.add([0.3, 0.3, 0.3])
     plain.add(np.zeros((0, 3)))
@@ -316,8 +319,8 @@ BAD_CALLS: list[tuple[Any, Any, type[Exception], str]] = [
     (np.zeros((1, 1, 3)), None, ValueError, r"got \(1, 1, 3\)"),
     (0.5, None, ValueError, r"got \(\)"),
     ([], None, ValueError, r"got \(0,\)"),
-    (np.array(["a", "b", "c"]), None, TypeError, "x must hold real numbers, got dtype <U1"),
-    (np.array([1j, 0, 0]), None, TypeError, "x must hold real numbers, got dtype complex128"),
+    (np.array(["a", "b", "c"]), None, TypeError, "records must hold real numbers, got dtype <U1"),
+    (np.array([1j, 0, 0]), None, TypeError, "records must hold real numbers, got dtype complex128"),
     (GOOD, np.zeros(3, np.float32), TypeError, "float64 array .* got dtype float32"),
     (GOOD, np.zeros(2), ValueError, "got 2 elements"),
     (GOOD, np.zeros(6)[::2], ValueError, "not contiguous"),
@@ -378,7 +381,7 @@ def test_bad_arguments(change: dict[str, Any], error: Any, message: str) -> None
 def test_options_reach_the_noise(option: dict[str, Any]) -> None:
     (name,) = option
     plain, given = make(), make(**option)
-    assert getattr(given._noise, name) == option[name]
+    assert getattr(given._running.noise, name) == option[name]
     same = (given.add(GOOD) == plain.add(GOOD)).all()
     assert same == (name != "rounds")
 
@@ -421,16 +424,16 @@ def test_many_records_of_one_step_keep_the_clip_norm() -> None:
     plain = x.sum(axis=0) - other.sum(axis=0)
     assert plain[0] > 1.0  # what a plain sum would release
     limit = 1 - 2.0**-20
-    found = _clipped_sum(x, limit) - _clipped_sum(other, limit)
+    found = clipped_sum(x, 1.0) - clipped_sum(other, 1.0)
     assert abs(found[0] - limit) < 2.0**-22
     exact = math.fsum(x[:, 0])
-    assert abs(_clipped_sum(x, limit)[0] - exact) <= np.spacing(exact)
+    assert abs(clipped_sum(x, 1.0)[0] - exact) <= np.spacing(exact)
 
 
 def test_sums_of_blocks_keep_their_rounding_errors() -> None:
     x = np.zeros((3 * 4096, 1))
     x[0], x[4096], x[-1] = 2.0**53, 1.0, -(2.0**53)
-    assert _clipped_sum(x, 2.0**60).tolist() == [1.0]
+    assert clipped_sum(x, 2.0**60).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
@@ -438,16 +441,16 @@ def test_a_bad_record_does_not_move_others_to_another_block(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks: list[np.ndarray] = []
-    block = prefix_sum._clipped_block
+    of = Clipped.of
 
-    def seen(records: np.ndarray, bound: float) -> np.ndarray:
+    def seen(rule: Clipped, records: np.ndarray) -> np.ndarray:
         blocks.append(records)
-        return block(records, bound)
+        return of(rule, records)
 
-    monkeypatch.setattr(prefix_sum, "_clipped_block", seen)
+    monkeypatch.setattr(Clipped, "of", seen)
     x = np.ones((10_000, 1))
     x[17] = bad
-    assert _clipped_sum(x, 0.5).tolist() == [9999 * 0.5]
+    assert clipped_sum(x, L).tolist() == [9999 * CLIP]
     assert [len(one) for one in blocks] == [4096, 4096, 10_000 - 2 * 4096]
 
 

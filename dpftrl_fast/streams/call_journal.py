@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CallJournal`: the folder of a stream, whose calls are written ahead and repeated after a crash.
+
+The order of a call is that of `dpftrl_fast.run.journal`, whose steps are the calls here:
+
+1. the un-noised sums of all steps of a call are on the disk, with a keyed hash;
+2. only then is their noise made, and something released;
+3. the state after the call is written.
+
+A process that dies after the first point has taken the call: whoever opens the folder repeats it,
+from the sums that are kept, with the same noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpftrl_fast._validate import positive_integer
+from dpftrl_fast.run.journal import RunJournal
+
+
+class CallJournal:
+    """The folder of one stream.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Empty, missing, or of a stream of this kind. **A secret** (mode 0700).
+    kind : str
+        Type of the stream, by which another one is refused.
+    checkpoint_every : int
+        Calls between two states on the disk; all calls since the last are repeated after a crash.
+    allow_fork : bool
+        See :class:`dpftrl_fast.run.RunJournal`.
+    """
+
+    def __init__(
+        self, folder: str | Path, kind: str, *, checkpoint_every: int = 1, allow_fork: bool = False
+    ) -> None:
+        self._every = positive_integer("checkpoint_every", checkpoint_every)
+        self._folder = str(folder)
+        self._journal = RunJournal(folder, {"kind": kind}, allow_fork=allow_fork)
+        self._in_call = False
+        self._since = 0
+        self._closed = False
+
+    @property
+    def folder(self) -> str:
+        """The folder, as it was given."""
+        return self._folder
+
+    @property
+    def forked(self) -> bool:
+        """True if the folder was ever opened with ``allow_fork``: the guarantee is void."""
+        return self._journal.forked
+
+    def resume(self) -> dict[Any, Any] | None:
+        """Return the state in the folder, or None for a new stream; to be called once, first."""
+        return self._journal.resume()
+
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Write the first state, with the noise key."""
+        self._journal.checkpoint(state)
+
+    def pending(self) -> dict[Any, Any] | None:
+        """Return the next call that was written ahead and is not in the state; None if all are."""
+        return self._journal.kept()
+
+    def write_ahead(self, call: Mapping[str, Any]) -> None:
+        """Put a call on the disk before its noise is made, or find it there.
+
+        `call` holds arrays, numbers, text, lists and dictionaries: all that the call depends on.
+        """
+        self.refuse_unusable()
+        self._in_call = True
+        parts = [part for name in sorted(call) for part in (name, *_parts(call[name]))]
+        step, replayed = self._journal.step + 1, self._journal.replaying
+        self._journal.write_ahead(
+            step, self._journal.digest(*parts), keep=None if replayed else call
+        )
+
+    def done(self, state: Callable[[], Mapping[str, Any]]) -> None:
+        """End a call: write the state after it, if it is due, before anything is released."""
+        self._since += 1
+        if self._since >= self._every:
+            self._journal.checkpoint(state())
+            self._since = 0
+        self._in_call = False
+
+    def refuse_unusable(self) -> None:
+        """Refuse a call after `close`, or after one that was interrupted."""
+        if self._closed:
+            raise RuntimeError(
+                f"the folder of this stream, {self._folder!r}, was closed: open it to continue"
+            )
+        if self._in_call:
+            raise RuntimeError(
+                f"a call of this stream was interrupted: it is in the folder {self._folder!r}. "
+                "Close this object and open the folder, which takes the call"
+            )
+
+    def close(self, state: Callable[[], Mapping[str, Any]] | None = None) -> None:
+        """Write a state that is missing, and release the folder."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if state is not None and self._since and not self._in_call:
+                self._journal.checkpoint(state())
+        finally:
+            self._journal.close()
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return a part of a call as arrays, text and numbers that can be hashed."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    if value is None or isinstance(value, (bool, float)):
+        return [repr(value)]
+    if isinstance(value, (int, str, bytes)):
+        return [value]
+    if isinstance(value, Mapping):
+        return [len(value), *(p for k in sorted(value) for p in (k, *_parts(value[k])))]
+    return [len(value), *(part for entry in value for part in _parts(entry))]

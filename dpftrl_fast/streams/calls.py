@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Call`: the steps of one call of a stream, as sums that are ready to be added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.rounding import clip_limit
+from dpftrl_fast.streams.contributions import Clipped, Contributions, Floats
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The un-noised sums of some steps, **a secret**, and who is in them.
+
+    Attributes
+    ----------
+    sums : ndarray of float64, shape (steps, size)
+        Sum of the contributions of each step.
+    records : ndarray of int64, shape (steps,)
+        Number of records of each step; 0 where it is private.
+    users : list of ndarray of int64, or None
+        The users of each step who count; None where nobody is named.
+    counting : bool
+        Whether the sums are numbers of events.
+    """
+
+    sums: Floats
+    records: NDArray[np.int64]
+    users: list[Ids] | None = None
+    counting: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the call as a state that a folder keeps."""
+        users, sizes = None, None
+        if self.users is not None:
+            users, sizes = np.concatenate(self.users), np.array([x.size for x in self.users])
+        return {
+            "sums": self.sums,
+            "records": self.records,
+            "users": users,
+            "sizes": sizes,
+            "counting": self.counting,
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> Call:
+        """Return the call of a dictionary of :meth:`to_dict`."""
+        users = None
+        if d["users"] is not None:
+            users = np.split(d["users"], np.cumsum(d["sizes"])[:-1])
+        return cls(d["sums"], d["records"], users, d["counting"])
+
+
+def contributions_of_steps(rule: Contributions, records: Floats) -> Floats:
+    """Return the contribution of each row, one record a step, as ``rule.of`` does."""
+    if not isinstance(rule, Clipped):
+        return rule.of(records)
+    from dpftrl_fast.kernels.stream_sums import clipped_steps
+
+    return clipped_steps(records, clip_limit(rule.clip_norm))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RunningSum`: un-noised running sums beside the noise of a plan, and what is released of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast._validate import equal
+from dpftrl_fast.plan.planned_noise import PlannedNoise
+from dpftrl_fast.rounding import noisy_sum, two_sum
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+# Numbers of a stretch of steps that is made at once: they stay in the cache.
+_STRETCH = 1 << 15
+
+
+class RunningSum:
+    """The sum of all steps, a secret, and the value that was released last.
+
+    The sum is kept with its rounding errors. Released values are on the grid of the noise and
+    numbers of its dtype. `records` is the number of records in the sum, `released` the last value
+    with the number of records up to it.
+    """
+
+    def __init__(self, noise: PlannedNoise) -> None:
+        self.noise = noise
+        self.records = 0
+        self.released: tuple[Floats, int] = np.zeros(noise.size), 0
+        self._sum: Floats = np.zeros(noise.size)
+        self._low: Floats = np.zeros(noise.size)  # the rounding errors of _sum
+
+    def take(self, step_sum: Floats, records: int) -> Floats:
+        """Take one step with this sum of its contributions; return the released running sum.
+
+        An interruption can lose the step's contributions, but takes no step too many: the noise's
+        own position counts the steps.
+        """
+        total, error = two_sum(self._sum, step_sum)
+        low, count = self._low + error, self.records + records
+        noise = self.noise.step()
+        self._sum, self._low, self.records = total, low, count
+        with np.errstate(all="ignore"):
+            value = noisy_sum(total, low, noise, self.noise.grid)
+            value = value.astype(self.noise.dtype).astype(np.float64)
+        self.released = value.copy(), count
+        return value
+
+    def take_all(self, step_sums: Floats, records: Counts) -> Floats:
+        """Take one step for each row, as calls of `take` do; return the released sum of each."""
+        from dpftrl_fast.kernels.stream_sums import running_sums
+
+        steps, size = step_sums.shape
+        released = np.empty((steps, size))
+        stretch = max(1, _STRETCH // size)
+        for start in range(0, steps, stretch):
+            part, out = (x[start : start + stretch] for x in (step_sums, released))
+            total, low = self._sum.copy(), self._low.copy()
+            count = self.records + int(records[start : start + stretch].sum())
+            noise = np.stack([self.noise.step() for _ in range(len(part))])
+            running_sums(part, noise, self.noise.grid, total, low, out)
+            self._sum, self._low, self.records = total, low, count
+            self.released = out[-1].copy(), count
+        return released
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, **a secret**: the un-noised sum, and the noise with its key."""
+        value, count = self.released
+        return {
+            "sum": self._sum.copy(),
+            "low": self._low.copy(),
+            "records": self.records,
+            "value": value.copy(),
+            "value_records": count,
+            "noise": self.noise.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state of :meth:`state_dict`."""
+        self.noise.load_state_dict(state["noise"])
+        self._sum, self._low, value = (
+            np.array(state[name], np.float64) for name in ("sum", "low", "value")
+        )
+        self.records = state["records"]
+        self.released = value, state["value_records"]
+
+    def continues(self, noise: PlannedNoise) -> None:
+        """Go on with another source, which has the key and the position of the present one."""
+        if not equal(noise.steps_taken, self.noise.steps_taken):
+            raise ValueError(
+                f"noise must be at step {self.noise.steps_taken}, got one at {noise.steps_taken}"
+            )
+        self.noise = noise
