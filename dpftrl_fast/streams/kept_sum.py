@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpftrl_fast._core import build_info
-from dpftrl_fast._validate import equal, non_negative, probability, shown
+from dpftrl_fast._validate import equal, non_negative, probability, shown, step_count
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
