@@ -173,7 +173,7 @@ def bounded(bounds: Any, size: int) -> Bounded:
         If they are not that, not finite, or low is not below high.
     """
     expected = f"bounds must be (low, high): two finite numbers, or arrays of {size} of them"
-    if isinstance(bounds, str) or np.ndim(bounds) == 0 or len(bounds) != 2:
+    if isinstance(bounds, str) or not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"{expected}, got {shown(bounds)}")
     ends = []
     for end in bounds:

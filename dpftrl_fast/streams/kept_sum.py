@@ -305,10 +305,15 @@ class KeptSum(SumErrors):
             noise.load_state_dict(self._running.noise.state_dict())
             users = Users(plan, self._users.surplus)
             users.continues(self._users)
+            before = self._plan, self._users, self._running.noise
             self._running.continues(noise)
             self._plan, self._users = plan, users
             if self._journal is not None:
-                self._journal.begin(self._state())
+                try:
+                    self._journal.begin(self._state())
+                except BaseException:
+                    self._plan, self._users, self._running.noise = before
+                    raise
 
     # ---- Facts ----
 
