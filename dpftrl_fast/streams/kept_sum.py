@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpftrl_fast._core import build_info
-from dpftrl_fast._validate import equal, non_negative, probability, shown, step_count
+from dpftrl_fast._validate import equal, integer, non_negative, probability, shown, step_count
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -33,12 +33,15 @@ class KeptSum(SumErrors):
 
     _settings: dict[str, Any]
     _whole: bool
+    _keeps_history: bool
 
     def _begin(
         self, plan: PrivacyPlan, rule: Any, users: Users, settings: dict[str, Any], **key: Any
     ) -> None:
         self._plan, self._rule, self._users, self._settings = plan, rule, users, settings
-        self._running = RunningSum(plan.noise(rule.unit.size, **settings, **key))
+        self._running = RunningSum(
+            plan.noise(rule.unit.size, **settings, **key), history=self._keeps_history
+        )
         self._lock = threading.RLock()
         self._journal: CallJournal | None = None
         self._counting: bool | None = None
@@ -209,7 +212,7 @@ class KeptSum(SumErrors):
         rule = rule_of(state["rule"].get("clip_norm"), state["rule"].get("bounds"), state["size"])
         users = Users(plan, state["surplus"])
         users.load_state_dict(state["users"])
-        found._whole = state["whole"]
+        found._whole, found._keeps_history = state["whole"], state["history"]
         found._begin(plan, rule, users, {**state["settings"], "threads": threads})
         found._running.load_state_dict(state["running"])
         found._counting = state["counting"]
@@ -224,6 +227,7 @@ class KeptSum(SumErrors):
             "size": self._rule.unit.size,
             "surplus": self._users.surplus,
             "whole": self._whole,
+            "history": self._keeps_history,
             "settings": {k: v for k, v in self._settings.items() if k != "threads"},
             "counting": self._counting,
             "running": self._running.state_dict(),
@@ -337,6 +341,43 @@ class KeptSum(SumErrors):
         """The private running sum that `add` last returned; zero before the first step."""
         value, records = self._running.released
         return self._shown(value.copy(), records)
+
+    @property
+    def values(self) -> Floats:
+        """The private running sums of all steps, shape (t, size), with ``history=True``."""
+        values, records = self._running.history
+        return self._shown(values.copy(), records)
+
+    def window(self, since: int, until: int | None = None) -> Floats:
+        """Return the private sum over steps since + 1 .. until, with ``history=True``.
+
+        Parameters
+        ----------
+        since, until : int
+            0 <= since <= until <= t; until is t by default.
+
+        Returns
+        -------
+        ndarray of float64, shape (size,)
+            The running sum at `until` less that at `since`: its error is ``std(since=, until=)``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a step is out of range, or no earlier sums are kept.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import PrefixSum
+        >>> sums = PrefixSum(1, 365, 1.0, 4.0, history=True)
+        >>> _ = sums.add_counts([[5], [6], [7]])
+        >>> bool(sums.window(1) == sums.values[2] - sums.values[0])
+        True
+        """
+        end = integer("until", self.t if until is None else until, 0, self.t)
+        start = integer("since", since, 0, end)
+        values = np.concatenate([np.zeros((1, self.size)), self.values])
+        return np.asarray(values[end] - values[start])
 
     @property
     def size(self) -> int:

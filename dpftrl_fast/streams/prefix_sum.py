@@ -68,6 +68,8 @@ class PrefixSum(KeptSum):
         user came before; "drop" counts its rows as zero, without a word.
     whole : bool
         Round released sums to whole numbers, for counts. They are post-processed, not less noisy.
+    history : bool
+        Keep the released sums of all steps, for `values` and `window`.
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
@@ -118,6 +120,7 @@ class PrefixSum(KeptSum):
         mechanism: MechanismChoice = "auto",
         surplus: Surplus = "refuse",
         whole: bool = False,
+        history: bool = False,
         seed: Seed = None,
         memory: Memory = "stored",
         dtype: Literal["float32", "float64"] = "float64",
@@ -138,7 +141,7 @@ class PrefixSum(KeptSum):
             mechanism=chosen_mechanism(mechanism, pattern, *_BUDGET, dtype=dtype),
         )
         settings = {"memory": memory, "dtype": dtype, "rounds": rounds, "threads": threads}
-        self._whole = flag("whole", whole)
+        self._whole, self._keeps_history = flag("whole", whole), flag("history", history)
         self._begin(plan, rule, Users(plan, surplus), settings, seed=seed)
 
     @classmethod
@@ -166,7 +169,7 @@ class PrefixSum(KeptSum):
         delta : float
             0 < delta < 1.
         **options
-            Others of the class: surplus, whole, seed, memory, dtype, rounds, threads.
+            Others of the class: surplus, whole, history, seed, memory, dtype, rounds, threads.
 
         Examples
         --------

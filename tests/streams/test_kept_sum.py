@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ CASES: dict[str, Any] = {
     "plain": {"clip_norm": 1.0},
     "tree": {"clip_norm": 1.0, "mechanism": Tree(restart_every=4, complete=True)},
     "buffers": {"clip_norm": 1.0, "mechanism": BufferedToeplitz((0.9,), (0.3,))},
+    "history": {"clip_norm": 1.0, "history": True},
     "bounds": {"bounds": ([0.0, -1.0], [1.0, 4.0]), "dtype": "float32"},
     "regenerate": {
         "clip_norm": 1.0, "mechanism": BandedInverse((1.0, -0.5)), "memory": "regenerate",
@@ -57,6 +59,10 @@ def test_a_sum_that_is_closed_every_day_is_one_that_is_not(case: str, tmp_path: 
         assert sums.records == whole.records and sums.reproducible
     assert sums.plan == whole.plan and sums.epsilon(1e-6) == whole.epsilon(1e-6)
     assert repr(sums) == repr(whole)
+    if case == "history":
+        assert (sums.values == whole.values).all() and sums.values.shape == (12, 2)
+        assert (sums.window(3, 7) == sums.values[6] - sums.values[2]).all()
+        assert (sums.window(0) == sums.value).all() and (sums.window(12) == 0).all()
     sums.close()
 
 
@@ -64,6 +70,7 @@ def test_a_sum_that_is_closed_every_day_is_one_that_is_not(case: str, tmp_path: 
 def test_calls_of_many_steps_counts_and_users(every: int, tmp_path: Path) -> None:
     """Each kind of call, in an object that forgets its folder before the state is written."""
     pattern = MinSeparation(12, 3, 2)
+    new = partial(make, history=True)
     calls: dict[str, tuple[dict[str, Any], list[Any]]] = {
         "steps": ({}, [lambda s: s.add_steps(np.full((4, 2), 0.2))] * 3),
         "counts": ({}, [lambda s: s.add_counts([[3, 4], [5, 6]])] * 5),
@@ -77,7 +84,7 @@ def test_calls_of_many_steps_counts_and_users(every: int, tmp_path: Path) -> Non
         ),
     }
     for name, (change, each) in calls.items():
-        whole, sums = make(**change), make(**change)
+        whole, sums = new(**change), new(**change)
         folder = tmp_path / f"{name}"
         sums.save(folder, checkpoint_every=every)
         for call in each:
@@ -85,7 +92,7 @@ def test_calls_of_many_steps_counts_and_users(every: int, tmp_path: Path) -> Non
             assert np.array_equal(call(sums), expected)
             sums._journal._journal.close()  # type: ignore[union-attr]  # no state is written
             sums = PrefixSum.open(folder, checkpoint_every=every)
-            assert sums.t == whole.t and (sums.value == whole.value).all()
+            assert sums.t == whole.t and (sums.values == whole.values).all()
         sums.close()
 
 
@@ -224,6 +231,21 @@ def test_the_folder_holds_secrets_and_messages_hold_none(tmp_path: Path) -> None
     assert (tmp_path / "sum").stat().st_mode & 0o777 == 0o700
     assert "0.123456" not in repr(sums)
     sums.close()
+
+
+def test_earlier_sums_are_kept_on_request() -> None:
+    sums = make()
+    for call in (lambda: sums.values, lambda: sums.window(0)):
+        with pytest.raises(ValueError, match="kept with history=True"):
+            call()
+    kept = make("bounds", history=True)
+    assert kept.values.shape == (0, 2)
+    expected = [kept.add(day) for day in days()]
+    assert (kept.values == expected).all()
+    with pytest.raises(ValueError, match="since must be"):
+        kept.window(5, 4)
+    with pytest.raises(ValueError, match="until must be"):
+        kept.window(5, 13)
 
 
 # ---- A later end ----
