@@ -10,7 +10,9 @@ Examples
 """
 
 import dpftrl_fast.mechanisms.toeplitz.error
-import dpftrl_fast.mechanisms.tree_error  # noqa: F401 - they register the errors of layouts
+import dpftrl_fast.mechanisms.toeplitz.windows
+import dpftrl_fast.mechanisms.tree_error
+import dpftrl_fast.mechanisms.tree_windows  # noqa: F401 - they register the errors of layouts
 from dpftrl_fast.mechanisms.mechanism import Layout, Mechanism, mechanism_from_dict
 from dpftrl_fast.mechanisms.optimise import OptimisedKind, optimise
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout, ToeplitzMechanism
@@ -22,6 +24,7 @@ from dpftrl_fast.mechanisms.toeplitz.values import (
 )
 from dpftrl_fast.mechanisms.tree import Completion, Tree
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout, Variant
+from dpftrl_fast.mechanisms.window_error import window_std, window_stds
 
 __all__ = [
     "BandedInverse",
@@ -39,4 +42,6 @@ __all__ = [
     "Variant",
     "mechanism_from_dict",
     "optimise",
+    "window_std",
+    "window_stds",
 ]

@@ -25,6 +25,10 @@ class BlockRun(Protocol):
     def count(self) -> int:
         """Number of blocks, >= 1."""
 
+    @property
+    def end(self) -> int:
+        """Step of each block whose noise stays in all later sums, >= `steps`."""
+
     def part(self: R, first: int, last: int) -> R:
         """Return one block's steps first..last as a run of one block."""
 
@@ -98,6 +102,17 @@ class BlockLayout(Generic[R]):
         >>> Tree(restart_every=2).layout(5).blocks_of(np.arange(5)).tolist()
         [0, 0, 1, 1, 2]
         """
+        return self.places_of(steps)[1]
+
+    def places_of(self, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Return run, block and place in the block of an array of steps; all count from 0 here.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> [x.tolist() for x in Tree(restart_every=2).layout(5).places_of(np.arange(5))]
+        [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2], [0, 1, 0, 1, 0]]
+        """
         if steps.size and not 0 <= steps.min() <= steps.max() < self.steps:
             raise IndexError(
                 f"steps must be integers in [0, {self.steps}), got {steps.min()} to {steps.max()}"
@@ -105,7 +120,8 @@ class BlockLayout(Generic[R]):
         blocks_before, steps_before = (np.array(starts, np.int64) for starts in self._starts)
         lengths = np.array([run.steps for run in self.runs], np.int64)
         run = np.searchsorted(steps_before, steps, side="right") - 1
-        return np.asarray(blocks_before[run] + (steps - steps_before[run]) // lengths[run])
+        more, place = np.divmod(steps - steps_before[run], lengths[run])
+        return run, blocks_before[run] + more, place
 
     def blocks(self: B) -> Iterator[tuple[B, int]]:
         """Yield each kind of block as a layout of one block, with the number of such blocks."""

@@ -173,6 +173,11 @@ class ToeplitzRun:
     steps: int
     count: int
 
+    @property
+    def end(self) -> int:
+        """Last step of each block, whose noise stays in all later sums."""
+        return self.steps
+
     def part(self, first: int, last: int) -> ToeplitzRun:
         """Return steps first..last of one block, which start as a block of their own."""
         return ToeplitzRun(last - first + 1, 1)
