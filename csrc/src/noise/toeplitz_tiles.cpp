@@ -147,6 +147,9 @@ void Toeplitz<T>::run_tile(const Stretch& s, Tile& tile) {
         kernels.add(tile.n, sum, x, sum);
       }
       begins = false;
+      if (s.ends && s.sums.out != nullptr && step >= s.sums.rows_from) {
+        tile.store(s.sums.out + (step - s.sums.rows_from) * config_.size, sum);
+      }
     }
     if (s.sums.total != nullptr) {
       if (step == s.last) {
@@ -161,7 +164,6 @@ void Toeplitz<T>::run_tile(const Stretch& s, Tile& tile) {
       }
     }
   }
-  if (s.ends && s.sums.out != nullptr) tile.store(s.sums.out, sum);
 }
 
 template <class T>
