@@ -353,14 +353,14 @@ class PrefixSum(KeptSum):
                 "exact, and has no margin for the rounding of others"
             )
         self._users.check_named(users is not None)
-        if self.t + steps > self.steps:
+        t, last = self.t, self.steps
+        if t + steps > last:
             raise ValueError(
-                f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
-                if self.t == self.steps
-                else f"{self.steps - self.t} of the {self.steps} declared steps are left, got a "
-                f"call of {steps}"
+                f"all {last} declared steps are taken: the epsilon is stated for no more"
+                if t == last
+                else f"{last - t} of the {last} declared steps are left, got a call of {steps}"
             )
-        check_summands("records", self.records + records, self.t + steps)
+        check_summands("records", self.records + records, t + steps)
 
     def _of_users(self, rows: Floats, ids: Ids) -> tuple[Floats, Ids]:
         """Return one row for each user of a step, and the users who count."""

@@ -63,7 +63,7 @@ class RunningSum:
             part, out = (x[start : start + stretch] for x in (step_sums, released))
             total, low = self._sum.copy(), self._low.copy()
             counts = self.records + np.cumsum(records[start : start + stretch])
-            noise = np.stack([self.noise.step() for _ in range(len(part))])
+            noise = self.noise.next_steps(len(part))
             running_sums(part, noise, self.noise.grid, total, low, out)
             self._sum, self._low, self.records = total, low, int(counts[-1])
             self._release(out, counts)
