@@ -65,9 +65,8 @@ CASES: dict[str, Callable[[int], Callable[[], None]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_steps(benchmark: Any, name: str) -> None:
-    steps = BLOCK if benchmark.enabled else BLOCK
-    benchmark.group = f"{steps} steps of {SIZE} coordinates"
-    benchmark.pedantic(CASES[name](steps), rounds=3, iterations=1)
+    benchmark.group = f"{BLOCK} steps of {SIZE} coordinates"
+    benchmark.pedantic(CASES[name](BLOCK), rounds=3, iterations=1)
 
 
 def main() -> None:

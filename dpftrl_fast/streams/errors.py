@@ -65,7 +65,7 @@ class SumErrors(PrivacyStatement):
         >>> from dpftrl_fast import PrefixSum
         >>> sums = PrefixSum(1, 365, 1.0, 4.0)
         >>> sums.std(until=365).round(1).item(), sums.std(since=358, until=365).round(1).item()
-        (9.2, 6.7)
+        (7.4, 6.3)
         """
         end = self.t if until is None else integer("until", until, 0, self._plan.steps)
         start = integer("since", since, 0, end)

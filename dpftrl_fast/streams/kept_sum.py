@@ -54,8 +54,8 @@ class KeptSum(SumErrors):
             self._journal.refuse_unusable()
         if self._interrupted:
             raise RuntimeError(
-                "a call with users was interrupted, so that some of them may be in the sum and not "
-                "in the guard: keep streams of users in a folder, which takes the call again"
+                "a call was interrupted, so that the guard of users or the history of sums may not "
+                "fit the steps taken: keep the stream in a folder, which takes the call again"
             )
 
     def _take(self, call: Call) -> Floats:
@@ -71,7 +71,7 @@ class KeptSum(SumErrors):
     def _apply(self, call: Call) -> Floats:
         # The noise's own position counts the steps: an interruption can lose records but not take
         # a step too many.
-        self._interrupted = call.users is not None
+        self._interrupted = call.users is not None or self._keeps_history
         if call.users is None:
             self._users.record(None)
         for ids in call.users or []:
