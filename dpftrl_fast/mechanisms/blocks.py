@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -106,6 +106,28 @@ class BlockLayout(Generic[R]):
         lengths = np.array([run.steps for run in self.runs], np.int64)
         run = np.searchsorted(steps_before, steps, side="right") - 1
         return np.asarray(blocks_before[run] + (steps - steps_before[run]) // lengths[run])
+
+    def with_carry(
+        self, steps: NDArray[np.int64], each: Sequence[float]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return each step's number in its block, and the sum over the blocks before it.
+
+        Steps count from 1. `each` has the number that one block of each run adds to the sum.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> within, carry = Tree(restart_every=2).layout(5).with_carry(np.arange(1, 6), [1.0, 9.0])
+        >>> within.tolist(), carry.tolist()
+        ([1, 2, 1, 2, 1], [0.0, 0.0, 1.0, 1.0, 2.0])
+        """
+        blocks, first = (np.array(starts, np.int64) for starts in self._starts)
+        run = np.searchsorted(first, steps - 1, side="right") - 1
+        lengths = np.array([each_run.steps for each_run in self.runs], np.int64)[run]
+        earlier, within = np.divmod(steps - 1 - first[run], lengths)
+        added = np.asarray(each, np.float64)
+        carry = np.concatenate([[0.0], np.cumsum(np.diff(blocks) * added)])[run]
+        return np.asarray(within + 1), np.asarray(carry + earlier * added[run])
 
     def blocks(self: B) -> Iterator[tuple[B, int]]:
         """Yield each kind of block as a layout of one block, with the number of such blocks."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpftrl_fast._core as _core
-from dpftrl_fast.mechanisms.run_error import check_error_steps, per_step_std
+from dpftrl_fast.mechanisms.run_error import check_error_steps, per_step_std, std_at
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout, Variant
 from dpftrl_fast.mechanisms.workload import Workload
 
@@ -25,6 +25,13 @@ def _(layout: TreeLayout, workload: Workload) -> NDArray[np.float64]:
     else:
         _core.workload_error_trees(layout.triples, layout.variant, momentum, decay, rates, found)
     return np.sqrt(np.maximum(found, 0.0, out=found), out=found)
+
+
+@std_at.register
+def _(layout: TreeLayout, times: NDArray[np.int64]) -> NDArray[np.float64]:
+    ends = [prefix_variance(run.end, layout.variant) for run in layout.runs]
+    within, carry = layout.with_carry(times, ends)
+    return np.sqrt(carry + [prefix_variance(t, layout.variant) for t in within.tolist()])
 
 
 def prefix_variance(t: int, variant: Variant) -> float:

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from dpftrl_fast._validate import integer, real
 from dpftrl_fast.mechanisms.mechanism import register_kind
@@ -25,6 +26,7 @@ from dpftrl_fast.mechanisms.toeplitz.columns import (
     padded,
 )
 from dpftrl_fast.mechanisms.toeplitz.layout import Engine, ToeplitzMechanism
+from dpftrl_fast.mechanisms.toeplitz.spectrum import spectrum
 
 #: Most taps, bands or buffers of a mechanism.
 MAX_COEFFICIENTS = 2**16
@@ -46,6 +48,7 @@ class Identity(ToeplitzMechanism):
     """
 
     kind: ClassVar[str] = "identity"
+    closed_form: ClassVar[bool] = True
 
     restart_every: int | None = None
 
@@ -74,6 +77,10 @@ class Identity(ToeplitzMechanism):
     def inverse(self, steps: int) -> Column:
         """Return 1, 0, 0, ..."""
         return padded((1.0,), steps)
+
+    def variance_at(self, steps: NDArray[np.int64]) -> Column:
+        """Return the steps."""
+        return steps.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ class BandedInverse(ToeplitzMechanism):
     """
 
     kind: ClassVar[str] = "banded_inverse"
+    closed_form: ClassVar[bool] = True
 
     taps: Sequence[float]
     restart_every: int | None = None
@@ -173,6 +181,12 @@ class BandedInverse(ToeplitzMechanism):
         """Return the taps, and zeros after them."""
         return padded(self.taps, steps)
 
+    def variance_at(self, steps: NDArray[np.int64]) -> Column:
+        """Return sums of the squared prefix sums of the taps, the last of which is repeated."""
+        squares = np.cumsum(self.taps) ** 2
+        within = np.minimum(steps, squares.size)
+        return np.asarray(np.cumsum(squares)[within - 1] + (steps - within) * squares[-1])
+
 
 @dataclass(frozen=True)
 class BufferedToeplitz(ToeplitzMechanism):
@@ -206,6 +220,7 @@ class BufferedToeplitz(ToeplitzMechanism):
     """
 
     kind: ClassVar[str] = "buffered_toeplitz"
+    closed_form: ClassVar[bool] = True
 
     decay: Sequence[float]
     scale: Sequence[float]
@@ -246,6 +261,10 @@ class BufferedToeplitz(ToeplitzMechanism):
     def inverse(self, steps: int) -> Column:
         """Return d, by the recursion that the noise runs."""
         return buffers_inverse(self.decay, self.scale, steps)
+
+    def variance_at(self, steps: NDArray[np.int64]) -> Column:
+        """Return the variance by its closed form, in O(k^2) a step."""
+        return spectrum(self.decay, self.scale).variance(steps)
 
 
 @dataclass(frozen=True)
