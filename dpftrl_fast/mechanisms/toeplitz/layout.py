@@ -137,6 +137,20 @@ class ToeplitzMechanism(ABC):
             }
         return replace(self, **changed)  # type: ignore[type-var]
 
+    def is_in(self, dtype: Any) -> bool:
+        """Return whether all coefficients are numbers of a dtype: its noise needs no other ones.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import BandedInverse
+        >>> BandedInverse([1.0, -0.5]).is_in("float32"), BandedInverse([1.0, -0.1]).is_in("float32")
+        (True, False)
+        """
+        try:
+            return self.rounded(dtype) == self
+        except ValueError:  # rounded to a number that the class refuses
+            return False
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-able data, for ``mechanism_from_dict``."""
         values = {name: vars(self)[name] for name in self._names()}
