@@ -167,6 +167,20 @@ class BlockLayout(Generic[R]):
                 pieces.append(replace(run, count=between))
         return self._of(pieces)
 
+    def begins(self: B, longer: B) -> bool:
+        """Return whether the first steps of a longer layout are these blocks, with this noise.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> tree = Tree(restart_every=100, complete=True)
+        >>> tree.layout(250).begins(tree.layout(1000)), tree.layout(90).begins(Tree().layout(1000))
+        (True, True)
+        >>> Tree().layout(150).begins(tree.layout(1000))
+        False
+        """
+        return self.steps <= longer.steps and longer.between(1, self.steps) == self
+
     def _of(self: B, runs: Iterable[Any]) -> B:
         """Return this layout with other runs."""
         return replace(self, runs=merged_runs(runs))  # type: ignore[type-var]

@@ -56,6 +56,20 @@ class SinglePass(_Pattern):
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", integer("steps", self.steps, 1, MAX_STREAM))
 
+    @classmethod
+    def unbounded(cls) -> SinglePass:
+        """Return the single pass of a stream without a declared end: 2^46 steps.
+
+        A step a microsecond takes two years to get there. Only Toeplitz mechanisms have so many:
+        see `BufferedToeplitz.unbounded`.
+
+        Examples
+        --------
+        >>> SinglePass.unbounded() == SinglePass(2**46)
+        True
+        """
+        return cls(MAX_STREAM)
+
     def most_uses(self) -> int:
         """Return the largest number of participations of one id: 1."""
         return 1

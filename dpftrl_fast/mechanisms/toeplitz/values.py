@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast._validate import integer, real
+from dpftrl_fast._validate import float_dtype, integer, real
 from dpftrl_fast.mechanisms.mechanism import register_kind
 from dpftrl_fast.mechanisms.toeplitz.columns import (
     Column,
@@ -27,6 +27,7 @@ from dpftrl_fast.mechanisms.toeplitz.columns import (
 )
 from dpftrl_fast.mechanisms.toeplitz.layout import Engine, ToeplitzMechanism
 from dpftrl_fast.mechanisms.toeplitz.spectrum import spectrum
+from dpftrl_fast.mechanisms.toeplitz.unbounded import SCALES, SLOWNESS
 
 #: Most taps, bands or buffers of a mechanism.
 MAX_COEFFICIENTS = 2**16
@@ -237,6 +238,34 @@ class BufferedToeplitz(ToeplitzMechanism):
         for value in scale:
             real("each of scale", value, least=0.0)
         self._set(decay=decay, scale=scale)
+
+    @classmethod
+    def unbounded(cls, dtype: Any = "float64") -> BufferedToeplitz:
+        """Return the mechanism for running sums of a stream without a declared end: ten buffers.
+
+        With ``SinglePass.unbounded()``, which has more steps than any stream takes, a plan states
+        one epsilon for ever. At every step from 10^2 to 10^13 the noise is at most 1.33 times that
+        of the square root of that length, a mechanism for a known end. docs/horizon.md has a table.
+
+        Parameters
+        ----------
+        dtype : {"float64"}
+            Of the noise. The decays are too close to 1 for "float32", which is refused.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import PrivacyPlan
+        >>> from dpftrl_fast.accounting import SinglePass
+        >>> plan = PrivacyPlan(1.0, 4.0, SinglePass.unbounded(), BufferedToeplitz.unbounded())
+        >>> round(plan.sensitivity_squared, 3), round(plan.epsilon(1e-6), 3)
+        (4.092, 2.282)
+        """
+        if float_dtype(dtype) != "float64":
+            raise ValueError(
+                "dtype must be 'float64' for a stream without a declared end, got 'float32', which "
+                "has no numbers so close to 1 as the decays: declare the number of steps"
+            )
+        return cls([1.0 - slowness for slowness in SLOWNESS], SCALES)
 
     @property
     def engine(self) -> Engine:
