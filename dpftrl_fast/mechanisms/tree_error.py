@@ -34,6 +34,23 @@ def _(layout: TreeLayout, times: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.sqrt(carry + [prefix_variance(t, layout.variant) for t in within.tolist()])
 
 
+def mean_variance(steps: int, variant: Variant) -> float:
+    """Return the mean of `prefix_variance` over the steps of one tree, in O(log T).
+
+    Examples
+    --------
+    >>> mean_variance(3, "vanilla") == (1.0 + 1.0 + 2.0) / 3
+    True
+    """
+    total = 0.0
+    for level in range(steps.bit_length()):
+        size = 1 << level
+        whole, rest = divmod(steps + 1, 2 * size)
+        times = whole * size + max(0, rest - size)  # numbers up to the last step with this bit
+        total += times * prefix_variance(size, variant)
+    return total / steps
+
+
 def prefix_variance(t: int, variant: Variant) -> float:
     """Return the variance of the noise of the prefix at step t of a tree, for unit nodes.
 

@@ -2,7 +2,9 @@
 """The mechanism for a stream without a declared end: its price against known ends."""
 
 import math
+from pathlib import Path
 
+import horizon_table
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from dpftrl_fast.mechanisms.toeplitz.long_run import (
     squared_norm,
 )
 
+PAGE = Path(__file__).parents[2] / "docs" / "horizon.md"
 UNBOUNDED = mech.BufferedToeplitz.unbounded()
 FOREVER = acc.SinglePass.unbounded()
 ENDS = np.unique(np.geomspace(100, 10**13, 300).round().astype(np.int64))
@@ -143,3 +146,37 @@ def test_the_noise_has_the_variance_that_is_stated():
             expected = 4.0 * acc.noise_std_at([step], FOREVER, UNBOUNDED)[0]
             assert found.std() == pytest.approx(expected, rel=0.02)
             assert found.std() != pytest.approx(0.95 * expected, rel=0.02)
+
+
+def test_the_tables_of_the_page():
+    text = PAGE.read_text()
+    for rows in (horizon_table.growing(), horizon_table.by_buffers()):
+        assert horizon_table.table(rows) in text
+
+
+@pytest.mark.slow
+def test_the_prices_of_the_page():
+    assert horizon_table.table(horizon_table.prices()) in PAGE.read_text()
+
+
+def test_blocks_against_sums_over_every_step():
+    """Blocks of 4, 8 and 16 steps, with square roots: the noise matrix of a whole run."""
+    j = np.arange(1, 16)
+    root = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
+    variance, start = np.zeros(28), 0
+    for length in (4, 8, 16):
+        zeta = root[:length] @ root[:length]
+        within = zeta * np.cumsum(root[:length] ** 2)
+        variance[start : start + length] += within
+        variance[start + length :] += within[-1]
+        start += length
+    found = horizon_table.in_blocks(np.arange(1.0, 29.0), first=4.0, double=True)
+    assert found == pytest.approx(np.sqrt(variance), rel=1e-12)
+
+
+@pytest.mark.parametrize("buffers", range(2, 11))
+def test_every_number_of_buffers(buffers):
+    mechanism = mech.BufferedToeplitz.unbounded(buffers=buffers)
+    assert mechanism.vectors == buffers and not mechanism.is_in("float32")
+    with pytest.raises(ValueError, match="buffers must be an integer in"):
+        mech.BufferedToeplitz.unbounded(buffers=buffers + 9)
