@@ -73,6 +73,9 @@ class Layout(Protocol):
     def between(self: L, first: int, last: int) -> L:
         """Return the layout of steps first..last as a separate run with fresh noise."""
 
+    def begins(self: L, longer: L) -> bool:
+        """Return whether the first steps of a longer layout are these blocks, with this noise."""
+
     def describe(self) -> str:
         """Return the layout in words, for `PrivacyPlan.describe`."""
 

@@ -265,7 +265,7 @@ class PlannedToeplitz(PlannedNoise, ToeplitzNoise):
         **options: Any,
     ) -> None:
         kind = float_dtype(dtype)
-        if layout.mechanism.rounded(kind) != layout.mechanism:
+        if not layout.mechanism.is_in(kind):
             raise ValueError(
                 f"the coefficients of the plan's mechanism must be {kind} numbers for {kind} "
                 f"noise: make the plan with mechanism.rounded({kind!r})"
