@@ -13,7 +13,7 @@ import numpy as np
 from dpftrl_fast._core import build_info
 from dpftrl_fast._validate import equal, integer, non_negative, probability, shown, step_count
 from dpftrl_fast.accounting import Participation, SinglePass
-from dpftrl_fast.accounting.statement.statement import Guarantee
+from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.call_journal import CallJournal
 from dpftrl_fast.streams.calls import Call
@@ -299,6 +299,10 @@ class KeptSum(SumErrors):
                 raise TypeError("expected either steps or a participation, got both")
             most, delta = accepted(accept_epsilon)
             plan = self._plan.extended(participation)
+            if plan.steps <= self.steps:
+                raise ValueError(
+                    f"steps must be more than the declared {self.steps}, got {plan.steps}"
+                )
             epsilon = plan.epsilon(delta)
             if not epsilon <= most:
                 raise ValueError(
@@ -386,8 +390,22 @@ class KeptSum(SumErrors):
 
     @property
     def steps(self) -> int:
-        """Declared number of steps."""
+        """Declared number of steps; 2^46 without a declared end."""
         return self._plan.steps
+
+    @property
+    def has_end(self) -> bool:
+        """Whether an end was declared."""
+        return self._plan.participation != SinglePass.unbounded()
+
+    def epsilon_at(self, t: int, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
+        """Return the epsilon of the sums of the first t steps, for a t fixed by public facts.
+
+        See :meth:`dpftrl_fast.PrivacyPlan.epsilon_at`. :meth:`epsilon` covers every rule for
+        stopping, this one does not.
+        """
+        self.guarantee  # noqa: B018 - a folder that was forked has none
+        return self._plan.epsilon_at(t, delta, neighbours=neighbours)
 
     @property
     def t(self) -> int:
