@@ -6,7 +6,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from dpftrl_fast import PrivacyPlan
+from dpftrl_fast import PrefixSum, PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast import mechanisms as mech
 
@@ -300,3 +300,36 @@ def test_ends_that_cannot_be_moved(mechanism, now, later, error, words):
 def test_a_longer_stretch_may_allow_more_uses():
     plan = PrivacyPlan(1.0, 2.0, acc.MinSeparation(9, 2, 3), mech.Tree())
     assert plan.extended(acc.MinSeparation(30, 5, 2)).participation.max_participations == 5
+
+
+# ---- Neighbours ----
+
+
+@pytest.mark.parametrize(("bad", "most"), [(np.nan, 1), (np.inf, 1), (1e300, 2), (-1e300, 2)])
+def test_a_row_moves_the_released_sums_by_no_more_than_the_figure_says(bad, most):
+    """The same noise, and one row replaced by a bad one: how far the normals of the noise move."""
+    mechanism, steps, at = mech.BufferedToeplitz.unbounded(), 60, 7
+    rows = np.random.default_rng(3).normal(size=(steps, 4))
+    other = rows.copy()
+    other[at] = bad
+    released, seen = [], []
+    for data in (rows, other):
+        sums = PrefixSum(4, steps, 0.5, 1e-7, mechanism=mechanism, seed=4)  # a fine grid
+        released.append(np.array([sums.add(row) for row in data]))
+        seen.append((sums.t, repr(sums)))
+    assert seen[0] == seen[1] and seen[0][0] == steps  # the slot is kept
+    moved = np.diff(released[0] - released[1], axis=0, prepend=0.0)
+    assert not moved[:at].any()
+    column = mechanism.strategy(steps)
+    before = np.subtract.outer(range(steps), range(steps))
+    strategy = np.where(before >= 0, column[np.maximum(before, 0)], 0.0)
+    shift = np.linalg.norm(strategy @ moved) / 0.5
+    # A bad row counts as zero; an extreme one is clipped, and replaces another.
+    limit = most * np.sqrt(acc.sensitivity_squared(acc.SinglePass(steps), mechanism))
+    assert 0.5 * limit < shift <= limit * (1 + 1e-5)
+
+
+def test_the_figure_for_computed_noise_needs_fewer_steps():
+    plan = PrivacyPlan(1.0, 4.0, acc.SinglePass.unbounded(), mech.BufferedToeplitz.unbounded())
+    with pytest.raises(ValueError, match=r"steps must be at most 2\^26"):
+        plan.computed_epsilon(1e-6, 3)
