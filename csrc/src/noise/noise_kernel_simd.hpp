@@ -136,10 +136,24 @@ struct SimdKernels {
     second = V::mul(V::template negate_if_bit<62>(angle, b), scale);
   }
 
-  // Whether coordinates from .. to - 1 of a superblock of 2 * half include one of the pairs first .. first + n - 1.
-  static inline bool needs(std::size_t from, std::size_t to, std::size_t half, std::size_t first, std::size_t n) {
-    return (first < to && first + n > from) || (half + first < to && half + first + n > from);
-  }
+  // The vectors of pairs that coordinates from .. to - 1 of a superblock of 2 * half need, by number: those of its
+  // second half, then those of its first half that are not among them.
+  struct Needed {
+    Needed(std::size_t from, std::size_t to, std::size_t half, std::size_t pairs) {
+      const std::size_t all = half / pairs;
+      first = from < half ? from / pairs : all;
+      std::size_t last = to < half ? (to + pairs - 1) / pairs : all;
+      if (to > half) {
+        first_of_second = from > half ? (from - half) / pairs : 0;
+        const std::size_t end = (to - half + pairs - 1) / pairs;
+        of_second = (end < first ? end : first) - first_of_second;
+      }
+      count = of_second + last - first;
+    }
+    std::size_t operator[](std::size_t k) const { return k < of_second ? first_of_second + k : first + k - of_second; }
+
+    std::size_t first, first_of_second = 0, of_second = 0, count;
+  };
 
   // All of it, or what coordinates from .. to - 1 need: the rounds make whole superblocks, the transform need not.
   template <bool Whole>
@@ -150,8 +164,9 @@ struct SimdKernels {
     chacha_rows(stream.key, make_counter(stream, Kind::normal_f32, block), stream.rounds, rows);
     const F s = V::splat(scale);
     U smallest = V::splat(0xffffffffu);
-    for (std::size_t i = 0; i < 128; i += kLanes) {
-      if (!Whole && !needs(from, to, kNormals32 / 2, i, kLanes)) continue;
+    const Needed needed(from, to, kNormals32 / 2, kLanes);
+    for (std::size_t k = 0; k < (Whole ? 128 / kLanes : needed.count); ++k) {
+      const std::size_t i = (Whole ? k : needed[k]) * kLanes;
       const U radius = V::load(rows + i);
       smallest = V::min(smallest, radius);
       F first, second;
@@ -170,8 +185,9 @@ struct SimdKernels {
     chacha_rows(stream.key, make_counter(stream, Kind::normal_f64, block), stream.rounds, rows);
     const D s = V::splat(scale);
     U smallest = V::splat(0xffffffffu);
-    for (std::size_t i = 0; i < 128; i += kLanes) {
-      if (!Whole && !needs(from, to, kNormals64 / 2, i / 2, kLanes / 2)) continue;
+    const Needed needed(from, to, kNormals64 / 2, kLanes / 2);
+    for (std::size_t k = 0; k < (Whole ? 128 / kLanes : needed.count); ++k) {
+      const std::size_t i = (Whole ? k : needed[k]) * kLanes;
       const U radius = V::load(rows + i);
       // The high word of each 64-bit lane alone decides: is_rare_f64.
       smallest = V::min(smallest, V::or_low_halves(V::add(radius, V::splat(kRareRadius))));
