@@ -56,7 +56,25 @@ struct Tree<T>::Many {
     T* room = nullptr;
   };
 
-  void fill(const Node& node, T* to) { tile.fill(tree.config_, *tree.kernels_, tree.tree(), node, to); }
+  void fill(const Node& node, T* to) {
+    if (next < ahead.size() && ahead[next] == node_id(node.level, node.index)) {
+      std::copy_n(made.data() + next++ * size, size, to);
+    } else {
+      tile.fill(tree.config_, *tree.kernels_, tree.tree(), node, to);
+    }
+  }
+
+  // Makes the noise of the nodes that steps first .. last complete, in their order.
+  void fill_ahead(std::uint64_t first, std::uint64_t last) {
+    ahead.clear();
+    next = 0;
+    for (std::uint64_t t = first; t <= last; ++t) {
+      const int top = lowest_bit(t);
+      for (int level = honaker ? 0 : top; level <= top; ++level) ahead.push_back(node_id(level, (t >> level) - 1));
+    }
+    made.resize(ahead.size() * size);
+    tile.fill_nodes(tree.config_, *tree.kernels_, tree.tree(), ahead.data(), ahead.size(), made.data());
+  }
 
   // Honaker's r of a node that was completed before: kept, or made again.
   const T* average(const Node& node) {
@@ -117,9 +135,12 @@ struct Tree<T>::Many {
   }
 
   void run(std::uint64_t n) {
+    constexpr std::uint64_t ahead_steps = 32;
     const FloatEnvironment guard;
-    for (std::uint64_t t = before + 1; t <= before + n; ++t) {
+    const std::uint64_t last = before + n;
+    for (std::uint64_t t = before + 1; t <= last; ++t) {
       tile.checkpoint();
+      if (tile.packs(size) && (t - before) % ahead_steps == 1) fill_ahead(t, std::min(t + ahead_steps - 1, last));
       const int level = lowest_bit(t);
       const T* base = sum_at(t & (t - 1));
       const T* r = honaker ? complete(t, level) : nullptr;
@@ -158,6 +179,9 @@ struct Tree<T>::Many {
   TileWork<T> work;
   Tile tile;
   std::vector<Slot> averages, sums;  // by level
+  std::vector<std::uint64_t> ahead;  // nodes whose noise was made ahead, for the order in which they are read
+  std::vector<T> made;
+  std::size_t next = 0;
   T *remade = nullptr, *z = nullptr, *completed = nullptr;
 };
 

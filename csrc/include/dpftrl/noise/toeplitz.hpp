@@ -121,6 +121,7 @@ class Toeplitz {
   void make_buffers(const Stretch& stretch, std::uint64_t step, Tile& tile, T* x);
   void make_bands(const Stretch& stretch, std::uint64_t step, Tile& tile, T* x);
   void fill(std::uint64_t block, std::uint64_t step, Tile& tile, T* to) const;
+  void fill_ahead(const Stretch& stretch, std::uint64_t step, Tile& tile) const;
 
   ToeplitzConfig config_;
   const NoiseKernels* kernels_;
