@@ -151,17 +151,19 @@ def codec_of(encoding: Any) -> str | None:
     try:
         found = codecs.lookup(encoding)
         name = str(found.name)
+        if name in _UTF_8:
+            return None
         end = "\n".encode(unmarked(name))
         parts = text.encode(unmarked(name)).split(end)
         usable = [part.decode(unmarked(name)) for part in parts] == ["a", "1"]
     except (LookupError, TypeError, ValueError):
         usable = False
-    if not (usable and len(end) in (1, 2, 4)):
+    if not (usable and len(end.strip(b"\0")) == 1):
         raise ValueError(
             "encoding must be a text encoding of Python, such as utf-8, cp1252, latin-1 or utf-16, "
             f"got {shown(encoding)}"
         )
-    return None if name in _UTF_8 else name
+    return name
 
 
 def unmarked(codec: str) -> str:

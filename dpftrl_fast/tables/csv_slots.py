@@ -141,11 +141,13 @@ class CsvLines:
         """Read the first line, which tells the encoding and the line ends of the file."""
         while len(self._pending) < START and not self._ended:
             self._fill()
-        if not self._pending:
-            raise ValueError(f"expected a header and rows, got an empty file: {self._name}")
         raw, mark = marked_text(self._pending[:START], codec, self._name)
         self._pending = self._pending[mark:]
-        while (found := first_line(self._pending, raw, ended=self._ended)) is None:
+        if not self._pending and not self._ended:
+            self._fill()
+        if not self._pending:
+            raise ValueError(f"expected a header and rows, got an empty file: {self._name}")
+        while (found := first_line(self._pending, raw, self._name, ended=self._ended)) is None:
             if len(self._pending) > _MAX_LINE:
                 raise ValueError(f"expected a header line in {self._name}, got no line end")
             self._fill()

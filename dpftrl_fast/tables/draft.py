@@ -115,7 +115,7 @@ def _with_numbers(table: Any, form: NumberFormat) -> Any:
     for place, name in enumerate(table.column_names):
         if pa.types.is_string(table[name].type):
             cells = numbers(table[name], form)
-            empty = int((texts(table[name]).fill_null("") == "").sum().as_py() or 0)
+            empty = table[name].fill_null("").to_pylist().count("")
             if (cells != cells).sum() <= empty < len(cells):
                 table = table.set_column(place, name, [pa.array(cells)])
     return table

@@ -33,7 +33,14 @@ def header_names(line: bytes, raw: RawText, delimiter: str, file: str) -> list[s
     try:
         names: list[str] = next(csv.reader([text], delimiter=delimiter, strict=True), [])
     except csv.Error as error:
-        fault = "a quote is not closed in it" if "unexpected end" in str(error) else str(error)
+        fault = str(error)
+        if "unexpected end" in fault:
+            fault = "a quote is not closed in it"
+        elif "expected after" in fault:
+            fault = (
+                f"a quoted name is not followed by {delimiter!r}; if columns are delimited by "
+                "another character, give it (--delimiter)"
+            )
         raise ValueError(f"the header of {file} is not a CSV record: {fault}") from None
     if not names:
         raise ValueError(f"expected a header line in {file}, got an empty line")

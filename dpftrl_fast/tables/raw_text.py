@@ -158,7 +158,7 @@ def marked_text(start: bytes, codec: str | None, name: str) -> tuple[RawText, in
     return RawText(None if codec is None else unmarked(codec)), 0
 
 
-def first_line(data: bytes, raw: RawText, *, ended: bool) -> tuple[RawText, int] | None:
+def first_line(data: bytes, raw: RawText, name: str, *, ended: bool) -> tuple[RawText, int] | None:
     r"""Return the text with the line end of its first line, and the offset of that end.
 
     None where more bytes are needed. The offset is -1 for a file of one line without an end.
@@ -170,7 +170,7 @@ def first_line(data: bytes, raw: RawText, *, ended: bool) -> tuple[RawText, int]
 
     Examples
     --------
-    >>> first_line(b"a\r1\r", RawText(), ended=True)
+    >>> first_line(b"a\r1\r", RawText(), "'t.csv'", ended=True)
     (RawText(codec=None, carriage_returns=True), 1)
     """
     lone = RawText(raw.codec, carriage_returns=True)
@@ -187,7 +187,7 @@ def first_line(data: bytes, raw: RawText, *, ended: bool) -> tuple[RawText, int]
         return lone, back
     if after > back + size:
         raise ValueError(
-            "lines must end with a line feed, a carriage return or both, got several carriage "
-            "returns and a line feed after the header"
+            f"lines of {name} must end with a line feed, a carriage return or both, got several "
+            "carriage returns and a line feed after the header"
         )
     return raw, after
