@@ -97,7 +97,10 @@ def test_utf_16_of_big_endian_needs_only_its_mark(tmp_path: Path) -> None:
 
 BROKEN: list[tuple[str, bytes]] = [
     ("utf-16-le", "5".encode("utf-16-le") + b"\x00\xd8"),  # a lone surrogate before the line end
-    ("utf-16-le", "Ċ,਀".encode("utf-16-le")),  # bytes of a line end within characters
+    (
+        "utf-16-le",
+        "\u0a00\u0100,\u0a00\u0100".encode("utf-16-le"),
+    ),  # bytes of a line end within characters
     ("utf-32-le", b"\xff\xff\xff\xff"),
     ("gb18030", b"5,\x81"),  # the first half of a character
     ("euc-jp", b"5,\x8f\xa1"),
@@ -114,10 +117,12 @@ ENDS_IN_A_STATE = {b"5,~{", b"5,\x1b$B", b"5,+"}  # Python takes such an end for
 
 @pytest.mark.parametrize(("codec", "bad"), BROKEN)
 @pytest.mark.parametrize("at", [0, 3, 5])
+@pytest.mark.parametrize("block", [1, 5, 1 << 20])
 def test_a_line_that_is_no_text_changes_no_other_row(
-    tmp_path: Path, codec: str, bad: bytes, at: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, bad: bytes, at: int, block: int
 ) -> None:
     """Its slot counts as zero; a decoder with a state would have changed the rows after it."""
+    monkeypatch.setattr(csv_slots, "_BLOCK", block)
     schema = Schema.from_dict(
         {"rows": 6, "target": {"name": "y", "bounds": [-100, 100], "divisor": 1, "offset": 0},
          "columns": {}}
