@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,12 @@ ABSENT = "declared slot without a row: it adds nothing"
 NOT_READ = "null, or no text"
 
 _MARKS = ",.'\u2019 \u00a0\u202f_"
+_DIGITS = {ord(digit): "0" for digit in "123456789"}
+_SHORT, _MOST_SHAPES = 24, 10_000
 _ENCODING = "--encoding, such as cp1252"
+
+#: Kind of a cell, and a hint or None.
+Kind: TypeAlias = tuple[str, str | None]
 
 
 @dataclass
@@ -67,6 +73,7 @@ class Findings:
 
     def __init__(self, form: NumberFormat) -> None:
         self._form = form
+        self._kinds: dict[str, Kind] = {}
         self._found: dict[tuple[str | None, str, str | None], Finding] = {}
 
     def __iter__(self) -> Iterator[Finding]:
@@ -90,18 +97,33 @@ class Findings:
 
     def lines(self, faults: dict[int, str], start: int) -> None:
         """Count the lines of a block that are no record; `start` is the place of the first line."""
-        for at, kind in faults.items():
-            hint = _ENCODING if kind == NOT_TEXT else None
-            self.add(None, kind, np.array([start + at]), hint)
+        kinds = [(kind, _ENCODING if kind == NOT_TEXT else None) for kind in faults.values()]
+        self._add_each(None, kinds, np.array([*faults], dtype=np.int64) + start)
 
     def numbers(self, column: str, cells: Iterable[Any], places: npt.NDArray[np.int64]) -> None:
         """Count cells of a numeric column that are no finite number, by their kind."""
-        for cell, place in zip(cells, places, strict=True):
-            kind, hint = kind_of_cell(cell, self._form)
-            self.add(column, kind, np.array([place]), hint)
+        self._add_each(column, [self._kind(cell) for cell in cells], places)
+
+    def _kind(self, cell: Any) -> Kind:
+        # Cells of digits and marks are of one kind if their marks stand at the same places.
+        if not isinstance(cell, str) or len(cell) > _SHORT or cell.lower() != cell.upper():
+            return kind_of_cell(cell, self._form)
+        shape = cell.translate(_DIGITS)
+        kind = self._kinds.get(shape)
+        if kind is None:
+            kind = kind_of_cell(cell, self._form)
+            if len(self._kinds) < _MOST_SHAPES:
+                self._kinds[shape] = kind
+        return kind
+
+    def _add_each(
+        self, column: str | None, kinds: list[Kind], places: npt.NDArray[np.int64]
+    ) -> None:
+        for kind, number in Counter(kinds).items():
+            self.count(column, kind[0], number, int(places[kinds.index(kind)]), kind[1])
 
 
-def kind_of_cell(cell: Any, form: NumberFormat) -> tuple[str, str | None]:
+def kind_of_cell(cell: Any, form: NumberFormat) -> Kind:
     """Return the kind of a cell that is no finite number, and a hint or None.
 
     Examples

@@ -9,6 +9,7 @@ is no text in its encoding becomes `NO_TEXT`, in its place.
 from __future__ import annotations
 
 import codecs
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ from dpftrl_fast.tables.csv_format import unmarked
 
 #: Line that stands for one that is no text in its encoding: no UTF-8 either.
 NO_TEXT = b"\xff"
+# Encodings in which each unit is decoded by itself (a pair of surrogates holds no line end): text of
+# many lines is that of each, and a line of too many units has too many bytes in UTF-8, too.
+_UNITS = re.compile(r"iso8859-\d+|cp125\d|utf-(16|32)-[bl]e")
 #: Bytes that tell the byte order mark of a file.
 START = 4
 _MARKS = (
@@ -91,6 +95,10 @@ class RawText:
         A line of more bytes than `longest` allows is `NO_TEXT`.
         """
         if self.codec is not None:
+            if _UNITS.fullmatch(self.codec):
+                whole = self._line(block, lines=True)
+                if whole is not NO_TEXT:
+                    return whole
             most = self.longest(characters)
             lines = [
                 NO_TEXT if len(line) > most else self._line(line) for line in self._lines(block)
@@ -108,7 +116,7 @@ class RawText:
         starts = [0, *(at + len(end) for at in ends)]
         return [block[start:at] for start, at in zip(starts, ends, strict=False)]
 
-    def _line(self, line: bytes) -> bytes:
+    def _line(self, line: bytes, *, lines: bool = False) -> bytes:
         assert self.codec is not None
         try:
             text = line.decode(self.codec)
@@ -117,7 +125,7 @@ class RawText:
             utf8 = text.encode()
         except ValueError:
             return NO_TEXT
-        return NO_TEXT if b"\n" in utf8 else utf8
+        return NO_TEXT if b"\n" in utf8 and not lines else utf8
 
     def _ends(self, data: bytes) -> npt.NDArray[np.int64]:
         end = self.end
