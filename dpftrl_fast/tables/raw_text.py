@@ -19,8 +19,8 @@ from dpftrl_fast.tables.csv_format import unmarked
 
 #: Line that stands for one that is no text in its encoding: no UTF-8 either.
 NO_TEXT = b"\xff"
-# Encodings in which each unit is decoded by itself (a pair of surrogates holds no line end): text of
-# many lines is that of each, and a line of too many units has too many bytes in UTF-8, too.
+# Encodings in which each unit is decoded by itself (a pair of surrogates holds no line end). Many
+# lines give the same text together as one by one; one of too many units is too long in UTF-8, too.
 _UNITS = re.compile(r"iso8859-\d+|cp125\d|utf-(16|32)-[bl]e")
 #: Bytes that tell the byte order mark of a file.
 START = 4
