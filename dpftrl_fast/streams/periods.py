@@ -97,7 +97,9 @@ class Periods:
             whole = np.floor(times.astype(np.float64))
             within = np.abs(whole) <= _LARGEST  # False for NaN
             return np.where(within, self._of_ticks(np.where(within, whole, 0).astype(np.int64)), -1)
-        return self._of_ticks(np.minimum(times, np.iinfo(np.int64).max).astype(np.int64))
+        if times.dtype.kind == "u":  # those beyond the integers of 64 bits are beyond the end, too
+            times = np.minimum(times.astype(np.uint64), np.uint64(np.iinfo(np.int64).max))
+        return self._of_ticks(times.astype(np.int64))
 
     def _of_times(self, times: NDArray[Any]) -> Ints:
         unit, number = np.datetime_data(times.dtype)
