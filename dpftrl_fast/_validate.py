@@ -29,6 +29,8 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 SMALLEST_NORM, LARGEST_NORM = 1e-100, 1e100
 #: Largest number of steps of a run, of `max_participations` and of `min_separation`.
 MAX_STEPS = 2**40
+#: Largest number of steps of a single pass under a Toeplitz mechanism: all that a noise stream has.
+MAX_STREAM = 2**46
 #: Largest integers of any argument: Python writes no more than 4300 digits, in JSON as in an error.
 MOST_BITS = 8192
 

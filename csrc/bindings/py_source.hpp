@@ -103,6 +103,15 @@ class PySource {
   py::object residual(const py::object& out) {
     return into(out, [&](T* data) { source_.residual(data, check_signals); });
   }
+  // Steps into `count` rows of out, an array of `rows` of them, from row `first` on.
+  void steps(const py::array& out, std::uint64_t rows, std::uint64_t first, std::uint64_t count) {
+    const std::size_t size = source_.config().size;
+    if (rows > PTRDIFF_MAX / sizeof(T) / size || first > rows || count > rows - first) {
+      throw py::value_error("rows must be those of an array");
+    }
+    T* const data = writable<T>(out, static_cast<std::size_t>(rows) * size) + first * size;
+    alone([&] { source_.steps(count, data, check_signals); });
+  }
   py::object prefix(std::uint64_t t, const py::object& out) {
     return into(out, [&](T* data) { source_.prefix(t, data, check_signals); });
   }
@@ -155,6 +164,7 @@ template <class P, class Class>
 void define_source(Class& c) {
   c.def("step", &P::step, py::arg("out"))
       .def("residual", &P::residual, py::arg("out"))
+      .def("steps", &P::steps, py::arg("out"), py::arg("rows"), py::arg("first"), py::arg("count"))
       .def("prefix", &P::prefix, py::arg("t"), py::arg("out"))
       .def("advance_to", &P::advance_to, py::arg("t"))
       .def_property_readonly("t", &P::t)

@@ -110,6 +110,37 @@ void sizes_and_offsets(const NoiseKernels& kernels) {
   }
 }
 
+// A few coordinates of many nodes, anywhere about a superblock with rare words of one of them, which comes at every
+// place of a group.
+template <class T>
+void nodes_together(const NoiseKernels& kernels) {
+  constexpr std::uint64_t size = DtypeTraits<T>::superblock, begin = kSelfCheckSuperblock * size - 9;
+  constexpr std::size_t length = size + 80;
+  for (const int rounds : kRounds) {
+    const NodeStream s = self_check_stream(rounds);
+    std::vector<std::uint64_t> nodes;
+    for (std::uint64_t i = 0; i < 19; ++i) nodes.push_back(i % 3 == 2 ? s.node : (s.node + 977 * i) ^ (i << 43));
+    std::vector<std::vector<T>> alone;
+    for (const std::uint64_t node : nodes) {
+      NodeStream other = s;
+      other.node = node;
+      alone.push_back(filled<T>(kScalarKernels, other, begin, length, T(1.7)));
+    }
+    NodeStream any = s;
+    any.node = 12345;  // is not read
+    for (const std::size_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 70u}) {
+      for (const std::size_t count : {1u, 2u, 5u, 16u, 19u}) {
+        for (std::size_t at = 0; at + n <= length; at += n) {
+          std::vector<T> got(count * n + 1, guard_value<T>());
+          DtypeTraits<T>::kernels(kernels).fill_nodes(any, nodes.data(), count, begin + at, n, T(1.7), got.data());
+          CHECK_EQ(got.back(), guard_value<T>());
+          for (std::size_t k = 0; k < count; ++k) CHECK_SAME_BITS(&got[k * n], &alone[k][at], n);
+        }
+      }
+    }
+  }
+}
+
 // Many words: among 2^20 radii all leading-zero counts up to the rare ones, thousands of int64 -> double conversions
 // that are ties, and dozens of rare words.
 template <class T>
@@ -321,6 +352,16 @@ void fill_without_rare_words(const NodeStream& s, std::uint64_t first, std::size
   }
 }
 
+template <class T>
+void fill_nodes_without_rare_words(const NodeStream& s, const std::uint64_t* nodes, std::size_t count,
+                                   std::uint64_t first, std::size_t n, T scale, T* out) {
+  NodeStream each = s;
+  for (std::size_t k = 0; k < count; ++k) {
+    each.node = nodes[k];
+    fill_without_rare_words<T, End::smallest>(each, first, n, scale, out + k * n);
+  }
+}
+
 // As if the words of the extension were zeros, at one end.
 template <End end>
 void fill_without_extension(const NodeStream& s, std::uint64_t first, std::size_t n, double scale, double* out) {
@@ -372,6 +413,10 @@ void self_check() {
   rejects("no extension, float64, smallest",
           [](NoiseKernels& k) { k.f64.fill = fill_without_extension<End::smallest>; });
   rejects("no extension, float64, largest", [](NoiseKernels& k) { k.f64.fill = fill_without_extension<End::largest>; });
+  rejects("no rare words of many nodes, float32",
+          [](NoiseKernels& k) { k.f32.fill_nodes = fill_nodes_without_rare_words<float>; });
+  rejects("no rare words of many nodes, float64",
+          [](NoiseKernels& k) { k.f64.fill_nodes = fill_nodes_without_rare_words<double>; });
   rejects("12 rounds only", [](NoiseKernels& k) {
     k.f32.fill = [](const NodeStream& s, std::uint64_t first, std::size_t n, float scale, float* out) {
       NodeStream other = s;
@@ -422,6 +467,8 @@ int main() {
     const NoiseKernels& kernels = *targets.items[i];
     sizes_and_offsets<float>(kernels);
     sizes_and_offsets<double>(kernels);
+    nodes_together<float>(kernels);
+    nodes_together<double>(kernels);
     many_words<float>(kernels);
     many_words<double>(kernels);
     rare_words<float>(kernels);

@@ -182,9 +182,16 @@ void count_fill(const NodeStream&, std::uint64_t, std::size_t n, T, T* out) {
   std::fill_n(out, n, T(1));
 }
 
+void count_fill_nodes(const NodeStream&, const std::uint64_t*, std::size_t count, std::uint64_t, std::size_t n, double,
+                      double* out) {
+  drawn += count;
+  std::fill_n(out, count * n, 1.0);
+}
+
 void cost() {
   NoiseKernels counting = kScalarKernels;
   counting.f64.fill = count_fill<double>;
+  counting.f64.fill_nodes = count_fill_nodes;
   double out;
   for (ToeplitzConfig c : mechanisms()) {
     c.size = 1;
@@ -262,10 +269,20 @@ void fill_cheaply(const NodeStream& s, std::uint64_t first, std::size_t n, float
   for (std::size_t i = 0; i < n; ++i) out[i] = scale * static_cast<float>(of_node + ((first + i) & 255));
 }
 
+void fill_nodes_cheaply(const NodeStream& s, const std::uint64_t* nodes, std::size_t count, std::uint64_t first,
+                        std::size_t n, float scale, float* out) {
+  NodeStream each = s;
+  for (std::size_t k = 0; k < count; ++k) {
+    each.node = nodes[k];
+    fill_cheaply(each, first, n, scale, out + k * n);
+  }
+}
+
 // Calls over `far` steps, each ended at its first poll, beside a run that is not interrupted.
 void interrupted_run(ToeplitzConfig c, std::size_t size, std::uint64_t far) {
   static NoiseKernels cheap = active_kernels();
   cheap.f32.fill = fill_cheaply;
+  cheap.f32.fill_nodes = fill_nodes_cheaply;
   c.size = size, c.offset = 100, c.kernels = &cheap;
   Toeplitz<float> noise(c);
   c.memory.vectors = Memory::kStored;

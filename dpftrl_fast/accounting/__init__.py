@@ -54,7 +54,12 @@ from dpftrl_fast.accounting.statement.dp_event import (
     unamplified_dpsgd_epsilon,
 )
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
-from dpftrl_fast.mechanisms.run_error import MechanismError, mechanism_error, noise_std
+from dpftrl_fast.mechanisms.run_error import (
+    MechanismError,
+    mechanism_error,
+    noise_std,
+    noise_std_at,
+)
 from dpftrl_fast.mechanisms.workload import Workload
 
 __all__ = [
@@ -89,6 +94,7 @@ __all__ = [
     "mechanism_error",
     "noise_multiplier",
     "noise_std",
+    "noise_std_at",
     "plan_mechanism",
     "plan_schedule",
     "rdp",

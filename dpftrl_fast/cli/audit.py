@@ -10,7 +10,16 @@ import typer
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.cli.fit import Loss, Method, Task
-from dpftrl_fast.cli.options import Delimiter, Delta, Json, MechanismName, MechanismOption
+from dpftrl_fast.cli.options import (
+    Decimal,
+    Delimiter,
+    Delta,
+    Encoding,
+    Json,
+    MechanismName,
+    MechanismOption,
+    Thousands,
+)
 from dpftrl_fast.cli.output import friendly, note, print_json, show
 from dpftrl_fast.convex.settings import LOSSES
 from dpftrl_fast.tables import TableReader
@@ -69,6 +78,9 @@ def command(
         int | None, typer.Option(help="Seed of the coins that include canaries.")
     ] = None,
     delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file for the scores.")] = None,
     json_: Json = False,
 ) -> None:
@@ -104,7 +116,14 @@ def command(
     if data is not None and declared is not None:
         from dpftrl_fast.audit.tables import largest_record
 
-        table = TableReader(data, declared, delimiter=delimiter)
+        table = TableReader(
+            data,
+            declared,
+            delimiter=delimiter,
+            encoding=encoding,
+            decimal=decimal,
+            thousands=thousands,
+        )
         record = largest_record(table, loss=chosen, loss_param=loss_param)
     total = (_ROWS if rows is None else rows) if declared is None else declared.rows
     positive_integer("--rows", total)

@@ -11,23 +11,28 @@ from typing import Annotated, Any
 
 import typer
 
-from dpftrl_fast.cli.fit_run import Files, run, show_validation
+from dpftrl_fast.cli.fit_run import Files, run
 from dpftrl_fast.cli.options import (
     BudgetFile,
     Data,
+    Decimal,
     Delimiter,
     Delta,
+    Encoding,
     Force,
     Json,
     MechanismName,
     MechanismOption,
     NoiseSeed,
+    Thousands,
+    Validate,
 )
 from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.patterns import Bound, Variant, VariantOption
+from dpftrl_fast.cli.validation import show_validation
 from dpftrl_fast.fitting import FitSettings, LeastSquaresSettings, Settings, method_for
 from dpftrl_fast.fitting.weights import check_class_weight
-from dpftrl_fast.tables import TableReader
+from dpftrl_fast.tables import CsvOptions, TableReader
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
 
@@ -162,6 +167,9 @@ def command(
         ),
     ] = None,
     delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
     budget: BudgetFile = None,
     test_public: Annotated[
         Path | None,
@@ -174,13 +182,7 @@ def command(
             help="Compare with a non-private ridge fit of DATA on the test rows.",
         ),
     ] = False,
-    validate_only: Annotated[
-        bool,
-        typer.Option(
-            "--validate",
-            help="Count missing, clipped and invalid values (NOT private) and fit nothing.",
-        ),
-    ] = False,
+    validate_only: Validate = False,
     noise_seed: NoiseSeed = None,
     force: Force = False,
     json_: Json = False,
@@ -194,14 +196,15 @@ def command(
     given["intervals"] = intervals or None  # a flag that is not given
     declared = _declared(Schema.load(schema), given)
     labels = check_class_weight(declared, _class_weight(class_weight))
+    csv = CsvOptions(delimiter=delimiter, encoding=encoding, decimal=decimal, thousands=thousands)
     if validate_only:
-        show_validation(TableReader(data, declared, delimiter=delimiter), json_=json_)
+        show_validation(TableReader(data, declared, **csv), json_=json_)
         return
     chosen = _method(method, declared, given)
     if chosen is Method.ftrl and epochs is None and str(data) == STANDARD_INPUT:
         given["epochs"] = 1  # it is read once
     settings = _settings(chosen, {**given, "learning_rate": _rate(learning_rate)})
-    files = Files(data, declared, out, test_public, delimiter, force, these_rows_are_public, budget)
+    files = Files(data, declared, out, test_public, csv, force, these_rows_are_public, budget)
     run(files, settings, class_weight=labels, json_=json_)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from dpftrl_fast.fitting.intervals import LEVEL, Intervals
 from dpftrl_fast.fitting.model_file import check_target, save_model
 from dpftrl_fast.fitting.run import ResolvedSettings
 from dpftrl_fast.plots import learning_curve_png
-from dpftrl_fast.tables import TableReader, validate
+from dpftrl_fast.tables import CsvOptions, TableReader
 from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 from dpftrl_fast.tables.schema import Schema
 
@@ -62,7 +62,7 @@ class Files:
     schema: Schema
     out: Path
     test_public: Path | None = None
-    delimiter: str | None = None
+    csv: CsvOptions = field(default_factory=CsvOptions)
     force: bool = False
     these_rows_are_public: bool = False
     budget: Path | None = None
@@ -85,7 +85,7 @@ def run(
         )
     settings = resolve(schema, settings)
     _refuse_second_pass(files, settings)
-    table = TableReader(files.data, schema, delimiter=files.delimiter)
+    table = TableReader(files.data, schema, **files.csv)
     plan = make_plan(schema, settings)
     budget = opened_budget(files.budget, settings.noise_seed, "a fit is")
     test = None
@@ -187,7 +187,7 @@ def _check_test(files: Files) -> None:
 
 def _public(path: Path, files: Files) -> TableReader:
     """Open a table that the user called public; its users do not matter."""
-    return TableReader(path, files.schema.without_groups(), delimiter=files.delimiter)
+    return TableReader(path, files.schema.without_groups(), **files.csv)
 
 
 def _measure(
@@ -255,25 +255,3 @@ def _intervals_table(found: Intervals) -> Table:
     for name, *numbers, ends in rows:
         table.add_row(name, *(f"{number:.4g}" for number in (*numbers, *ends)))
     return table
-
-
-def show_validation(table: TableReader, *, json_: bool) -> None:
-    """Print counts of the values of a table: NOT private."""
-    report = validate(table)
-    if json_:
-        print_json(report)
-        return
-    columns = {
-        name: ", ".join(f"{count:,} {kind}" for kind, count in found.items())
-        for name, found in report["columns"].items()
-    }
-    facts = {
-        "rows declared": report["rows_declared"],
-        "rows in the file": report["rows_in_file"],
-        "invalid rows (they count as zero)": report["rows_invalid"],
-    }
-    if "users_declared" in report:
-        facts["users declared"] = report["users_declared"]
-        facts["users in the file"] = report["users_in_file"]
-        facts["rows of the largest user"] = report["rows_of_the_largest_user"]
-    show(report["label"], facts_table({**facts, **columns}))

@@ -23,7 +23,26 @@ Budget = Annotated[
 BudgetFile = Annotated[
     Path | None, typer.Option(help="File of `budget new` that the release is charged to.")
 ]
-Delimiter = Annotated[str | None, typer.Option(help="Delimiter of CSV cells.")]
+Delimiter = Annotated[
+    str | None, typer.Option(help=r"Delimiter of CSV cells; \t for a tab. Default: a comma.")
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(help="Encoding of CSV, as Python names it. Default: UTF-8, or by its mark."),
+]
+Decimal = Annotated[
+    str | None, typer.Option(help="Decimal mark of numbers in CSV. Default: a point.")
+]
+Thousands = Annotated[
+    str | None, typer.Option(help="Mark of thousands of numbers in CSV. Default: none.")
+]
+Validate = Annotated[
+    bool,
+    typer.Option(
+        "--validate",
+        help="Count missing, clipped and invalid values (NOT private); release nothing.",
+    ),
+]
 NoiseSeed = Annotated[
     int | None, typer.Option(help="Seed of the noise, for tests: the result is not private.")
 ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -49,7 +49,9 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_to_overwrite(path: Path, *, force: bool) -> None:
-    """Raise FileExistsError if the file exists, unless `force` is set."""
+    """Raise FileExistsError if the file exists, unless `force` is set; never replace a folder."""
+    if path.is_dir():
+        raise IsADirectoryError(f"expected a file to write, {str(path)!r} is a folder")
     if path.exists() and not force:
         raise FileExistsError(f"{str(path)!r} exists; --force overwrites it")
 
@@ -65,9 +67,9 @@ def warn_of_large_delta(delta: float, slots: int, unit: str = "row") -> None:
         note(f"warning: delta should be well below 1/{unit}s = {1 / slots:.1e}")
 
 
-def print_json(data: Mapping[str, Any]) -> None:
-    """Print a result as JSON; a number that is not finite becomes null."""
-    print(json.dumps(_finite(data), indent=2, allow_nan=False))
+def print_json(data: Mapping[str, Any], *, file: TextIO | None = None) -> None:
+    """Print a result as JSON, by default on stdout; a number that is not finite becomes null."""
+    print(json.dumps(_finite(data), indent=2, allow_nan=False), file=file)
 
 
 def _finite(data: Any) -> Any:
@@ -88,9 +90,9 @@ def facts_table(facts: Mapping[str, Any], title: str | None = None) -> Table:
     return table
 
 
-def show(*things: Any) -> None:
-    """Print tables and text on stdout."""
-    console = Console(highlight=False, soft_wrap=True)
+def show(*things: Any, file: TextIO | None = None) -> None:
+    """Print tables and text, by default on stdout."""
+    console = Console(highlight=False, soft_wrap=True, file=file)
     for thing in things:
         if isinstance(thing, str):
             console.print(thing, markup=False)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpftrl_fast.cli.options import Delimiter, Force, Json
+from dpftrl_fast.cli.options import Decimal, Delimiter, Encoding, Force, Json, Thousands
 from dpftrl_fast.cli.output import friendly, note, print_json, refuse_to_overwrite, show
 from dpftrl_fast.files import check_folder, write_files
 from dpftrl_fast.fitting.model_file import load_model
@@ -41,6 +41,9 @@ def command(
         Coefficients | None, typer.Option(help="Coefficients; default tail (least squares: last).")
     ] = None,
     delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
@@ -59,7 +62,12 @@ def command(
         check_folder(target.parent)
     loaded = load_model(model)
     columns = loaded.table(
-        Path(data), kind=None if kind is None else kind.value, delimiter=delimiter
+        Path(data),
+        kind=None if kind is None else kind.value,
+        delimiter=delimiter,
+        encoding=encoding,
+        decimal=decimal,
+        thousands=thousands,
     )
     if out == _STANDARD:
         sys.stdout.write(_csv(columns))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpftrl_fast.cli.options import Delimiter, Force, Json
+from dpftrl_fast.cli.options import Decimal, Delimiter, Encoding, Force, Json, Thousands
 from dpftrl_fast.cli.output import (
     facts_table,
     friendly,
@@ -32,6 +32,9 @@ def draft(
         str | None, typer.Option(help="Column to predict; default: the last.")
     ] = None,
     delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
     these_rows_are_public: Annotated[
         bool,
         typer.Option(
@@ -47,7 +50,13 @@ def draft(
     Bounds and categories are left to you, unless the rows are public.
     """
     text = draft_schema(
-        data, target=target, these_rows_are_public=these_rows_are_public, delimiter=delimiter
+        data,
+        target=target,
+        these_rows_are_public=these_rows_are_public,
+        delimiter=delimiter,
+        encoding=encoding,
+        decimal=decimal,
+        thousands=thousands,
     )
     if out is not None:
         refuse_to_overwrite(out, force=force)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,12 @@ from scipy.special import softmax
 
 from dpftrl_fast._validate import choice
 from dpftrl_fast.fitting.run import Plan
-from dpftrl_fast.tables import Encoder, TableReader
+from dpftrl_fast.tables import CsvOptions, Encoder, TableReader
 from dpftrl_fast.tables.frames import frame_block
 from dpftrl_fast.tables.schema import LabelTarget, Schema
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Kind = Literal["tail", "average", "last"]
 
@@ -46,7 +49,7 @@ class Model:
     facts: dict[str, Any]
 
     def predict(
-        self, rows: Any, *, kind: Kind | None = None, delimiter: str | None = None
+        self, rows: Any, *, kind: Kind | None = None, **csv: Unpack[CsvOptions]
     ) -> FloatArray:
         """Predict every row, in order; NaN for rows with a missing or unparsable cell.
 
@@ -57,8 +60,8 @@ class Model:
             feature columns; others are ignored.
         kind : {"tail", "average", "last"}, optional
             Coefficients to use; default "tail", or "last" for least squares.
-        delimiter : str or None
-            As for `TableReader`.
+        **csv
+            Options of CSV files: `CsvOptions`.
 
         Returns
         -------
@@ -71,7 +74,7 @@ class Model:
         theta = self.coefficients[choice("kind", kind, tuple(self.coefficients))]
         encoder = Encoder(self.schema, target=False)
         parts = [np.zeros((0, *theta.shape[:-1]))]
-        for block in _blocks(rows, self.schema, delimiter):
+        for block in _blocks(rows, self.schema, csv):
             encoded = encoder.encode(block)
             if theta.ndim == 1:
                 score = np.einsum("ij,ij->i", encoded.values, theta[encoded.indices])
@@ -87,13 +90,13 @@ class Model:
             return score * target.divisor + target.offset
 
     def predict_labels(
-        self, rows: Any, *, kind: Kind | None = None, delimiter: str | None = None
+        self, rows: Any, *, kind: Kind | None = None, **csv: Unpack[CsvOptions]
     ) -> list[str | None]:
         """Predict the label of every row, in order; None where `predict` has NaN.
 
         Parameters
         ----------
-        rows, kind, delimiter
+        rows, kind, **csv
             As for `predict`.
 
         Raises
@@ -102,17 +105,17 @@ class Model:
             If the model is a regression.
         """
         categories = self._categories("predict_labels")
-        score = _of_each_class(self.predict(rows, kind=kind, delimiter=delimiter))
+        score = _of_each_class(self.predict(rows, kind=kind, **csv))
         return _labels_of(score, categories)
 
     def predict_probabilities(
-        self, rows: Any, *, kind: Kind | None = None, delimiter: str | None = None
+        self, rows: Any, *, kind: Kind | None = None, **csv: Unpack[CsvOptions]
     ) -> FloatArray:
         """Predict the probability of each label, NaN where `predict` has NaN.
 
         Parameters
         ----------
-        rows, kind, delimiter
+        rows, kind, **csv
             As for `predict`.
 
         Returns
@@ -128,7 +131,7 @@ class Model:
         self._categories("predict_probabilities")
         if not self.has_probabilities:
             raise ValueError("the hinge loss gives no probabilities, got loss 'hinge'")
-        score = _of_each_class(self.predict(rows, kind=kind, delimiter=delimiter))
+        score = _of_each_class(self.predict(rows, kind=kind, **csv))
         return np.asarray(softmax(score, axis=1), dtype=np.float64)
 
     @property
@@ -137,13 +140,13 @@ class Model:
         return self.facts["settings"].get("loss") in ("logistic", "multinomial")
 
     def table(
-        self, rows: Any, *, kind: Kind | None = None, delimiter: str | None = None
+        self, rows: Any, *, kind: Kind | None = None, **csv: Unpack[CsvOptions]
     ) -> dict[str, Any]:
         """Return the predictions of every row as named columns.
 
         Parameters
         ----------
-        rows, kind, delimiter
+        rows, kind, **csv
             As for `predict`.
 
         Returns
@@ -152,7 +155,7 @@ class Model:
             "prediction": numbers or labels; for labels also "probability_LABEL" of each, where the
             loss gives them, and otherwise "score" or "score_LABEL".
         """
-        score = self.predict(rows, kind=kind, delimiter=delimiter)
+        score = self.predict(rows, kind=kind, **csv)
         if not isinstance(self.schema.target, LabelTarget):
             return {"prediction": score}
         categories = self.schema.target.categories
@@ -183,10 +186,11 @@ def _labels_of(score: FloatArray, categories: tuple[str, ...]) -> list[str | Non
     return [None if k < 0 else categories[k] for k in classes]
 
 
-def _blocks(rows: Any, schema: Schema, delimiter: str | None) -> Iterable[Any]:
+def _blocks(rows: Any, schema: Schema, csv: CsvOptions) -> Iterable[Any]:
     """Return the blocks of a file, or a frame as one block."""
     if isinstance(rows, (str, os.PathLike)):
-        return TableReader(Path(rows), schema, delimiter=delimiter, target=False)
-    if delimiter is not None:
-        raise ValueError(f"delimiter must be None for a data frame, got {delimiter!r}")
+        return TableReader(Path(rows), schema, target=False, **csv)
+    for name, value in csv.items():
+        if value is not None:
+            raise ValueError(f"{name} must be None for a data frame, got {value!r}")
     return [frame_block(rows, schema)]

@@ -39,6 +39,27 @@ def clipped_steps(records: Array, bound: float) -> Array:
     return out
 
 
+def bounded_steps(records: Array, low: Array, high: Array, centre: Array, unit: Array) -> Array:
+    """Return each row clipped to bounds, less their centre and divided by their half-width.
+
+    Parameters
+    ----------
+    records : ndarray of float64, shape (steps, size)
+        One record a step. A row that is not finite becomes zero.
+    low, high, centre, unit : ndarray of float64, shape (size,)
+        Bounds, their centre and half their width.
+
+    Examples
+    --------
+    >>> one = np.ones(1)
+    >>> bounded_steps(np.array([[9.0], [1.5], [np.nan]]), 0 * one, 2 * one, one, one).ravel()
+    array([1. , 0.5, 0. ])
+    """
+    out = np.empty_like(records)
+    _bounding()(records, low, high, centre, unit, out)
+    return out
+
+
 def running_sums(
     step_sums: Array, noise: Array, grid: float, total: Array, low: Array, out: Array
 ) -> None:
@@ -96,6 +117,20 @@ def _clip(records: Array, bound: float, out: Array) -> None:
                 out[t, i] = row[i]
 
 
+def _bound(records: Array, low: Array, high: Array, centre: Array, unit: Array, out: Array) -> None:
+    steps, size = records.shape
+    for t in range(Unsigned(steps)):
+        finite = True
+        for i in range(Unsigned(size)):
+            x = records[t, i]
+            finite &= abs(x) < np.inf
+            inside = min(max(x, low[i]), high[i])
+            out[t, i] = min(max((inside - centre[i]) / unit[i], -1.0), 1.0)
+        if not finite:
+            for i in range(Unsigned(size)):
+                out[t, i] = 0.0
+
+
 def _run(
     step_sums: Array, noise: Array, grid: float, narrow: bool, total: Array, low: Array, out: Array
 ) -> None:
@@ -112,6 +147,14 @@ def _run(
 @functools.cache
 def _clipping() -> Callable[..., Any]:
     return compiled(_clip, read_only("float64", 2), float64, writable("float64", 2), exact=True)
+
+
+@functools.cache
+def _bounding() -> Callable[..., Any]:
+    rows, vector = read_only("float64", 2), read_only("float64", 1)
+    return compiled(
+        _bound, rows, vector, vector, vector, vector, writable("float64", 2), exact=True
+    )
 
 
 @functools.cache

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -123,6 +123,28 @@ class BlockLayout(Generic[R]):
         more, place = np.divmod(steps - steps_before[run], lengths[run])
         return run, blocks_before[run] + more, place
 
+    def with_carry(
+        self, steps: NDArray[np.int64], each: Sequence[float]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return each step's number in its block, and the sum over the blocks before it.
+
+        Steps count from 1. `each` has the number that one block of each run adds to the sum.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> within, carry = Tree(restart_every=2).layout(5).with_carry(np.arange(1, 6), [1.0, 9.0])
+        >>> within.tolist(), carry.tolist()
+        ([1, 2, 1, 2, 1], [0.0, 0.0, 1.0, 1.0, 2.0])
+        """
+        blocks, first = (np.array(starts, np.int64) for starts in self._starts)
+        run = np.searchsorted(first, steps - 1, side="right") - 1
+        lengths = np.array([each_run.steps for each_run in self.runs], np.int64)[run]
+        earlier, within = np.divmod(steps - 1 - first[run], lengths)
+        added = np.asarray(each, np.float64)
+        carry = np.concatenate([[0.0], np.cumsum(np.diff(blocks) * added)])[run]
+        return np.asarray(within + 1), np.asarray(carry + earlier * added[run])
+
     def blocks(self: B) -> Iterator[tuple[B, int]]:
         """Yield each kind of block as a layout of one block, with the number of such blocks."""
         for run in self.runs:
@@ -160,6 +182,20 @@ class BlockLayout(Generic[R]):
             if between:
                 pieces.append(replace(run, count=between))
         return self._of(pieces)
+
+    def begins(self: B, longer: B) -> bool:
+        """Return whether the first steps of a longer layout are these blocks, with this noise.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import Tree
+        >>> tree = Tree(restart_every=100, complete=True)
+        >>> tree.layout(250).begins(tree.layout(1000)), tree.layout(90).begins(Tree().layout(1000))
+        (True, True)
+        >>> Tree().layout(150).begins(tree.layout(1000))
+        False
+        """
+        return self.steps <= longer.steps and longer.between(1, self.steps) == self
 
     def _of(self: B, runs: Iterable[Any]) -> B:
         """Return this layout with other runs."""

@@ -6,7 +6,7 @@ the functions that are registered for the type of the layout:
 
 - `accounting.sensitivity.squared.squared_of` (and `squared_by_id_of`): its sensitivity,
 - `accounting.sensitivity.delta_floor.touched`: the shifts of its noise vectors by one id,
-- `mechanisms.run_error.per_step_std`: its error,
+- `mechanisms.run_error.per_step_std` and `std_at`: its error, at every step and at single ones,
 - `mechanisms.window_error.window_variance` and `window_variances`: that of windows,
 - `plan.planned_noise.source_of`: the class of its noise source.
 """
@@ -72,6 +72,9 @@ class Layout(Protocol):
 
     def between(self: L, first: int, last: int) -> L:
         """Return the layout of steps first..last as a separate run with fresh noise."""
+
+    def begins(self: L, longer: L) -> bool:
+        """Return whether the first steps of a longer layout are these blocks, with this noise."""
 
     def describe(self) -> str:
         """Return the layout in words, for `PrivacyPlan.describe`."""

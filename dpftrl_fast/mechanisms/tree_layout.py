@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from dpftrl_fast.mechanisms.blocks import BlockLayout
@@ -77,6 +77,19 @@ class TreeLayout(BlockLayout[TreeRun]):
 
     runs: tuple[TreeRun, ...]
     variant: Variant = "honaker"
+
+    def begins(self, longer: TreeLayout) -> bool:
+        """Return whether the first steps of a longer layout are these trees, with this noise.
+
+        The last tree may be completed in the longer layout only: that comes after its last step.
+        """
+        if super().begins(longer):
+            return True
+        if self.steps > longer.steps or self.runs[-1].completed:
+            return False
+        *runs, last = longer.between(1, self.steps).runs
+        whole, cut = replace(last, count=last.count - 1), replace(last, completed=False, count=1)
+        return self._of([*runs, whole, cut]) == self
 
     @property
     def tallest(self) -> int:

@@ -93,8 +93,8 @@ class NoiseSource(ABC):
             "memory": vectors[self._memory] if isinstance(self._memory, str) else self._memory,
         }
 
-    def _view(self, out: Any) -> Any:
-        """Return the buffer that the core writes to, which shares the memory of `out`."""
+    def _view(self, out: Any, rows: int = 1) -> Any:
+        """Return the buffer that the core writes `rows` vectors to: the memory of `out`."""
         return writable_view(out)
 
     @overload
@@ -142,6 +142,65 @@ class NoiseSource(ABC):
             return self._core.residual(out)
         self._core.residual(self._view(out))
         return out
+
+    @overload
+    def next_steps(self, n: int, out: None = None) -> NDArray[Any]: ...
+    @overload
+    def next_steps(self, n: int, out: _Out) -> _Out: ...
+    def next_steps(self, n: int, out: Any = None) -> Any:
+        """Advance n steps and return the noise of each, as n calls of `step` do.
+
+        Parameters
+        ----------
+        n : int
+            Steps, >= 0.
+        out : array_like, optional
+            As for `step`, with n times `size` elements.
+
+        Returns
+        -------
+        ndarray of shape (n, size), or `out`
+            Row i has the bits that the call number i + 1 of `step` would return.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `out` cannot take the noise, or there are no n steps left. No step is then taken.
+
+        Notes
+        -----
+        Ctrl-C may leave the position after any of the steps; the rows up to it are then written.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import TreeNoise
+        >>> rows = TreeNoise(2, 1.0, seed=0).next_steps(3)
+        >>> one = TreeNoise(2, 1.0, seed=0)
+        >>> bool((rows == [one.step() for _ in range(3)]).all()), rows.shape
+        (True, (3, 2))
+        """
+        self._refuse_after_fork()
+        count = integer("n", n, 0)
+        self._check_steps_left(count)
+        rows = self._new_rows(count) if out is None else self._view(out, count)
+        self._core.steps(rows, count, 0, 0)  # refuses what cannot be written to
+        self._take_rows(rows, count)
+        return rows if out is None else out
+
+    def _check_steps_left(self, count: int) -> None:
+        if count > MAX_STEPS - self.t:
+            raise ValueError(
+                f"n must be at most {MAX_STEPS - self.t}, the steps that are left of this "
+                f"{self._format.block}, got {count}"
+            )
+
+    def _new_rows(self, count: int) -> Any:
+        """Return room for the noise of so many steps."""
+        return np.empty((count, self._size), self._dtype)
+
+    def _take_rows(self, rows: Any, count: int) -> None:
+        """Take so many steps, the noise of each to its row."""
+        self._core.steps(rows, count, 0, count)
 
     def _refuse_after_fork(self) -> None:
         if not self._reproducible and self._process != process_mark():

@@ -66,6 +66,29 @@ class PlannedNoise(NoiseSource):
         """Take the next step and return its noise less the noise last returned; as `step`."""
         return self._alone(self._take, super().residual, out)
 
+    def next_steps(self, n: int, out: Any = None) -> Any:
+        """Take the next n steps of the plan and return the noise of each, as n calls of `step` do.
+
+        See `TreeNoise.next_steps`. ValueError if fewer of the declared steps are left.
+        """
+        return self._alone(super().next_steps, n, out)
+
+    def _check_steps_left(self, count: int) -> None:
+        left = self.steps - self.steps_taken
+        if count > left:
+            raise ValueError(
+                f"n must be at most {left}, since {self.steps_taken} of {self.steps} declared "
+                f"steps are taken and the epsilon is stated for no more, got {count}"
+            )
+
+    def _take_rows(self, rows: Any, count: int) -> None:
+        taken = 0
+        while taken < count:
+            run = self._restart_if_due()
+            part = min(count - taken, run.steps - self.t)
+            self._core.steps(rows, count, taken, part)
+            taken += part
+
     # Not a context manager of Python's: one would take longer than a small step.
     def _alone(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Call with the position held: other threads wait, calls from within are refused."""
@@ -86,18 +109,23 @@ class PlannedNoise(NoiseSource):
         self._restart_if_due()
         return call(out)
 
-    def _restart_if_due(self) -> None:
-        block = self._block
-        if block != self._run_of_block[0]:  # a search, which would be a tenth of a small step
-            self._run_of_block = block, self._layout.run_of(block)
-        run = self._run_of_block[1]
+    def _restart_if_due(self) -> Any:
+        """Go to the block of the next step, and return its run."""
+        run = self._present_run()
         if self.t < run.steps:
-            return
-        if block == self._layout.count - 1:
+            return run
+        if self._block == self._layout.count - 1:
             raise ValueError(
                 f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
             )
         self._begin_block(run)
+        return self._present_run()
+
+    def _present_run(self) -> Any:
+        block = self._block
+        if block != self._run_of_block[0]:  # a search, which would be a tenth of a small step
+            self._run_of_block = block, self._layout.run_of(block)
+        return self._run_of_block[1]
 
     @abstractmethod
     def _begin_block(self, run: Any) -> None:
@@ -237,7 +265,7 @@ class PlannedToeplitz(PlannedNoise, ToeplitzNoise):
         **options: Any,
     ) -> None:
         kind = float_dtype(dtype)
-        if layout.mechanism.rounded(kind) != layout.mechanism:
+        if not layout.mechanism.is_in(kind):
             raise ValueError(
                 f"the coefficients of the plan's mechanism must be {kind} numbers for {kind} "
                 f"noise: make the plan with mechanism.rounded({kind!r})"

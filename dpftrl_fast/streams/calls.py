@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.rounding import clip_limit
-from dpftrl_fast.streams.contributions import Clipped, Contributions, Floats
+from dpftrl_fast.streams.contributions import Bounded, Contributions, Floats
 
 Ids = NDArray[np.int64]
 
@@ -61,8 +61,8 @@ class Call:
 
 def contributions_of_steps(rule: Contributions, records: Floats) -> Floats:
     """Return the contribution of each row, one record a step, as ``rule.of`` does."""
-    if not isinstance(rule, Clipped):
-        return rule.of(records)
-    from dpftrl_fast.kernels.stream_sums import clipped_steps
+    from dpftrl_fast.kernels.stream_sums import bounded_steps, clipped_steps
 
+    if isinstance(rule, Bounded):
+        return bounded_steps(records, rule.low, rule.high, rule.centre, rule.unit)
     return clipped_steps(records, clip_limit(rule.clip_norm))

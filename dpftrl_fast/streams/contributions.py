@@ -133,7 +133,8 @@ class Bounded(Contributions):
         return math.nextafter(found, math.inf)
 
     @property
-    def _centre(self) -> Floats:
+    def centre(self) -> Floats:
+        """Middle of the bounds."""
         return self.low + self.unit
 
     @property
@@ -146,13 +147,13 @@ class Bounded(Contributions):
         with np.errstate(all="ignore"):
             usable = np.isfinite(records).all(axis=1, keepdims=True)
             inside = np.minimum(np.maximum(records, self.low), self.high)
-            found = (inside - self._centre) / self.unit
+            found = (inside - self.centre) / self.unit
             return np.where(usable, np.minimum(np.maximum(found, -1.0), 1.0), 0.0)
 
     def restored(self, sums: Floats, records: NDArray[np.int64] | int) -> Floats:
         """Multiply by the half-widths, and add the centre of every record."""
         count = np.asarray(records, np.float64)[..., None]
-        return np.asarray(sums * self.unit + count * self._centre)
+        return np.asarray(sums * self.unit + count * self.centre)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bounds."""
@@ -173,7 +174,7 @@ def bounded(bounds: Any, size: int) -> Bounded:
         If they are not that, not finite, or low is not below high.
     """
     expected = f"bounds must be (low, high): two finite numbers, or arrays of {size} of them"
-    if isinstance(bounds, str) or np.ndim(bounds) == 0 or len(bounds) != 2:
+    if isinstance(bounds, str) or not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"{expected}, got {shown(bounds)}")
     ends = []
     for end in bounds:

@@ -351,8 +351,7 @@ class PrivateCounter(KeptTable):
         call = {"sums": found if sums is None else sums}
         if self._journal is not None:
             self._journal.write_ahead(call)
-        released = self._running.take_all(call["sums"], np.zeros(count, np.int64))
-        self._released = np.concatenate([self._released, released])
+        self._running.take_all(call["sums"], np.zeros(count, np.int64))
         rest = held.rows.where(np.sort(order[ends[-1] :]))
         self._held = held._replace(rows=rest)
         if self._journal is not None:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpftrl_fast._core import build_info
-from dpftrl_fast._validate import equal, non_negative, probability, shown, step_count
+from dpftrl_fast._validate import equal, integer, non_negative, probability, shown, step_count
 from dpftrl_fast.accounting import Participation, SinglePass
-from dpftrl_fast.accounting.statement.statement import Guarantee
+from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.call_journal import CallJournal
 from dpftrl_fast.streams.calls import Call
@@ -33,12 +33,15 @@ class KeptSum(SumErrors):
 
     _settings: dict[str, Any]
     _whole: bool
+    _keeps_history: bool
 
     def _begin(
         self, plan: PrivacyPlan, rule: Any, users: Users, settings: dict[str, Any], **key: Any
     ) -> None:
         self._plan, self._rule, self._users, self._settings = plan, rule, users, settings
-        self._running = RunningSum(plan.noise(rule.unit.size, **settings, **key))
+        self._running = RunningSum(
+            plan.noise(rule.unit.size, **settings, **key), history=self._keeps_history
+        )
         self._lock = threading.RLock()
         self._journal: CallJournal | None = None
         self._counting: bool | None = None
@@ -51,8 +54,8 @@ class KeptSum(SumErrors):
             self._journal.refuse_unusable()
         if self._interrupted:
             raise RuntimeError(
-                "a call with users was interrupted, so that some of them may be in the sum and not "
-                "in the guard: keep streams of users in a folder, which takes the call again"
+                "a call was interrupted, so that the guard of users or the history of sums may not "
+                "fit the steps taken: keep the stream in a folder, which takes the call again"
             )
 
     def _take(self, call: Call) -> Floats:
@@ -68,7 +71,7 @@ class KeptSum(SumErrors):
     def _apply(self, call: Call) -> Floats:
         # The noise's own position counts the steps: an interruption can lose records but not take
         # a step too many.
-        self._interrupted = call.users is not None
+        self._interrupted = call.users is not None or self._keeps_history
         if call.users is None:
             self._users.record(None)
         for ids in call.users or []:
@@ -209,7 +212,7 @@ class KeptSum(SumErrors):
         rule = rule_of(state["rule"].get("clip_norm"), state["rule"].get("bounds"), state["size"])
         users = Users(plan, state["surplus"])
         users.load_state_dict(state["users"])
-        found._whole = state["whole"]
+        found._whole, found._keeps_history = state["whole"], state["history"]
         found._begin(plan, rule, users, {**state["settings"], "threads": threads})
         found._running.load_state_dict(state["running"])
         found._counting = state["counting"]
@@ -224,6 +227,7 @@ class KeptSum(SumErrors):
             "size": self._rule.unit.size,
             "surplus": self._users.surplus,
             "whole": self._whole,
+            "history": self._keeps_history,
             "settings": {k: v for k, v in self._settings.items() if k != "threads"},
             "counting": self._counting,
             "running": self._running.state_dict(),
@@ -295,6 +299,10 @@ class KeptSum(SumErrors):
                 raise TypeError("expected either steps or a participation, got both")
             most, delta = accepted(accept_epsilon)
             plan = self._plan.extended(participation)
+            if plan.steps <= self.steps:
+                raise ValueError(
+                    f"steps must be more than the declared {self.steps}, got {plan.steps}"
+                )
             epsilon = plan.epsilon(delta)
             if not epsilon <= most:
                 raise ValueError(
@@ -305,10 +313,15 @@ class KeptSum(SumErrors):
             noise.load_state_dict(self._running.noise.state_dict())
             users = Users(plan, self._users.surplus)
             users.continues(self._users)
+            before = self._plan, self._users, self._running.noise
             self._running.continues(noise)
             self._plan, self._users = plan, users
             if self._journal is not None:
-                self._journal.begin(self._state())
+                try:
+                    self._journal.begin(self._state())
+                except BaseException:
+                    self._plan, self._users, self._running.noise = before
+                    raise
 
     # ---- Facts ----
 
@@ -334,14 +347,65 @@ class KeptSum(SumErrors):
         return self._shown(value.copy(), records)
 
     @property
+    def values(self) -> Floats:
+        """The private running sums of all steps, shape (t, size), with ``history=True``."""
+        values, records = self._running.history
+        return self._shown(values.copy(), records)
+
+    def window(self, since: int, until: int | None = None) -> Floats:
+        """Return the private sum over steps since + 1 .. until, with ``history=True``.
+
+        Parameters
+        ----------
+        since, until : int
+            0 <= since <= until <= t; until is t by default.
+
+        Returns
+        -------
+        ndarray of float64, shape (size,)
+            The running sum at `until` less that at `since`: its error is ``std(since=, until=)``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a step is out of range, or no earlier sums are kept.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import PrefixSum
+        >>> sums = PrefixSum(1, 365, 1.0, 4.0, history=True)
+        >>> _ = sums.add_counts([[5], [6], [7]])
+        >>> bool(sums.window(1) == sums.values[2] - sums.values[0])
+        True
+        """
+        end = integer("until", self.t if until is None else until, 0, self.t)
+        start = integer("since", since, 0, end)
+        values = np.concatenate([np.zeros((1, self.size)), self.values])
+        return np.asarray(values[end] - values[start])
+
+    @property
     def size(self) -> int:
         """Length of a vector."""
         return self._running.noise.size
 
     @property
     def steps(self) -> int:
-        """Declared number of steps."""
+        """Declared number of steps; 2^46 without a declared end."""
         return self._plan.steps
+
+    @property
+    def has_end(self) -> bool:
+        """Whether an end was declared."""
+        return self._plan.participation != SinglePass.unbounded()
+
+    def epsilon_at(self, t: int, delta: float, *, neighbours: Neighbours = "zero-out") -> float:
+        """Return the epsilon of the sums of the first t steps, for a t fixed by public facts.
+
+        See :meth:`dpftrl_fast.PrivacyPlan.epsilon_at`. :meth:`epsilon` covers every rule for
+        stopping, this one does not.
+        """
+        self.guarantee  # noqa: B018 - a folder that was forked has none
+        return self._plan.epsilon_at(t, delta, neighbours=neighbours)
 
     @property
     def t(self) -> int:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from dpftrl_fast._core import build_info
 from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.guard.guard import Guard
@@ -43,10 +41,10 @@ class KeptTable(TableFigures):
         self._since = [0] * len(keys)
         size = settings.size * (1 if settings.low is None else 2)
         self._rounds = noise.get("rounds", 12)
-        self._running = RunningSum(plan.noise(size, dtype="float64", **noise))
+        noise_source = plan.noise(size, dtype="float64", **noise)
+        self._running = RunningSum(noise_source, history=True)
         self._guard = plan.guard() if settings.unit == "user" else None
         self._held = Held(no_rows(), (), frozenset())
-        self._released = np.zeros((0, size))
         self._window_stds = {}
         self._lock = threading.RLock()
         self._journal: CallJournal | None = None
@@ -231,7 +229,6 @@ class KeptTable(TableFigures):
             "guard": None if self._guard is None else self._guard.state_dict(),
             "held": self._held.rows._asdict(),
             "labels": sorted(self._held.labels),
-            "released": self._released,
         }
 
     @classmethod
@@ -255,7 +252,6 @@ class KeptTable(TableFigures):
         if found._guard is not None:
             found._guard.load_state_dict(state["guard"])
         found._held = Held(Rows(**state["held"]), (), frozenset(state["labels"]))
-        found._released = state["released"]
         return found
 
     def __reduce__(self) -> Any:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast._validate import flag, positive_integer
+from dpftrl_fast._validate import flag, float_dtype, positive_integer, shown
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
+from dpftrl_fast.mechanisms import BufferedToeplitz, ToeplitzMechanism
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
@@ -41,9 +42,10 @@ class PrefixSum(KeptSum):
     ----------
     size : int
         Length of a vector.
-    steps : int
+    steps : int or None
         Declared number of steps, for which epsilon is stated: public, chosen before the data are
-        seen.
+        seen. None declares no end: one epsilon covers every step for ever, for at most 1.33 times
+        the noise of a known end (docs/horizon.md). That is for a single pass and float64.
     clip_norm : float or None
         L2 norm (L) that no record's contribution exceeds, from 1e-100 to 1e100: sums of such
         vectors stay within the range of float64. None with `bounds`.
@@ -60,7 +62,8 @@ class PrefixSum(KeptSum):
         others `add` needs `users`.
     mechanism : "auto", "tree" or Mechanism
         The correlated noise. "auto" has the least error in the sums of those that keep at most 3
-        vectors, for a single pass whatever the epsilon. "tree" is the best tree. The coefficients
+        vectors, for a single pass whatever the epsilon; without an end ten buffers. "tree" is the
+        best tree. The coefficients
         of a value are rounded to `dtype`. With the noise multiplier of a plan pass the plan's
         mechanism: epsilon depends on both.
     surplus : {"refuse", "drop"}
@@ -68,6 +71,8 @@ class PrefixSum(KeptSum):
         user came before; "drop" counts its rows as zero, without a word.
     whole : bool
         Round released sums to whole numbers, for counts. They are post-processed, not less noisy.
+    history : bool
+        Keep the released sums of all steps, for `values` and `window`.
     seed : None, int or bytes, optional
         For tests only: the sums are then `reproducible`, not private.
     memory, dtype, rounds, threads
@@ -109,7 +114,7 @@ class PrefixSum(KeptSum):
     def __init__(
         self,
         size: int,
-        steps: int,
+        steps: int | None,
         clip_norm: float | None = None,
         noise_multiplier: float | None = None,
         *,
@@ -118,6 +123,7 @@ class PrefixSum(KeptSum):
         mechanism: MechanismChoice = "auto",
         surplus: Surplus = "refuse",
         whole: bool = False,
+        history: bool = False,
         seed: Seed = None,
         memory: Memory = "stored",
         dtype: Literal["float32", "float64"] = "float64",
@@ -135,17 +141,19 @@ class PrefixSum(KeptSum):
             clip_norm=rule.clip_norm,
             noise_multiplier=noise_multiplier,
             participation=pattern,
-            mechanism=chosen_mechanism(mechanism, pattern, *_BUDGET, dtype=dtype),
+            mechanism=chosen_mechanism(
+                _choice(mechanism, pattern, dtype), pattern, *_BUDGET, dtype=dtype
+            ),
         )
         settings = {"memory": memory, "dtype": dtype, "rounds": rounds, "threads": threads}
-        self._whole = flag("whole", whole)
+        self._whole, self._keeps_history = flag("whole", whole), flag("history", history)
         self._begin(plan, rule, Users(plan, surplus), settings, seed=seed)
 
     @classmethod
     def calibrate(
         cls,
         size: int,
-        steps: int,
+        steps: int | None,
         *,
         epsilon: float,
         delta: float,
@@ -166,21 +174,22 @@ class PrefixSum(KeptSum):
         delta : float
             0 < delta < 1.
         **options
-            Others of the class: surplus, whole, seed, memory, dtype, rounds, threads.
+            Others of the class: surplus, whole, history, seed, memory, dtype, rounds, threads.
 
         Examples
         --------
         >>> sums = PrefixSum.calibrate(1, 1000, epsilon=1.0, delta=1e-6, bounds=(1000, 1001))
         >>> sums.epsilon(1e-6) <= 1.0, round(float(sums.std(until=1000).item()), 1)
-        (True, 6.3)
+        (True, 7.1)
         """
         rule = rule_of(clip_norm, bounds, positive_integer("size", size))
+        pattern = _pattern(steps, participation)
         plan = PrivacyPlan.calibrate(
             epsilon=epsilon,
             delta=delta,
             clip_norm=rule.clip_norm,
-            participation=_pattern(steps, participation),
-            mechanism=mechanism,
+            participation=pattern,
+            mechanism=_choice(mechanism, pattern),
         )
         return cls(
             size,
@@ -350,14 +359,14 @@ class PrefixSum(KeptSum):
                 "exact, and has no margin for the rounding of others"
             )
         self._users.check_named(users is not None)
-        if self.t + steps > self.steps:
+        t, last = self.t, self.steps
+        if t + steps > last:
             raise ValueError(
-                f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
-                if self.t == self.steps
-                else f"{self.steps - self.t} of the {self.steps} declared steps are left, got a "
-                f"call of {steps}"
+                f"all {last} declared steps are taken: the epsilon is stated for no more"
+                if t == last
+                else f"{last - t} of the {last} declared steps are left, got a call of {steps}"
             )
-        check_summands("records", self.records + records, self.t + steps)
+        check_summands("records", self.records + records, t + steps)
 
     def _of_users(self, rows: Floats, ids: Ids) -> tuple[Floats, Ids]:
         """Return one row for each user of a step, and the users who count."""
@@ -407,15 +416,44 @@ class PrefixSum(KeptSum):
         return self._rule.restored(value, records) / records
 
     def __repr__(self) -> str:
+        end = self.steps if self.has_end else None
         return (
-            f"PrefixSum(size={self.size}, steps={self.steps}, t={self.t}, "
+            f"PrefixSum(size={self.size}, steps={end}, t={self.t}, "
             f"{self._rule.words}, noise_multiplier={self._plan.noise_multiplier:g}"
             f"{', reproducible, not private' if self.reproducible else ''})"
         )
 
 
-def _pattern(steps: int, participation: Participation | None) -> Participation:
-    """Return who takes part when, in so many steps."""
+def _choice(
+    mechanism: MechanismChoice, pattern: Participation, dtype: Any = "float64"
+) -> MechanismChoice:
+    """Return the mechanism of a stream without an end where it is to be chosen."""
+    if pattern != SinglePass.unbounded():
+        return mechanism
+    if float_dtype(dtype) != "float64":
+        raise ValueError(
+            "dtype must be float64 in a stream without a declared end (steps=None), got "
+            f"{float_dtype(dtype)}"
+        )
+    if isinstance(mechanism, ToeplitzMechanism):
+        return mechanism
+    if mechanism != "auto":
+        raise ValueError(
+            "mechanism must be 'auto' or of the Toeplitz kinds in a stream without a declared end "
+            f"(steps=None), got {shown(mechanism)}"
+        )
+    return BufferedToeplitz.unbounded()
+
+
+def _pattern(steps: int | None, participation: Participation | None) -> Participation:
+    """Return who takes part when, in so many steps; None is a pass without an end."""
+    if steps is None:
+        if participation is not None:
+            raise ValueError(
+                "steps must be those of the participation, got None: a stream without a declared "
+                "end is a single pass"
+            )
+        return SinglePass.unbounded()
     passes = SinglePass(steps)
     if participation is None:
         return passes

@@ -25,11 +25,12 @@ class RunningSum:
 
     The sum is kept with its rounding errors. Released values are on the grid of the noise and
     numbers of its dtype. `records` is the number of records in the sum, `released` the last value
-    with the number of records up to it.
+    with the number of records up to it. With `history` those of all steps are kept.
     """
 
-    def __init__(self, noise: PlannedNoise) -> None:
+    def __init__(self, noise: PlannedNoise, *, history: bool = False) -> None:
         self.noise = noise
+        self._history: list[tuple[Floats, Counts]] | None = [] if history else None
         self.records = 0
         self.released: tuple[Floats, int] = np.zeros(noise.size), 0
         self._sum: Floats = np.zeros(noise.size)
@@ -48,7 +49,7 @@ class RunningSum:
         with np.errstate(all="ignore"):
             value = noisy_sum(total, low, noise, self.noise.grid)
             value = value.astype(self.noise.dtype).astype(np.float64)
-        self.released = value.copy(), count
+        self._release(value[None], np.array([count]))
         return value
 
     def take_all(self, step_sums: Floats, records: Counts) -> Floats:
@@ -61,22 +62,43 @@ class RunningSum:
         for start in range(0, steps, stretch):
             part, out = (x[start : start + stretch] for x in (step_sums, released))
             total, low = self._sum.copy(), self._low.copy()
-            count = self.records + int(records[start : start + stretch].sum())
-            noise = np.stack([self.noise.step() for _ in range(len(part))])
+            counts = self.records + np.cumsum(records[start : start + stretch])
+            noise = self.noise.next_steps(len(part))
             running_sums(part, noise, self.noise.grid, total, low, out)
-            self._sum, self._low, self.records = total, low, count
-            self.released = out[-1].copy(), count
+            self._sum, self._low, self.records = total, low, int(counts[-1])
+            self._release(out, counts)
         return released
+
+    def _release(self, values: Floats, counts: Counts) -> None:
+        if self._history is not None:
+            self._history.append((values.copy(), counts))
+        self.released = values[-1].copy(), int(counts[-1])
+
+    @property
+    def history(self) -> tuple[Floats, Counts]:
+        """Released values of all steps, and the number of records up to each."""
+        if self._history is None:
+            raise ValueError("the sums of earlier steps are kept with history=True, got False")
+        if len(self._history) != 1:
+            size = self.noise.size
+            none: tuple[Floats, Counts] = np.zeros((0, size)), np.zeros(0, np.int64)
+            parts = zip(none, *self._history, strict=True)
+            values, counts = (np.concatenate(part) for part in parts)
+            self._history = [(values, counts)]
+        return self._history[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, **a secret**: the un-noised sum, and the noise with its key."""
         value, count = self.released
+        values, counts = (None, None) if self._history is None else self.history
         return {
             "sum": self._sum.copy(),
             "low": self._low.copy(),
             "records": self.records,
             "value": value.copy(),
             "value_records": count,
+            "values": values,
+            "counts": counts,
             "noise": self.noise.state_dict(),
         }
 
@@ -88,6 +110,8 @@ class RunningSum:
         )
         self.records = state["records"]
         self.released = value, state["value_records"]
+        if state["values"] is not None:
+            self._history = [(np.array(state["values"]), np.array(state["counts"]))]
 
     def continues(self, noise: PlannedNoise) -> None:
         """Go on with another source, which has the key and the position of the present one."""

@@ -32,12 +32,16 @@ class TableFigures(PrivacyStatement):
     _keys: dict[str, str | int]  # by the text that stands for each
     _since: list[int]  # the first period in which each counts
     _window_stds: dict[int, Floats]  # of unit noise, by the width of the windows
-    _released: Floats  # shape (periods closed, coordinates)
 
     @property
     def periods_closed(self) -> int:
         """Periods that are closed, whose figures are released."""
-        return len(self._released)
+        return self._running.noise.steps_taken
+
+    @property
+    def _released(self) -> Floats:
+        """Released running sums of the closed periods, shape (periods closed, coordinates)."""
+        return self._running.history[0]
 
     def std(
         self, figures: Figures | None = None, *, window: int | None = None, measure: str = "count"

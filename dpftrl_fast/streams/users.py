@@ -26,7 +26,7 @@ Surplus: TypeAlias = Literal["refuse", "drop"]
 
 
 class Users:
-    """Who has taken part in a stream; `guard` is None where the caller names nobody.
+    """Participation of the users of a stream; `guard` is None where the caller names nobody.
 
     Parameters
     ----------

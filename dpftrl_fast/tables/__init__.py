@@ -6,14 +6,17 @@ into features, `cells` parses cells, `csv_slots` keeps one line in one slot; `dr
 `validation` help to write a schema.
 """
 
+from dpftrl_fast.tables.csv_format import CsvOptions
 from dpftrl_fast.tables.draft import draft_schema
 from dpftrl_fast.tables.encoding import Encoder, Rows
-from dpftrl_fast.tables.reader import TableError, TableReader, minibatches, passes
+from dpftrl_fast.tables.reader import TableReader, minibatches, passes
+from dpftrl_fast.tables.table_error import TableError
 from dpftrl_fast.tables.users import UserNumbers, UserRows, rows_by_user
 from dpftrl_fast.tables.validation import NOT_PRIVATE, validate
 
 __all__ = [
     "NOT_PRIVATE",
+    "CsvOptions",
     "Encoder",
     "Rows",
     "TableError",

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from dpftrl_fast.tables.csv_format import PLAIN_NUMBERS, NumberFormat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,33 +23,110 @@ MISSING = -2
 NO_NUMBER = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "#N/A")
 
 
-def numbers(column: Any) -> npt.NDArray[np.float64]:
+#: Texts of a bool, which is the number 1 or 0.
+BOOLS = {
+    **dict.fromkeys(("true", "True", "TRUE"), 1.0),
+    **dict.fromkeys(("false", "False", "FALSE"), 0.0),
+}
+
+# Texts that Arrow and Python read alike: every such number has a float, whatever its length.
+_PLAIN = r"^-?[0-9]+(?:\.[0-9]+)?$"
+_LONGEST = 300
+
+
+def number_of_text(text: str) -> float:
+    """Return the number in a text; NaN where it is none, infinity where it is not finite.
+
+    Examples
+    --------
+    >>> number_of_text("1.5"), number_of_text("TRUE"), number_of_text("NA"), number_of_text("1_0")
+    (1.5, 1.0, nan, nan)
+    """
+    if text in NO_NUMBER or "_" in text:
+        return math.nan
+    known = BOOLS.get(text)
+    if known is not None:
+        return known
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def numbers(column: Any, form: NumberFormat = PLAIN_NUMBERS) -> npt.NDArray[np.float64]:
     """Return a column as float64, NaN where a cell is missing or not a finite number.
 
-    Arrow casts a block whose cells all parse; any other block is parsed cell by cell. Both parse a
-    cell alike, so that a bad cell changes only itself.
+    Arrow casts the cells that it reads as Python does; the others are parsed one by one. So a bad
+    cell changes only itself. `form` has the marks within numbers that are text.
 
     Examples
     --------
     >>> import pyarrow as pa
-    >>> numbers(pa.array(["1.5", "", "two", "inf"])).tolist()
-    [1.5, nan, nan, nan]
+    >>> numbers(pa.array(["1.5", "", "two", "inf", "true"])).tolist()
+    [1.5, nan, nan, nan, 1.0]
+    >>> numbers(pa.array(["1.234,5", "1.5"]), NumberFormat(decimal=",", thousands=".")).tolist()
+    [1234.5, nan]
     """
+    import pyarrow as pa
+
+    if pa.types.is_string(column.type):
+        parsed = _parsed(column if form == PLAIN_NUMBERS else _without_marks(column, form))
+    else:
+        parsed = np.asarray(column.cast(pa.float64(), safe=False)).astype(np.float64)
+    parsed[~np.isfinite(parsed)] = np.nan
+    return parsed
+
+
+def _parsed(column: Any) -> npt.NDArray[np.float64]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_string(column.type):
-        missing = pc.is_in(column, value_set=pa.array(NO_NUMBER))
-        try:
-            parsed = pc.if_else(missing, None, column).cast(pa.float64())
-        except pa.ArrowInvalid:
-            cells = column.cast(pa.binary()).to_pylist()  # they may be no UTF-8
-            parsed = pa.array([_cell(cell) for cell in cells], pa.float64())
-    else:
-        parsed = column.cast(pa.float64(), safe=False)
-    array = np.asarray(parsed).astype(np.float64)  # a copy that may be written
-    array[~np.isfinite(array)] = np.nan
-    return array
+    try:
+        return np.asarray(column.cast(pa.float64())).astype(np.float64)  # it may be written
+    except pa.ArrowInvalid:
+        column = column.cast(pa.binary())  # text may be no UTF-8
+    plain = pc.and_(
+        pc.match_substring_regex(column, _PLAIN), pc.less(pc.binary_length(column), _LONGEST)
+    ).fill_null(False)
+    few = pc.if_else(plain, column, None).cast(pa.string()).cast(pa.float64())
+    parsed = np.asarray(few).astype(np.float64)
+    odd = np.flatnonzero(~np.asarray(plain))
+    known: dict[bytes | None, float] = {None: math.nan}
+    cells = column.take(pa.array(odd)).to_pylist()
+    for cell in {*cells} - {None}:
+        known[cell] = _number_of_bytes(cell)
+    parsed[odd] = [known[cell] for cell in cells]
+    return parsed
+
+
+def _number_of_bytes(cell: bytes) -> float:
+    try:
+        return number_of_text(cell.decode())
+    except UnicodeDecodeError:
+        return math.nan
+
+
+def _without_marks(column: Any, form: NumberFormat) -> Any:
+    """Return numbers with a decimal point and without marks of thousands; null for others."""
+    import pyarrow.compute as pc
+
+    column = pc.utf8_trim_whitespace(column)
+    if form.thousands is not None:
+        whole = pc.replace_substring(column, form.thousands, "")
+        marked = pc.match_substring(column, form.thousands)
+        rest = pc.if_else(marked, None, column)
+        column = pc.if_else(pc.match_substring_regex(column, grouped_pattern(form)), whole, rest)
+    if form.decimal != ".":
+        pointed = pc.match_substring(column, ".")
+        column = pc.if_else(pointed, None, pc.replace_substring(column, form.decimal, "."))
+    return column
+
+
+def grouped_pattern(form: NumberFormat) -> str:
+    """Return the pattern of a number with marks of thousands at places where they may be."""
+    mark, decimal = re.escape(form.thousands or ""), re.escape(form.decimal)
+    digits = rf"[0-9]{{1,3}}(?:{mark}[0-9]{{2,3}})*{mark}[0-9]{{3}}"
+    return rf"^[+-]?{digits}(?:{decimal}[0-9]*)?(?:[eE][+-]?[0-9]+)?$"
 
 
 def codes(column: Any, categories: tuple[str, ...]) -> npt.NDArray[np.int32]:
@@ -114,13 +195,3 @@ def is_category(kind: pa.DataType) -> bool:
         or types.is_integer(kind)
         or types.is_boolean(kind)
     )
-
-
-def _cell(cell: bytes | None) -> float | None:
-    if cell is None or b"_" in cell:
-        return None
-    try:
-        text = cell.decode()
-        return None if text in NO_NUMBER else float(text)
-    except ValueError:  # UnicodeDecodeError is one
-        return None

@@ -15,18 +15,31 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from dpftrl_fast.tables.csv_format import CsvFormat
 from dpftrl_fast.tables.damaged import readable
+from dpftrl_fast.tables.header import header_names
+from dpftrl_fast.tables.raw_text import START, first_line, marked_text
 
 #: Path of the standard input.
 STANDARD_INPUT = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLOCK = 1 << 22
 _MAX_LINE = 1 << 20
+
+#: Faults of the lines of a block that are no record, by their places in it.
+Faults: TypeAlias = dict[int, str]
+FEWER_FIELDS = "line with fewer fields than the header"
+MORE_FIELDS = "line with more fields than the header"
+BLANK = "blank line"
+QUOTES = "line with a quote that is not closed, or with text after a closed one"
+CARRIAGE_RETURN = "line with a carriage return or another line end inside"
+NOT_TEXT = "line that is not text in the encoding of the file"
+TOO_LONG = "line longer than 1 MiB"
 
 
 class CsvLines:
@@ -35,10 +48,11 @@ class CsvLines:
     Parameters
     ----------
     path : str or Path
-        A CSV file in UTF-8 with a header line; ``.gz``, ``.bz2`` and ``.zst`` are unpacked. "-" is
-        the standard input.
-    delimiter : str
-        One ASCII character.
+        A CSV file with a header line; ``.gz``, ``.bz2`` and ``.zst`` are unpacked. "-" is the
+        standard input. Its first line tells whether lines end with a line feed (also after a
+        carriage return) or with a carriage return alone.
+    form : CsvFormat
+        Delimiter and encoding.
 
     Attributes
     ----------
@@ -51,13 +65,11 @@ class CsvLines:
         If the file has no header or no record, or a name occurs twice in the header.
     """
 
-    def __init__(self, path: str | Path, delimiter: str = ",") -> None:
+    def __init__(self, path: str | Path, form: CsvFormat) -> None:
         import pyarrow as pa
 
-        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
-            raise ValueError(f"delimiter must be one ASCII character, got {delimiter!r}")
-        self.delimiter = delimiter
-        self._delimiter = delimiter.encode()
+        self.delimiter = form.delimiter
+        self._delimiter = form.delimiter.encode()
         self._name = repr(str(path))
         self._stream = (
             pa.PythonFile(sys.stdin.buffer, mode="r")
@@ -66,55 +78,58 @@ class CsvLines:
         )
         self._pending = b""
         self._ended = False
-        header = self._first_line(path)
-        try:
-            text = header.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise ValueError(f"the header of {str(path)!r} is not UTF-8 text") from None
-        try:
-            self.names: list[str] = next(csv.reader([text], delimiter=delimiter), [])
-        except csv.Error as error:
-            raise ValueError(f"the header of {str(path)!r} is not a CSV record: {error}") from None
-        seen: dict[str, int] = {}
-        for place, name in enumerate(self.names, 1):
-            if name in seen:  # it is not shown: a file without a header begins with a row
-                raise ValueError(
-                    f"columns {seen[name]} and {place} have one name in the header of {str(path)!r}"
-                )
-            seen[name] = place
-        if not self.names:
-            raise ValueError(f"expected a header line in {str(path)!r}, got an empty line")
+        header = self._header(form.codec)
+        self.names = header_names(header, self._raw, form.delimiter, self._name)
         self._fields = len(self.names)
         self._blank = self._delimiter * (self._fields - 1)
         self._record = _record_pattern(self._delimiter, self._fields)
+        self._any_record = _record_pattern(self._delimiter, None)
         if not self._pending:
             self._fill()
         if not self._pending:
-            raise ValueError(f"expected rows in {str(path)!r}, got a header and no row")
+            raise ValueError(f"expected rows in {self._name}, got a header and no row")
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
         """Yield ``(text, count)``: whole lines, each a record that parses, and their number."""
-        too_long = False
-        while True:
-            cut = self._pending.rfind(b"\n") + 1
-            if cut:
-                block, self._pending = self._pending[:cut], self._pending[cut:]
-                if too_long:  # the rest of an overlong line: keep its slot as an empty line
-                    block = block[block.find(b"\n") :]
-                    too_long = False
-                yield self._clean(block)
-            elif self._ended:
-                if self._pending or too_long:
-                    yield self._clean(b"\n" if too_long else self._pending + b"\n")
-                return
-            if len(self._pending) > _MAX_LINE:
-                self._pending, too_long = b"", True
-            if not self._ended:
-                self._fill()
+        for text, count, _ in self._blocks(explain=False):
+            yield text, count
+
+    def explained(self) -> Iterator[tuple[bytes, int, Faults]]:
+        """Yield the blocks with the faults of lines that are no record: NOT private."""
+        return self._blocks(explain=True)
 
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+
+    def _blocks(self, *, explain: bool) -> Iterator[tuple[bytes, int, Faults]]:
+        raw = self._raw
+        too_long = False
+        while True:
+            cut = raw.cut(self._pending)
+            if cut:
+                block, self._pending = self._pending[:cut], self._pending[cut:]
+                if too_long:  # the rest of an overlong line: keep its slot as an empty line
+                    block = block[raw.first(block) :]
+            elif self._ended:
+                if not self._pending and not too_long:
+                    return
+                block = b"" if too_long else self._pending[: raw.whole(self._pending)]
+                block, self._pending = block + raw.end, b""
+            else:
+                block = b""
+            if block:
+                lines = raw.utf8(block, _MAX_LINE)
+                text, count, bad = self._clean(lines)
+                faults = self._explained(lines, bad) if explain else {}
+                if too_long and explain:
+                    faults[0] = TOO_LONG
+                too_long = False
+                yield text, count, faults
+            if len(self._pending) > raw.longest(_MAX_LINE):
+                self._pending, too_long = self._pending[raw.whole(self._pending) :], True
+            if not self._ended:
+                self._fill()
 
     def _fill(self) -> None:
         with readable(self._name):
@@ -122,30 +137,66 @@ class CsvLines:
         self._ended = not data
         self._pending += data
 
-    def _first_line(self, path: str | Path) -> bytes:
-        while b"\n" not in self._pending and not self._ended:
-            if len(self._pending) > _MAX_LINE:
-                raise ValueError(f"expected a header line in {str(path)!r}, got no line end")
+    def _header(self, codec: str | None) -> bytes:
+        """Read the first line, which tells the encoding and the line ends of the file."""
+        while len(self._pending) < START and not self._ended:
+            self._fill()
+        raw, mark = marked_text(self._pending[:START], codec, self._name)
+        self._pending = self._pending[mark:]
+        if not self._pending and not self._ended:
             self._fill()
         if not self._pending:
-            raise ValueError(f"expected a header and rows, got an empty file: {str(path)!r}")
-        header, _, self._pending = self._pending.partition(b"\n")
-        return header.rstrip(b"\r")
+            raise ValueError(f"expected a header and rows, got an empty file: {self._name}")
+        while (found := first_line(self._pending, raw, self._name, ended=self._ended)) is None:
+            if len(self._pending) > _MAX_LINE:
+                raise ValueError(f"expected a header line in {self._name}, got no line end")
+            self._fill()
+        self._raw, end = found
+        if end < 0:
+            header, self._pending = self._pending, b""
+        else:
+            header = self._pending[:end]
+            self._pending = self._pending[end + len(raw.end) :]
+        return header
 
-    def _clean(self, block: bytes) -> tuple[bytes, int]:
+    def _clean(self, block: bytes) -> tuple[bytes, int, npt.NDArray[np.int64]]:
+        """Return the block with its bad lines made blank, the number of lines, the bad lines."""
         counts = self._count_delimiters(block)
         if counts is not None:
             lengths = np.diff(_positions(block, b"\n"), prepend=-1)
             bad = np.flatnonzero((counts != self._fields - 1) | (lengths > _MAX_LINE))
             if bad.size == 0:
-                return block, counts.size
+                return block, counts.size, bad
             lines = block[:-1].split(b"\n")
         else:
             lines = block[:-1].split(b"\n")
             bad = np.flatnonzero([not self._is_record(line) for line in lines])
         for index in bad:
             lines[index] = self._blank
-        return b"\n".join(lines) + b"\n", len(lines)
+        return b"\n".join(lines) + b"\n", len(lines), bad
+
+    def _explained(self, block: bytes, bad: npt.NDArray[np.int64]) -> Faults:
+        lines = block.split(b"\n") if bad.size else []
+        return {int(i): self._fault(lines[i]) for i in bad}
+
+    def _fault(self, line: bytes) -> str:
+        line = line.removesuffix(b"\r")
+        if len(line) >= _MAX_LINE:
+            return TOO_LONG
+        if not _is_utf8(line):
+            return NOT_TEXT
+        if b"\r" in line:
+            return CARRIAGE_RETURN
+        if not line.strip():
+            return BLANK
+        if b'"' in line and self._any_record.fullmatch(line) is None:
+            return QUOTES
+        try:
+            fields = next(csv.reader([line.decode()], delimiter=self.delimiter))
+            count = len(fields)
+        except csv.Error:  # a field beyond the limit of this parser
+            count = line.count(self._delimiter) + 1
+        return FEWER_FIELDS if count < self._fields else MORE_FIELDS
 
     def _is_record(self, line: bytes) -> bool:
         return len(line) < _MAX_LINE and self._record.fullmatch(line) is not None and _is_utf8(line)
@@ -208,8 +259,9 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _record_pattern(delimiter: bytes, fields: int) -> re.Pattern[bytes]:
+def _record_pattern(delimiter: bytes, fields: int | None) -> re.Pattern[bytes]:
     d = re.escape(delimiter)
     # a quoted field (quotes doubled inside), or one that does not begin with a quote
     field = rb'(?:"[^"\r]*(?:""[^"\r]*)*"|(?:[^"\r%b][^\r%b]*)?)' % (d, d)
-    return re.compile(rb"%b(?:%b%b){%d}\r?" % (field, d, field, fields - 1))
+    further = b"*" if fields is None else b"{%d}" % (fields - 1)
+    return re.compile(rb"%b(?:%b%b)%b\r?" % (field, d, field, further))

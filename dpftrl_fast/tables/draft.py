@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast.tables.cells import is_category, is_number, numbers, texts
+from dpftrl_fast.tables.csv_format import PLAIN_NUMBERS, CsvFormat, CsvOptions, NumberFormat
 from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
 from dpftrl_fast.tables.damaged import readable
-from dpftrl_fast.tables.reader import TableError, file_kind, open_parquet
+from dpftrl_fast.tables.header import is_header
+from dpftrl_fast.tables.parquet import open_parquet
+from dpftrl_fast.tables.reader import file_kind, refuse_no_file
+from dpftrl_fast.tables.table_error import TableError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MOST_CATEGORIES = 1000
 
@@ -24,7 +31,7 @@ def draft_schema(
     *,
     target: str | None = None,
     these_rows_are_public: bool = False,
-    delimiter: str | None = None,
+    **csv: Unpack[CsvOptions],
 ) -> str:
     """Return the text of a YAML schema for a table.
 
@@ -36,8 +43,8 @@ def draft_schema(
         Column to predict; by default the last one.
     these_rows_are_public : bool
         Fill in bounds (smallest and largest value) and categories from the rows.
-    delimiter : str or None
-        As for `TableReader`.
+    **csv
+        Options of CSV files: `CsvOptions`.
 
     Returns
     -------
@@ -45,11 +52,11 @@ def draft_schema(
         YAML; without `these_rows_are_public` its bounds and categories are empty, and
         `Schema.load` refuses it until they are filled in.
     """
-    table = _read(Path(path), delimiter)
+    table = _read(Path(path), csv)
     names = list(table.column_names)
     target = names[-1] if target is None else target
     if target not in names:
-        raise TableError(f"expected a target among {', '.join(map(repr, names))}, got {target!r}")
+        raise TableError(_no_target(target, names))
     entries = {name: _entry(table[name], these_rows_are_public) for name in names}
     lines = [
         "# Facts declared in public. Bounds and categories must not be learned from private rows.",
@@ -67,28 +74,51 @@ def draft_schema(
     return "\n".join(lines) + "\n"
 
 
-def _read(path: Path, delimiter: str | None) -> Any:
-    kind, default = file_kind(path)
-    if not (path.is_file() or path.is_dir()):
-        raise TableError(f"no such file: {str(path)!r}")
+def _no_target(target: str, names: list[str]) -> str:
+    # A file without a header begins with a row, which is not shown.
+    among = ", ".join(map(repr, names)) if is_header(names, names) else f"{len(names)} columns"
+    return f"expected a target among {among}, got {target!r}"
+
+
+def _read(path: Path, options: CsvOptions) -> Any:
+    kind, delimiter = file_kind(path)
+    refuse_no_file(path)
     if kind == "parquet":
         with readable(repr(str(path)), TableError):
             return open_parquet(path).read()
     from pyarrow import csv
 
     try:
-        lines = CsvLines(path, default if delimiter is None else delimiter)
+        form = CsvFormat.of(options, default_delimiter=delimiter)
+        lines = CsvLines(path, form)
     except ValueError as error:
         raise TableError(str(error)) from None
     with readable(repr(str(path)), TableError):
         text = b"".join(block for block, _ in lines)
-        return csv.read_csv(
+        # Words like true are text: a category as spelled.
+        convert: dict[str, Any] = {"check_utf8": False, "true_values": [], "false_values": []}
+        if form.numbers.decimal.isascii():
+            convert["decimal_point"] = form.numbers.decimal
+        table = csv.read_csv(
             arrow_input(text),
             csv.ReadOptions(column_names=lines.names),
             csv.ParseOptions(delimiter=lines.delimiter, ignore_empty_lines=False),
-            # Words like true are text: missing as a number, and a category as spelled.
-            csv.ConvertOptions(check_utf8=False, true_values=[], false_values=[]),
+            csv.ConvertOptions(**convert),
         )
+    return table if form.numbers == PLAIN_NUMBERS else _with_numbers(table, form.numbers)
+
+
+def _with_numbers(table: Any, form: NumberFormat) -> Any:
+    """Return a table whose columns of text that are all numbers in this format are numbers."""
+    import pyarrow as pa
+
+    for place, name in enumerate(table.column_names):
+        if pa.types.is_string(table[name].type):
+            cells = numbers(table[name], form)
+            empty = table[name].fill_null("").to_pylist().count("")
+            if (cells != cells).sum() <= empty < len(cells):
+                table = table.set_column(place, name, [pa.array(cells)])
+    return table
 
 
 def _entry(column: Any, public: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl_fast.tables.labels import as_labels, as_numbers, comes_from, kind_of
 from dpftrl_fast.tables.schema import NumericColumn, Schema
@@ -81,6 +82,23 @@ def parquet_bytes(columns: Mapping[str, Any]) -> bytes:
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.table(arrays), sink)
     return bytes(sink.getvalue())
+
+
+def csv_lines(*columns: NDArray[Any]) -> bytes:
+    r"""Return columns of finite numbers as lines of CSV, which read back as the same numbers.
+
+    Examples
+    --------
+    >>> csv_lines(np.array([1, 2]), np.array([0.1, 2.0]))
+    b'1,0.1\n2,2\n'
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells = [pa.array(column).cast(pa.string()) for column in columns]
+    lines = pc.binary_join_element_wise(*cells, ",")
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(lines)]), lines), "\n")
+    return bytes(joined[0].as_buffer()) + b"\n" if len(lines) else b""
 
 
 def numbers_of_cells(cells: Any) -> Any:

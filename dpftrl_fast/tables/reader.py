@@ -12,22 +12,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpftrl_fast.tables.cells import is_category, is_number
-from dpftrl_fast.tables.csv_slots import STANDARD_INPUT, CsvLines, arrow_input
+from dpftrl_fast.tables.cells import is_category, is_number, numbers
+from dpftrl_fast.tables.csv_format import CsvFormat, CsvOptions, NumberFormat
+from dpftrl_fast.tables.csv_slots import STANDARD_INPUT, CsvLines, Faults, arrow_input
 from dpftrl_fast.tables.damaged import readable
 from dpftrl_fast.tables.encoding import Encoder, Rows
+from dpftrl_fast.tables.header import missing_column
+from dpftrl_fast.tables.parquet import PARQUET, ParquetFolder, open_parquet, parquet_files
 from dpftrl_fast.tables.schema import NumericColumn, Schema
+from dpftrl_fast.tables.table_error import TableError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Unpack
 
-_PARQUET = (".parquet", ".pq")
 _PARQUET_ROWS = 1 << 16
 _CSV_BLOCK = 1 << 21
-
-
-class TableError(ValueError):
-    """A file that cannot be read with this schema."""
 
 
 class TableReader:
@@ -41,10 +41,10 @@ class TableReader:
         input, which is read once.
     schema : Schema
         Declares the columns to read; other columns are skipped.
-    delimiter : str or None
-        Delimiter of CSV cells; None means a comma, or a tab for ``.tsv``.
     target : bool
         Read the target too, and the columns of users and weights if the schema has them.
+    **csv
+        Options of CSV files: `CsvOptions`.
 
     Raises
     ------
@@ -57,67 +57,90 @@ class TableReader:
         path: str | Path,
         schema: Schema,
         *,
-        delimiter: str | None = None,
         target: bool = True,
+        **csv: Unpack[CsvOptions],
     ) -> None:
         self.path = Path(path)
         self.schema = schema
-        self._options: dict[str, Any] = {"delimiter": delimiter, "target": target}
+        self._options: dict[str, Any] = {"target": target, **csv}
         names = schema.file_columns if target else schema.file_columns[:-1]
         if target:
             names = (*names, *_further(schema))
         self.columns = tuple(dict.fromkeys(names))
+        self._numeric = [name for name, number in _kinds(schema) if number and name in self.columns]
         self._standard = str(path) == STANDARD_INPUT
-        kind, default = file_kind(self.path)
-        if not (self._standard or self.path.is_file() or self.path.is_dir()):
-            raise TableError(f"no such file: {str(path)!r}")
+        kind, delimiter = file_kind(self.path)
+        refuse_no_file(self.path)
         self._state = _file_state(self.path)
         self._used = False
         self._csv: CsvLines | None = None
         #: Number of rows where the file states it (Parquet), else None.
         self.rows: int | None = None
-        if kind == "csv":
-            try:
-                self._csv = CsvLines(self.path, default if delimiter is None else delimiter)
-            except ValueError as error:
-                raise TableError(str(error)) from None
-            header = self._csv.names
-        else:
-            header = self._open_parquet()
+        try:
+            self._form = CsvFormat.of(csv, default_delimiter=delimiter or ",")
+            if kind == "csv":
+                self._csv = CsvLines(self.path, self._form)
+        except ValueError as error:
+            raise TableError(str(error)) from None
+        header = self._open_parquet() if self._csv is None else self._csv.names
         for name in self.columns:
             if header.count(name) != 1:
-                found = "no such column" if name not in header else "more than one"
-                # A file without a header begins with a row, which is not shown.
-                among = (
-                    f"among: {', '.join(map(repr, header))}"
-                    if kind == "parquet" or not {*header}.isdisjoint(self._declared())
-                    else f"among {len(header)} columns of which none is declared; the first line "
-                    "must be a header"
-                )
+                mark = None if self._csv is None else self._form.delimiter
                 raise TableError(
-                    f"expected one column {name!r} in {str(path)!r}, got {found} {among}"
+                    missing_column(name, header, self._declared(), mark, repr(str(path)))
                 )
         if kind == "parquet":
             self._check_types()
 
     def __iter__(self) -> Iterator[pa.Table | pa.RecordBatch]:
-        """Yield the needed columns block by block, in file order; a second pass is refused."""
-        return self._read(list(self.columns))
+        """Yield the needed columns block by block, in file order; a second pass is refused.
 
-    def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table | pa.RecordBatch]:
+        Numeric columns of CSV are float64, NaN for a cell that is no finite number.
+        """
+        for block, _ in self._read(list(self.columns)):
+            yield self.with_numbers(block)
+
+    def blocks(
+        self, columns: Sequence[str] | None = None, *, text: bool = False
+    ) -> Iterator[pa.Table | pa.RecordBatch]:
         """Yield the blocks of a private file, whose number of rows is declared.
 
-        `columns` are some of the needed columns, by default all. More rows than declared, a public
-        fact, raise `TableError`.
+        `columns` are some of the needed columns, by default all; with `text` cells of CSV are text.
+        More rows than declared, a public fact, raise `TableError`.
         """
         seen = 0
         if self.rows is not None and self.rows > self.schema.rows:
             raise self._too_many()
-        for block in self._read(list(self.columns if columns is None else columns)):
+        for block, _ in self._read(list(self.columns if columns is None else columns)):
             seen += block.num_rows
             if seen > self.schema.rows:
                 raise self._too_many()
-            yield block
+            yield block if text else self.with_numbers(block)
+
+    def explained(self) -> Iterator[tuple[pa.Table | pa.RecordBatch, Faults]]:
+        """Yield blocks whose cells of CSV are text, with the faults of their lines: NOT private."""
+        return self._read(list(self.columns), explain=True)
+
+    def with_numbers(self, block: Any) -> Any:
+        """Return a block of text with its numeric columns as float64; one of Parquet as it is."""
+        if self._csv is None:
+            return block
+        for name in self._numeric:
+            if name in block.column_names:
+                place = block.column_names.index(name)
+                cells = numbers(block[name], self._form.numbers)
+                block = block.set_column(place, name, [cells])
+        return block
+
+    @property
+    def numbers_of(self) -> NumberFormat:
+        """Marks within numbers of a CSV file."""
+        return self._form.numbers
+
+    @property
+    def first_line(self) -> int:
+        """Number of the first row, as a line of a CSV file or a row of Parquet."""
+        return 1 if self._csv is None else 2
 
     def again(self) -> TableReader:
         """Return a reader for another pass; raise `TableError` if the file has changed."""
@@ -136,13 +159,16 @@ class TableReader:
                 f"expected the same rows in every pass, but {str(self.path)!r} has changed"
             )
 
-    def _read(self, columns: list[str]) -> Iterator[pa.Table | pa.RecordBatch]:
+    def _read(
+        self, columns: list[str], *, explain: bool = False
+    ) -> Iterator[tuple[pa.Table | pa.RecordBatch, Faults]]:
         if self._used:
             raise RuntimeError(f"expected one pass over {str(self.path)!r}, got a second one")
         self._used = True
         if self._csv is None:
             with readable(repr(str(self.path)), TableError):
-                yield from self._file.iter_batches(_PARQUET_ROWS, columns=columns)
+                for batch in self._file.iter_batches(_PARQUET_ROWS, columns=columns):
+                    yield batch, {}
             return
         from pyarrow import ArrowInvalid, csv, string
 
@@ -156,7 +182,7 @@ class TableReader:
             strings_can_be_null=False,
             check_utf8=False,
         )
-        for text, count in self._lines(self._csv):
+        for text, count, faults in self._lines(self._csv, explain):
             fault = RuntimeError(f"expected {count} records from {count} lines: an internal error")
             try:
                 table = csv.read_csv(arrow_input(text), read, parse, convert)
@@ -164,19 +190,22 @@ class TableReader:
                 raise fault from None
             if table.num_rows != count:
                 raise fault
-            yield table
+            yield table, faults
         self._csv.close()
 
     @staticmethod
-    def _lines(lines: CsvLines) -> Iterator[tuple[bytes, int]]:
+    def _lines(lines: CsvLines, explain: bool) -> Iterator[tuple[bytes, int, Faults]]:
         try:
-            yield from lines
+            if explain:
+                yield from lines.explained()
+            else:
+                yield from ((text, count, {}) for text, count in lines)
         except ValueError as error:
             raise TableError(str(error)) from None
 
     def _open_parquet(self) -> list[str]:
         self._file = open_parquet(self.path)
-        folder = isinstance(self._file, _ParquetFolder)
+        folder = isinstance(self._file, ParquetFolder)
         self.rows = self._file.rows if folder else self._file.metadata.num_rows
         if self.rows <= 0:
             raise TableError(f"expected rows in {str(self.path)!r}, got none")
@@ -185,13 +214,7 @@ class TableReader:
 
     def _check_types(self) -> None:
         arrow = self._file.schema_arrow
-        declared = (*self.schema.columns, self.schema.target)
-        kinds = [(column.name, isinstance(column, NumericColumn)) for column in declared]
-        if self.schema.group_column is not None:
-            kinds.append((self.schema.group_column, False))
-        if self.schema.weight_column is not None:
-            kinds.append((self.schema.weight_column, True))
-        for name, numeric in kinds:
+        for name, numeric in _kinds(self.schema):
             if name not in self.columns:
                 continue
             kind = arrow.field(name).type
@@ -209,71 +232,21 @@ class TableReader:
         )
 
 
+def _kinds(schema: Schema) -> list[tuple[str, bool]]:
+    """Return the columns of a table, and whether each is read as a number."""
+    declared = (*schema.columns, schema.target)
+    kinds = [(column.name, isinstance(column, NumericColumn)) for column in declared]
+    if schema.group_column is not None:
+        kinds.append((schema.group_column, False))
+    if schema.weight_column is not None:
+        kinds.append((schema.weight_column, True))
+    return kinds
+
+
 def _further(schema: Schema) -> tuple[str, ...]:
     """Return the columns of users and weights."""
     named = (schema.group_column, schema.weight_column)
     return tuple(name for name in named if name is not None)
-
-
-class _ParquetFolder:
-    """Parquet files of a folder in the order of their names, with the methods of one file."""
-
-    def __init__(self, path: Path) -> None:
-        from pyarrow import dataset
-
-        self._dataset = dataset.dataset([str(file) for file in _files(path)], format="parquet")
-        self.schema_arrow = self._dataset.schema
-        types = dict(zip(self.schema_arrow.names, self.schema_arrow.types, strict=True))
-        for part in self._dataset.get_fragments():
-            found = part.physical_schema
-            # Arrow would convert the types, which fails for some values only.
-            if dict(zip(found.names, found.types, strict=True)) != types:
-                raise TableError(
-                    f"the files of {str(path)!r} must have the same columns and types, got others "
-                    f"in {part.path!r}"
-                )
-        self.rows: int = self._dataset.count_rows()
-
-    def iter_batches(self, rows: int, columns: list[str]) -> Iterator[Any]:
-        options: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1}
-        yield from self._dataset.to_batches(
-            columns=columns, batch_size=rows, use_threads=False, **options
-        )
-
-    def read(self) -> Any:
-        return self._dataset.to_table(use_threads=False)
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the Parquet files of a folder; those with "." or "_" before their names are skipped.
-
-    A folder inside is read, too, as Hive and Spark write them.
-    """
-    found = [
-        file
-        for file in sorted(path.rglob("*"))
-        if file.suffix.lower() in _PARQUET
-        and file.is_file()
-        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
-    ]
-    if not found:
-        raise TableError(f"expected .parquet files in the folder {str(path)!r}, got none")
-    return found
-
-
-def open_parquet(path: Path) -> Any:
-    """Open a Parquet file or folder; `TableError` if it is none."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    if path.is_dir():
-        with readable(repr(str(path)), TableError):
-            return _ParquetFolder(path)
-    with readable(repr(str(path)), TableError):
-        try:
-            return parquet.ParquetFile(path)
-        except pa.ArrowInvalid as error:
-            raise TableError(f"{str(path)!r} is not a Parquet file: {error}") from None
 
 
 def _file_state(path: Path) -> tuple[int, ...]:
@@ -282,7 +255,7 @@ def _file_state(path: Path) -> tuple[int, ...]:
         return ()
     state = path.stat()
     own = (state.st_size, state.st_mtime_ns, state.st_ino)
-    return sum((_file_state(file) for file in _files(path)), own) if path.is_dir() else own
+    return sum((_file_state(file) for file in parquet_files(path)), own) if path.is_dir() else own
 
 
 def minibatches(
@@ -345,6 +318,15 @@ def recut(blocks: Iterator[Rows], size: int) -> Iterator[Rows]:
         yield Rows.concatenate(held)
 
 
+def refuse_no_file(path: Path) -> None:
+    """Raise `TableError` if a path is no file, no folder and not the standard input."""
+    if str(path) == STANDARD_INPUT or path.is_file() or path.is_dir():
+        return
+    if path.exists():
+        raise TableError(f"{str(path)!r} must be a file, got a pipe or a device: read it through -")
+    raise TableError(f"no such file: {str(path)!r}")
+
+
 def file_kind(path: Path) -> tuple[str, str]:
     """Return ("csv", default delimiter) or ("parquet", "") from the name of a file."""
     if str(path) == STANDARD_INPUT:
@@ -358,6 +340,6 @@ def file_kind(path: Path) -> tuple[str, str]:
         return "csv", ","
     if name.endswith(".tsv"):
         return "csv", "\t"
-    if path.suffix.lower() in _PARQUET:
+    if path.suffix.lower() in PARQUET:
         return "parquet", ""
     raise TableError(f"expected a .csv, .tsv, .txt or .parquet file, got {str(path)!r}")

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from dpftrl_fast.tables.cells import texts
 from dpftrl_fast.tables.encoding import Encoder, Rows
-from dpftrl_fast.tables.reader import TableError, TableReader
+from dpftrl_fast.tables.reader import TableReader
+from dpftrl_fast.tables.table_error import TableError
 
 Ints = npt.NDArray[np.int64]
 
@@ -98,7 +99,7 @@ def rows_by_user(table: TableReader, *, encoder: Encoder | None = None) -> UserR
         raise TableError("expected a schema with a group column, got none")
     users = UserNumbers()
     parts: list[Ints] = [np.zeros(0, dtype=np.int64)]
-    for block in table.blocks((schema.group_column,)):
+    for block in table.blocks((schema.group_column,), text=True):
         parts.append(users.of(block[schema.group_column]))
         if len(users) > schema.users:
             raise TableError(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.tables.cells import MISSING, NO_NUMBER, UNKNOWN
+from dpftrl_fast.tables.cells import MISSING, UNKNOWN, number_of_text
 
 _NUMBERS, _CELLS = "iufb", "OUST"
 _EXACT = 2.0**53
@@ -45,8 +45,7 @@ def _read_number(cell: Any) -> float:
     if isinstance(cell, bytes):
         cell = bytes.decode(cell)
     if isinstance(cell, str):
-        text = str.strip(cell)
-        return np.nan if text in NO_NUMBER or "_" in text else float(text)
+        return number_of_text(str.strip(cell))
     if not isinstance(cell, (Real, Decimal, np.bool_)):
         return np.nan
     try:

@@ -142,11 +142,20 @@ def test_numpy_integers_become_plain_ones() -> None:
     assert all(type(x) is int for x in pattern.to_dict().values() if x != "MinSeparation")
 
 
+@pytest.mark.parametrize("wrong", [0, -1, 2**46 + 1])
+def test_a_single_pass_has_at_most_2_to_the_46_steps(wrong: int) -> None:
+    with pytest.raises(ValueError, match=rf"an integer in \[1, 70368744177664\], got {wrong}"):
+        SinglePass(wrong)
+    SinglePass(2**46)
+    for other in (1.0, math.nan, "3", None, True):
+        with pytest.raises(TypeError, match=r"an integer in \[1, 70368744177664\], got "):
+            SinglePass(other)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 2**40 + 1])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: SinglePass(x),
         lambda x: FixedEpochs(x, 1),
         lambda x: FixedEpochs(1, x),
         lambda x: MinSeparation(x, 1, 1),

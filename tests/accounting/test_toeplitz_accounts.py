@@ -6,13 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from toeplitz_oracle import block_lengths, strategy, use_sets
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
-from dpftrl_fast.accounting.sensitivity.delta_floor import touched
+from dpftrl_fast.accounting.sensitivity.delta_floor import Touched, support_floor, touched
+from dpftrl_fast.accounting.sensitivity.toeplitz_shifts import shifts
 from dpftrl_fast.mechanisms import BandedInverse, BandedToeplitz, BufferedToeplitz, Identity
 from dpftrl_fast.run.account import RunAccount
 
@@ -48,7 +50,7 @@ def test_shifts_are_bounded_for_every_pattern(name: str, every: int | None) -> N
         lengths = block_lengths(pattern.steps, every)
         # What contributions of norm 1 shift the noise of each step by, at most: all in one line.
         size = np.abs(strategy(mechanism, lengths))
-        found = touched(mechanism.layout(pattern.steps), pattern, "exact")
+        found = shifts(mechanism.layout(pattern.steps), pattern)
         for uses in use_sets(pattern):
             if uses:
                 y = size[:, uses].sum(axis=1)
@@ -65,7 +67,7 @@ def test_shifts_are_bounded_for_an_order(name: str) -> None:
         order, every = acc.FixedOrder.from_steps(listed), int(generator.integers(3, 10))
         mechanism = replace(MECHANISMS[name], restart_every=every)
         size = np.abs(strategy(mechanism, block_lengths(9, every)))
-        found = touched(mechanism.layout(9), order, "exact")
+        found = shifts(mechanism.layout(9), order)
         for one in range(4):
             uses = [t for t, step in enumerate(listed) for i in step if i == one]
             y = size[:, uses].sum(axis=1)
@@ -76,13 +78,40 @@ def test_shifts_are_bounded_for_an_order(name: str) -> None:
 
 def test_the_floor_of_long_runs_is_small() -> None:
     mechanism, pattern = BufferedToeplitz([0.98], [0.3]), acc.MinSeparation(2000, 20, 100)
-    found = touched(mechanism.layout(2000), pattern, "exact")
+    found = shifts(mechanism.layout(2000), pattern)
     assert (found.nodes, found.total, found.largest) == (2000, 320 + 1, 2)
     plan = PrivacyPlan.calibrate(
         participation=pattern, mechanism=mechanism, epsilon=8.0, delta=1e-5, clip_norm=1.0
     )
     assert plan.epsilon(1e-5) <= 8.0
     assert plan.delta_floor < 1e-9
+
+
+def test_float64_noise_has_a_rarer_tail() -> None:
+    pattern = acc.SinglePass(2**46)
+    slow = BufferedToeplitz([1.0 - 2.0**-40], [2.0**-20])  # no float32 number is as close to 1
+    assert touched(slow.layout(2**46), pattern) == Touched(1, 1, 1)
+    assert shifts(slow.layout(2**46), pattern).nodes == 2**46
+    rounded = slow.rounded("float32").layout(2**46)
+    assert touched(rounded, pattern) == shifts(rounded, pattern)
+    assert support_floor(1.0, 2.0, touched(rounded, pattern)) == 1.0  # float32 noise: no statement
+    plan = PrivacyPlan(1.0, 4.0, pattern, slow)
+    assert plan.delta_floor < 1e-12
+    with pytest.raises(ValueError, match="must be float32 numbers for float32 noise"):
+        plan.noise(1)
+    assert plan.noise(1, dtype="float64").steps == 2**46
+    # A decay that no float32 number above 0 is near: its noise is float64, too.
+    assert touched(BufferedToeplitz([1e-60], [0.5]).layout(9), acc.SinglePass(9)).nodes == 1
+
+
+@pytest.mark.parametrize("shift", [1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.9])
+def test_the_rarer_tail_against_the_probabilities_themselves(shift: float) -> None:
+    """Mass beyond a disc moved by a shift, for radii up to sqrt(256 ln 2), at 50 digits."""
+    with mpmath.workdps(50):
+        radius = mpmath.sqrt(256 * mpmath.log(2))
+        lost = mpmath.exp(-((radius - shift) ** 2) / 2) - mpmath.exp(-(radius**2) / 2)
+        most = (1.5 * 2.0**-64 * float(radius) * shift * 2.0**-64) + lost
+        assert most <= support_floor(1.0 / shift, 1.0, Touched(1, 1, 1))
 
 
 def test_a_floor_of_other_steps_is_refused() -> None:

@@ -359,7 +359,9 @@ def test_signs_whose_rounding_cannot_be_bounded_are_refused() -> None:
 
 def test_too_long_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 2\\^24"):
-        acc.sensitivity_squared(acc.SinglePass(2**24 + 1), BufferedToeplitz([0.5], [0.5]))
+        acc.sensitivity_squared(acc.SinglePass(2**24 + 1), BandedInverse([1.0, -0.5]))
+    with pytest.raises(ValueError, match="at most 2\\^24"):
+        acc.sensitivity_squared(acc.FixedEpochs(2**24, 2), BufferedToeplitz([0.5], [0.5]))
     with pytest.raises(ValueError, match="within 2\\^24"):
         acc.sensitivity_squared(acc.MinSeparation(2**30, 2**29, 2), BandedToeplitz([1, 1, 1]))
     assert acc.sensitivity_squared(acc.MinSeparation(2**40, 2**30, 2), Identity()) >= 2**30

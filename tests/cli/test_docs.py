@@ -59,3 +59,9 @@ def test_cells_that_are_missing_numbers_are_listed() -> None:
     listed = next(line for line in TEXT.splitlines() if line.startswith("- Cells `NA`"))
     spelled = {word.casefold() for word in re.findall(r"`([^`]+)`", listed)}
     assert {word.casefold() for word in cells.NO_NUMBER if word} == spelled
+
+
+def test_words_for_one_and_zero_are_listed() -> None:
+    listed = re.search(r"The words (true .*?) are the\s+numbers 1 and 0", TEXT, flags=re.DOTALL)
+    assert listed is not None
+    assert {*re.findall(r"true|false", listed[1], re.IGNORECASE)} == {*cells.BOOLS}

@@ -159,7 +159,7 @@ def test_words(order: Path) -> None:
         ),
         (["--rows", 6, "--batch-size", 0], "batch_size must be an integer >= 1, got 0"),
         (["--rows", 6, "--epochs", 0], "epochs must be an integer in [1, 1099511627776], got 0"),
-        (["--steps", 0], "steps must be an integer in [1, 1099511627776], got 0"),
+        (["--steps", 0], "steps must be an integer in [1, 70368744177664], got 0"),
         (["--steps", 2**40 + 1], "in [1, 1099511627776], got 1099511627777"),
         (["--steps", 6, "--max-participations", 0, "--min-separation", 3], "max_participations"),
         (["--steps", 6, "--restart-every", 0], "restart_every must be an integer >= 1"),

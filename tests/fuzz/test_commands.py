@@ -61,6 +61,49 @@ def test_arguments_of_commands() -> None:
     fuzz("arguments", one, share=0.1)
 
 
+ROWS = b"who,x\na,1.5\nb,\nc,true\nd,-7\n"
+SUM = ["--column", "x", "--bounds", "0", "5", "--rows", "6", "--every", "2", "--noise-seed", "1"]
+
+
+def test_files_that_are_summed(tmp_path: Path) -> None:
+    """A sum is written, or nothing is: in one line, and with no word of a row."""
+    pytest.importorskip("pyarrow")
+    runner, command = CliRunner(), typer.main.get_command(app)
+    path, out = tmp_path / "t.csv", tmp_path / "s.csv"
+    secret = b"Zyzzyva"
+    kept = [ROWS.replace(b"who", name) for name in (b"who", b'"who"', b"\xef\xbb\xbfwho")]
+    kept += [row.replace(b"\n", end) for row in kept for end in (b"\r", b"\r\n")]
+
+    def one(rng: random.Random) -> Any:
+        data = mutated_bytes(rng.choice(kept), rng, kept)
+        path.write_bytes(data.replace(b"c,", secret + b"," + secret))
+        arguments = ["sum", str(path), *SUM]
+        for option, values in (
+            ("--encoding", ("cp1252", "utf-16", "utf-8", "x")),
+            ("--decimal", (",", ".", "5")),
+            ("--thousands", (",", "'", " ")),
+            ("--delimiter", (";", r"\t", ",")),
+        ):
+            if rng.random() < 0.2:
+                arguments += [option, rng.choice(values)]
+        look = rng.random() < 0.3
+        arguments += ["--validate"] if look else ["--out", str(out)]
+        result = runner.invoke(command, arguments)
+        error = result.exception
+        if error is not None and not isinstance(error, SystemExit):
+            raise Fault(f"{arguments}: {error!r}") from error
+        if result.exit_code not in (0, 2) or out.exists() != (result.exit_code == 0 and not look):
+            raise Fault(f"{arguments}: exit code {result.exit_code}")
+        if result.exit_code and len(result.stderr.splitlines()) != 1:
+            raise Fault(f"{arguments}: {result.stderr}")
+        if secret.decode() in result.output:
+            raise Fault(f"{arguments}: a row is shown: {result.output}")
+        out.unlink(missing_ok=True)
+        return ValueError(result.stderr) if result.exit_code else result
+
+    fuzz("files that are summed", one, share=0.3)
+
+
 def test_files_of_ids(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.save(file, np.array([1, 2, 3, -1, 1]))

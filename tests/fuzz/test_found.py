@@ -317,7 +317,7 @@ def test_aliases_of_a_schema_are_few_when_written_out(tmp_path: Path, target: st
     assert "aliases" in refused(lambda: Schema.load(path), SchemaError)
 
 
-@pytest.mark.parametrize("header", [b"a\rb,y\n1,2\n", b"a," + b"b" * 200_000 + b"\n1,2\n"])
+@pytest.mark.parametrize("header", [b'"a\rb",y\n1,2\n', b"a," + b"b" * 200_000 + b"\n1,2\n"])
 def test_headers_that_are_no_record(tmp_path: Path, header: bytes) -> None:
     pytest.importorskip("pyarrow")
     from dpftrl_fast.tables import TableReader

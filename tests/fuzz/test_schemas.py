@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fuzzing import attempt, fuzz, json_bytes, mutated, mutated_bytes
 
-from dpftrl_fast.tables import Encoder, TableReader
+from dpftrl_fast.tables import Encoder, TableReader, validate
 from dpftrl_fast.tables.draft import draft_schema
 from dpftrl_fast.tables.reader import TableError
 from dpftrl_fast.tables.schema import Schema, SchemaError
@@ -79,12 +79,15 @@ def test_files_of_schemas(tmp_path: Path, suffix: str) -> None:
 # ---- Tables ----
 
 
-def read(path: Path, schema: Schema) -> Any:
-    """Read all rows; those of a schema with users also user after user."""
+def read(path: Path, schema: Schema, **csv: Any) -> Any:
+    """Read all rows and count them; those of a schema with users also user after user."""
     encoder = Encoder(schema)
-    found = [encoder.encode(block) for block in TableReader(path, schema).blocks()]
+    found = [encoder.encode(block) for block in TableReader(path, schema, **csv).blocks()]
+    report = validate(TableReader(path, schema, **csv))
+    assert report["rows_in_file"] == sum(map(len, found))
+    assert report["rows_invalid"] >= sum(int((~rows.valid).sum()) for rows in found)
     if schema.group_column is not None:
-        rows_by_user(TableReader(path, schema))
+        rows_by_user(TableReader(path, schema, **csv))
     return found
 
 
@@ -105,13 +108,41 @@ def test_tables_in_csv(tmp_path: Path) -> None:
     fuzz("csv", one)
 
 
+def test_tables_in_other_encodings_and_formats(tmp_path: Path) -> None:
+    schemas = [Schema.from_dict(data) for data in SCHEMAS]
+    path = tmp_path / "t.csv"
+    codecs = ("cp1252", "utf-16", "utf-16-be", "utf-32", "gb18030", "cp037", "iso2022_jp", "utf-7")
+
+    def one(rng: random.Random) -> Any:
+        codec = rng.choice(codecs)
+        end = rng.choice(("\n", "\r\n", "\r"))
+        kept = [TEXT.decode().replace("\n", end).replace("0.75", mark + "1") for mark in "é,;"]
+        data = rng.choice(kept).encode(codec, "ignore")
+        path.write_bytes(mutated_bytes(data, rng, [data]) if rng.random() < 0.9 else data)
+        csv = {
+            "encoding": rng.choice((codec, codec, None, rng.choice(codecs))),
+            "decimal": rng.choice((None, None, ",", "'")),
+            "thousands": rng.choice((None, None, ".", " ", ",")),
+            "delimiter": rng.choice((None, None, ",", ";", "\\t", "xx")),
+        }
+        schema = rng.choice(schemas)
+        return attempt(lambda: read(path, schema, **csv), own=(TableError,))
+
+    fuzz("csv in other formats", one)
+
+
 def test_drafts_of_schemas(tmp_path: Path) -> None:
     def one(rng: random.Random) -> Any:
         path = tmp_path / "t.csv"
         path.write_bytes(mutated_bytes(TEXT, rng, [TEXT]))
         public = rng.random() < 0.5
+        csv: dict[str, Any] = {
+            "decimal": rng.choice((None, None, ",", "'")),
+            "thousands": rng.choice((None, None, ".", "5")),
+            "encoding": rng.choice((None, None, "latin-1", "utf-16")),
+        }
         result = attempt(
-            lambda: draft_schema(path, these_rows_are_public=public), own=(TableError,)
+            lambda: draft_schema(path, these_rows_are_public=public, **csv), own=(TableError,)
         )
         # PyYAML takes most of the time.
         if not isinstance(result, Exception) and rng.random() < 0.2:

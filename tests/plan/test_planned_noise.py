@@ -55,6 +55,64 @@ def test_it_restarts_where_the_plan_says(complete: Any, method: str) -> None:
         getattr(noise, method)()
 
 
+TREES: dict[str, Any] = {
+    "vanilla": Tree("vanilla"),
+    "vanilla, all completed": Tree("vanilla", restart_every=5, complete="all"),
+    "lengths": Tree(tree_lengths=[5, 1, 7, 20], complete=[True, False, True, False]),
+    "trees that end early": Tree(restart_every=6),
+}
+
+
+@pytest.mark.parametrize("name", [*MECHANISMS, *TREES])
+@pytest.mark.parametrize("parts", [[33], [1, 4, 0, 9, 3, 16], [8] * 4 + [1]])
+def test_many_steps_go_through_the_plans_restarts(name: str, parts: list[int]) -> None:
+    made = dpf.PrivacyPlan(1.0, 2.0, dpf.SinglePass(33), {**MECHANISMS, **TREES}[name])
+    noise, one = made.noise(5, seed=1, dtype="float64"), made.noise(5, seed=1, dtype="float64")
+    for n in parts:
+        rows = noise.next_steps(n)
+        np.testing.assert_array_equal(rows, np.array([one.step() for _ in range(n)]).reshape(n, 5))
+        assert (noise._block, noise.t) == (one._block, one.t)
+    assert noise.steps_taken == 33
+    assert noise.next_steps(0).shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_many_steps_past_the_declared_ones_are_refused_whole(name: str) -> None:
+    made = dpf.PrivacyPlan(1.0, 2.0, dpf.SinglePass(9), MECHANISMS[name])
+    noise = made.noise(3, seed=1)
+    noise.next_steps(3)
+    before, room = str(noise.state_dict()), np.full((7, 3), 5.0, np.float32)
+    with pytest.raises(ValueError, match="n must be at most 6, since 3 of 9 declared steps"):
+        noise.next_steps(7, room)
+    with pytest.raises(ValueError, match=r"out must be .* 18 elements"):
+        noise.next_steps(6, room)
+    assert str(noise.state_dict()) == before and (room == 5.0).all()
+    noise.next_steps(6, room[:6])
+    with pytest.raises(ValueError, match="n must be at most 0"):
+        noise.next_steps(1)
+    again = made.noise(3, seed=1)
+    np.testing.assert_array_equal(again.next_steps(9)[3:], room[:6])
+
+
+def test_many_steps_wait_for_their_turn_and_refuse_a_call_from_within() -> None:
+    noise = plan(100, 7).noise(3, seed=1)
+
+    class Inside(np.ndarray):  # whose memory is looked at in the middle of the call
+        def __dlpack__(self, **_: Any) -> Any:
+            noise.step()
+
+    with pytest.raises(TypeError, match="in the middle of a call"):
+        noise.next_steps(
+            2,
+            type(
+                "Lent",
+                (),
+                {"__dlpack__": Inside.__dlpack__, "__dlpack_device__": lambda self: (1, 0)},
+            )(),
+        )
+    assert noise.steps_taken == 0
+
+
 def test_restart_and_node_are_the_plans_and_advance_to_stays_inside() -> None:
     noise = plan(10, 4).noise(2, seed=1)
     noise.step()

@@ -97,7 +97,7 @@ def test_auto_is_the_best_mechanism_of_a_pass() -> None:
         assert sums.plan.mechanism == best_mechanism(epsilon, delta, SinglePass(50))
     tree = dpf.PrefixSum(3, 50, L, 2.0, mechanism="tree")
     assert tree.plan.mechanism == Tree()
-    assert dpf.PrefixSum(3, 2**20 + 1, L, 2.0).plan.mechanism == Tree()
+    assert dpf.PrefixSum(3, 2**20 + 1, L, 2.0).plan.mechanism.vectors == 3
     with pytest.raises(ValueError, match="mechanism must be 'auto', 'tree' or a mechanism"):
         dpf.PrefixSum(3, 20, L, 2.0, mechanism="forest")  # type: ignore[arg-type]
 

@@ -213,7 +213,9 @@ def test_a_byte_order_mark_is_part_of_its_cell_wherever_it_is(
 def test_a_row_that_the_parser_refuses_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_slots.CsvLines, "_clean", lambda self, block: (block, block.count(10)))
+    monkeypatch.setattr(
+        csv_slots.CsvLines, "_clean", lambda self, block: (block, block.count(10), np.zeros(0, int))
+    )
     path = write(tmp_path / "t.csv", [*LINES[:6], "123456789,0"])
     with pytest.raises(
         RuntimeError, match="expected 7 records from 7 lines: an internal error"

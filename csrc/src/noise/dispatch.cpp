@@ -61,6 +61,14 @@ bool same_results(const NoiseKernels& kernels, const NodeStream& stream) noexcep
   T x[n], y[n], expected_x[n], expected_y[n];
   results(DtypeTraits<T>::kernels(kScalarKernels), expected_x, expected_y);
   results(DtypeTraits<T>::kernels(kernels), x, y);
+  // A few coordinates of three nodes at a time, the stream's own in the middle.
+  const std::uint64_t nodes[3] = {stream.node ^ 2, stream.node, stream.node ^ (std::uint64_t{1} << 40)};
+  constexpr std::size_t few = 3;
+  for (std::size_t i = 0; i + few <= n; i += few) {
+    T z[3 * few];
+    DtypeTraits<T>::kernels(kernels).fill_nodes(stream, nodes, 3, first + i, few, w, z);
+    if (std::memcmp(z + few, expected_x + i, few * sizeof(T)) != 0) return false;
+  }
   return std::memcmp(x, expected_x, sizeof x) == 0 && std::memcmp(y, expected_y, sizeof y) == 0;
 }
 

@@ -86,13 +86,23 @@ void superblock_f64(const NodeStream& stream, std::uint32_t superblock, double s
 }
 
 void fill_f32(const NodeStream& stream, std::uint64_t first, std::size_t n, float scale, float* out) {
-  for_each_superblock<float, kNormals32>(first, n, out,
-                                         [&](std::uint32_t s, float* to) { superblock_f32(stream, s, scale, to); });
+  const auto make = [&](std::uint32_t s, float* to, auto...) { superblock_f32(stream, s, scale, to); };
+  for_each_superblock<float, kNormals32>(first, n, out, make, make);
 }
 
 void fill_f64(const NodeStream& stream, std::uint64_t first, std::size_t n, double scale, double* out) {
-  for_each_superblock<double, kNormals64>(first, n, out,
-                                          [&](std::uint32_t s, double* to) { superblock_f64(stream, s, scale, to); });
+  const auto make = [&](std::uint32_t s, double* to, auto...) { superblock_f64(stream, s, scale, to); };
+  for_each_superblock<double, kNormals64>(first, n, out, make, make);
+}
+
+template <class T, void (*Fill)(const NodeStream&, std::uint64_t, std::size_t, T, T*)>
+void fill_nodes(const NodeStream& stream, const std::uint64_t* nodes, std::size_t count, std::uint64_t first,
+                std::size_t n, T scale, T* out) {
+  NodeStream each = stream;
+  for (std::size_t k = 0; k < count; ++k) {
+    each.node = nodes[k];
+    Fill(each, first, n, scale, out + k * n);
+  }
 }
 
 void keystream16(const Key& key, const Counter& counter, int rounds, std::uint32_t* out) {
@@ -104,7 +114,8 @@ void keystream16(const Key& key, const Counter& counter, int rounds, std::uint32
 
 }  // namespace
 
-const NoiseKernels kScalarKernels = {"scalar", tile_kernels<float>(fill_f32, TileArithmetic<float>::weighted_sum),
-                                     tile_kernels<double>(fill_f64, TileArithmetic<double>::weighted_sum), keystream16};
+const NoiseKernels kScalarKernels = {
+    "scalar", tile_kernels<float>(fill_f32, fill_nodes<float, fill_f32>, TileArithmetic<float>::weighted_sum),
+    tile_kernels<double>(fill_f64, fill_nodes<double, fill_f64>, TileArithmetic<double>::weighted_sum), keystream16};
 
 }  // namespace dpftrl

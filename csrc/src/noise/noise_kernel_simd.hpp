@@ -27,6 +27,9 @@ namespace dpftrl {
 namespace {
 
 template <class V>
+struct PackedNodes;  // a few coordinates of many nodes (packed_nodes.hpp)
+
+template <class V>
 struct SimdKernels {
   using U = typename V::U;
   using F = typename V::F;
@@ -43,7 +46,25 @@ struct SimdKernels {
     x[C] = V::add(x[C], x[E]), x[B] = V::template rotl<7>(V::bit_xor(x[B], x[C]));
   }
 
-  // rows[16 * j + lane] = word j of block counter.words[0] + lane, for 16 lanes.
+  // rows[16 * j + lane] = word j of the block of a lane, for kLanes lanes; input(i) has word i of their states.
+  template <class Input>
+  static inline void chacha_part(const Input& input, int rounds, std::uint32_t* rows) {
+    U x[16];
+    for (int i = 0; i < 16; ++i) x[i] = input(i);
+    for (int r = 0; r < rounds; r += 2) {
+      quarter<0, 4, 8, 12>(x);
+      quarter<1, 5, 9, 13>(x);
+      quarter<2, 6, 10, 14>(x);
+      quarter<3, 7, 11, 15>(x);
+      quarter<0, 5, 10, 15>(x);
+      quarter<1, 6, 11, 12>(x);
+      quarter<2, 7, 8, 13>(x);
+      quarter<3, 4, 9, 14>(x);
+    }
+    for (int i = 0; i < 16; ++i) V::store(rows + i * 16, V::add(x[i], input(i)));
+  }
+
+  // The same of blocks counter.words[0] + lane, for 16 lanes.
   static inline void chacha_rows(const Key& key, const Counter& counter, int rounds, std::uint32_t* rows) {
     std::uint32_t input[16];
     for (int i = 0; i < 4; ++i) input[i] = kChaChaConstants[i];
@@ -51,23 +72,7 @@ struct SimdKernels {
     for (int i = 0; i < 4; ++i) input[12 + i] = counter.words[i];
     for (std::size_t part = 0; part < kParts; ++part) {
       const U blocks = V::add(V::splat(counter.words[0]), V::lane_numbers(static_cast<std::uint32_t>(part * kLanes)));
-      U x[16];
-      for (int i = 0; i < 16; ++i) x[i] = V::splat(input[i]);
-      x[12] = blocks;
-      for (int r = 0; r < rounds; r += 2) {
-        quarter<0, 4, 8, 12>(x);
-        quarter<1, 5, 9, 13>(x);
-        quarter<2, 6, 10, 14>(x);
-        quarter<3, 7, 11, 15>(x);
-        quarter<0, 5, 10, 15>(x);
-        quarter<1, 6, 11, 12>(x);
-        quarter<2, 7, 8, 13>(x);
-        quarter<3, 4, 9, 14>(x);
-      }
-      for (std::size_t i = 0; i < 16; ++i) {
-        const U sum = V::add(x[i], i == 12 ? blocks : V::splat(input[i]));
-        V::store(rows + i * 16 + part * kLanes, sum);
-      }
+      chacha_part([&](int i) { return i == 12 ? blocks : V::splat(input[i]); }, rounds, rows + part * kLanes);
     }
   }
 
@@ -131,13 +136,37 @@ struct SimdKernels {
     second = V::mul(V::template negate_if_bit<62>(angle, b), scale);
   }
 
-  static inline void superblock_f32(const NodeStream& stream, std::uint32_t superblock, float scale, float* out) {
+  // The vectors of pairs that coordinates from .. to - 1 of a superblock of 2 * half need, by number: those of its
+  // second half, then those of its first half that are not among them.
+  struct Needed {
+    Needed(std::size_t from, std::size_t to, std::size_t half, std::size_t pairs) {
+      const std::size_t all = half / pairs;
+      first = from < half ? from / pairs : all;
+      std::size_t last = to < half ? (to + pairs - 1) / pairs : all;
+      if (to > half) {
+        first_of_second = from > half ? (from - half) / pairs : 0;
+        const std::size_t end = (to - half + pairs - 1) / pairs;
+        of_second = (end < first ? end : first) - first_of_second;
+      }
+      count = of_second + last - first;
+    }
+    std::size_t operator[](std::size_t k) const { return k < of_second ? first_of_second + k : first + k - of_second; }
+
+    std::size_t first, first_of_second = 0, of_second = 0, count;
+  };
+
+  // All of it, or what coordinates from .. to - 1 need: the rounds make whole superblocks, the transform need not.
+  template <bool Whole>
+  static inline void superblock_f32(const NodeStream& stream, std::uint32_t superblock, float scale, float* out,
+                                    std::size_t from = 0, std::size_t to = kNormals32) {
     alignas(64) std::uint32_t rows[kWordsPerSuperblock];
     const auto block = static_cast<std::uint32_t>(superblock * kBlocksPerSuperblock);
     chacha_rows(stream.key, make_counter(stream, Kind::normal_f32, block), stream.rounds, rows);
     const F s = V::splat(scale);
     U smallest = V::splat(0xffffffffu);
-    for (std::size_t i = 0; i < 128; i += kLanes) {
+    const Needed needed(from, to, kNormals32 / 2, kLanes);
+    for (std::size_t k = 0; k < (Whole ? 128 / kLanes : needed.count); ++k) {
+      const std::size_t i = (Whole ? k : needed[k]) * kLanes;
       const U radius = V::load(rows + i);
       smallest = V::min(smallest, radius);
       F first, second;
@@ -148,13 +177,17 @@ struct SimdKernels {
     if (V::any_below(smallest, kRareRadius)) patch_f32(stream, block, rows, scale, out);
   }
 
-  static inline void superblock_f64(const NodeStream& stream, std::uint32_t superblock, double scale, double* out) {
+  template <bool Whole>
+  static inline void superblock_f64(const NodeStream& stream, std::uint32_t superblock, double scale, double* out,
+                                    std::size_t from = 0, std::size_t to = kNormals64) {
     alignas(64) std::uint32_t rows[kWordsPerSuperblock];
     const auto block = static_cast<std::uint32_t>(superblock * kBlocksPerSuperblock);
     chacha_rows(stream.key, make_counter(stream, Kind::normal_f64, block), stream.rounds, rows);
     const D s = V::splat(scale);
     U smallest = V::splat(0xffffffffu);
-    for (std::size_t i = 0; i < 128; i += kLanes) {
+    const Needed needed(from, to, kNormals64 / 2, kLanes / 2);
+    for (std::size_t k = 0; k < (Whole ? 128 / kLanes : needed.count); ++k) {
+      const std::size_t i = (Whole ? k : needed[k]) * kLanes;
       const U radius = V::load(rows + i);
       // The high word of each 64-bit lane alone decides: is_rare_f64.
       smallest = V::min(smallest, V::or_low_halves(V::add(radius, V::splat(kRareRadius))));
@@ -189,13 +222,19 @@ struct SimdKernels {
   }
 
   static void fill_f32(const NodeStream& stream, std::uint64_t first, std::size_t n, float scale, float* out) {
-    for_each_superblock<float, kNormals32>(first, n, out,
-                                           [&](std::uint32_t s, float* to) { superblock_f32(stream, s, scale, to); });
+    for_each_superblock<float, kNormals32>(
+        first, n, out, [&](std::uint32_t s, float* to) { superblock_f32<true>(stream, s, scale, to); },
+        [&](std::uint32_t s, float* to, std::size_t begin, std::size_t end) {
+          superblock_f32<false>(stream, s, scale, to, begin, end);
+        });
   }
 
   static void fill_f64(const NodeStream& stream, std::uint64_t first, std::size_t n, double scale, double* out) {
-    for_each_superblock<double, kNormals64>(first, n, out,
-                                            [&](std::uint32_t s, double* to) { superblock_f64(stream, s, scale, to); });
+    for_each_superblock<double, kNormals64>(
+        first, n, out, [&](std::uint32_t s, double* to) { superblock_f64<true>(stream, s, scale, to); },
+        [&](std::uint32_t s, double* to, std::size_t begin, std::size_t end) {
+          superblock_f64<false>(stream, s, scale, to, begin, end);
+        });
   }
 
   static void keystream16(const Key& key, const Counter& counter, int rounds, std::uint32_t* out) {
@@ -231,10 +270,12 @@ struct SimdKernels {
   }
 
   static constexpr NoiseKernels table(const char* name) {
-    return {name, tile_kernels<float>(fill_f32, weighted_sum<F, float>),
-            tile_kernels<double>(fill_f64, weighted_sum<D, double>), keystream16};
+    return {name, tile_kernels<float>(fill_f32, PackedNodes<V>::fill_f32, weighted_sum<F, float>),
+            tile_kernels<double>(fill_f64, PackedNodes<V>::fill_f64, weighted_sum<D, double>), keystream16};
   }
 };
 
 }  // namespace
 }  // namespace dpftrl
+
+#include "noise/packed_nodes.hpp"

@@ -17,10 +17,11 @@
 namespace dpftrl {
 namespace {
 
-// Calls make(superblock, destination) so that out[i] is coordinate first + i. A superblock that the range
-// covers only in part goes through a buffer on the stack.
-template <class T, std::size_t Size, class Make>
-inline void for_each_superblock(std::uint64_t first, std::size_t n, T* out, Make&& make) {
+// Calls make(superblock, destination) so that out[i] is coordinate first + i. A superblock that the range covers only
+// in part goes through a buffer on the stack: make_part(superblock, buffer, from, to) is to write elements from .. to
+// - 1.
+template <class T, std::size_t Size, class Make, class MakePart>
+inline void for_each_superblock(std::uint64_t first, std::size_t n, T* out, Make&& make, MakePart&& make_part) {
   auto superblock = static_cast<std::uint32_t>(first / Size);
   std::size_t skip = static_cast<std::size_t>(first % Size);
   while (n > 0) {
@@ -30,8 +31,8 @@ inline void for_each_superblock(std::uint64_t first, std::size_t n, T* out, Make
       n -= Size;
     } else {
       alignas(64) T whole[Size];
-      make(superblock, whole);
       const std::size_t take = n < Size - skip ? n : Size - skip;
+      make_part(superblock, whole, skip, skip + take);
       std::memcpy(out, whole + skip, take * sizeof(T));
       out += take;
       n -= take;

@@ -39,9 +39,10 @@ struct TileArithmetic {
 
 template <class T>
 constexpr TileKernels<T> tile_kernels(decltype(TileKernels<T>::fill) fill,
+                                      decltype(TileKernels<T>::fill_nodes) fill_nodes,
                                       decltype(TileKernels<T>::weighted_sum) weighted_sum) {
   using A = TileArithmetic<T>;
-  return {fill, A::add, A::subtract, weighted_sum, A::add_average};
+  return {fill, fill_nodes, A::add, A::subtract, weighted_sum, A::add_average};
 }
 
 }  // namespace

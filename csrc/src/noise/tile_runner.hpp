@@ -77,6 +77,9 @@ struct TileSpan {
   TileWork<T>& work;
   bool polls;
   std::size_t asked = 0;  // pieces of the next tile's inputs
+  // Steps whose noise was made together ahead of them, where a call makes many steps of few coordinates.
+  std::uint64_t ahead_from = 0;
+  std::size_t ahead = 0;
 
   bool checkpoint() { return work.checkpoint(polls); }
 
@@ -87,6 +90,15 @@ struct TileSpan {
     } else {
       std::memcpy(vector + from, tile, n * sizeof(T));
     }
+  }
+
+  // Noise of many nodes, where packing them saves work.
+  static constexpr bool packs(std::size_t size) noexcept { return size <= DtypeTraits<T>::packed; }
+  void fill_nodes(const SourceConfig& config, const NoiseKernels& kernels, std::uint64_t tree,
+                  const std::uint64_t* nodes, std::size_t count, T* to) const {
+    const NodeStream stream{config.key, config.rounds, config.purpose, static_cast<std::uint32_t>(tree), 0};
+    DtypeTraits<T>::kernels(kernels).fill_nodes(stream, nodes, count, config.offset + from, n,
+                                                static_cast<T>(config.std), to);
   }
 
   // A node's noise. Between superblocks it asks for a share of what the next tile will read, so that the requests of a

@@ -130,17 +130,18 @@ void Toeplitz<T>::add_steps(const Position& from, const Position& to, const Sums
 template <class T>
 void Toeplitz<T>::bring_sum_to_last(const Poll& poll) {
   Vector<T> sum(config_.size);
-  if (last_.tree >= 0) add_steps(Position{}, last_, {nullptr, sum.data(), nullptr, false}, poll);
+  if (last_.tree >= 0) add_steps(Position{}, last_, {nullptr, sum.data(), nullptr, 0, false}, poll);
   sum_ = std::move(sum);
 }
 
 template <class T>
-void Toeplitz<T>::advance(T* out, bool as_residual, const Poll& poll) {
-  if (t_ >= kMaxSteps) throw std::invalid_argument("a block has at most 2**46 steps: restart it");
-  const Position here{static_cast<std::int64_t>(block()), t_ + 1};
+void Toeplitz<T>::advance(std::uint64_t n, T* out, bool as_residual, const Poll& poll) {
+  if (n > kMaxSteps - t_) throw std::invalid_argument("a block has at most 2**46 steps: restart it");
+  const Position here{static_cast<std::int64_t>(block()), t_ + n};
   try {
     if (!as_residual && !sum_) bring_sum_to_last(poll);
-    add_steps(last_, here, {as_residual ? out : nullptr, sum_.data(), as_residual ? nullptr : out, true}, poll);
+    const Sums sums{as_residual ? out : nullptr, sum_.data(), as_residual ? nullptr : out, t_ + 1, true};
+    add_steps(last_, here, sums, poll);
   } catch (...) {
     forget_vectors();
     throw;
@@ -151,12 +152,24 @@ void Toeplitz<T>::advance(T* out, bool as_residual, const Poll& poll) {
 
 template <class T>
 void Toeplitz<T>::step(T* out, const Poll& poll) {
-  advance(out, false, poll);
+  advance(1, out, false, poll);
 }
 
 template <class T>
 void Toeplitz<T>::residual(T* out, const Poll& poll) {
-  advance(out, true, poll);
+  advance(1, out, true, poll);
+}
+
+template <class T>
+void Toeplitz<T>::steps(std::uint64_t n, T* out, const Poll& poll) {
+  if (n > kMaxSteps - t_) throw std::invalid_argument("a block has at most 2**46 steps: restart it");
+  const std::uint64_t at_once = steps_at_once<T>(config_.size);
+  while (n > 0) {
+    const std::uint64_t part = std::min(n, at_once);
+    advance(part, out, false, poll);
+    out += part * config_.size;
+    n -= part;
+  }
 }
 
 template <class T>

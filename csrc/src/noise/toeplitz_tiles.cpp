@@ -13,8 +13,11 @@ namespace {
 
 constexpr std::size_t kTerms = 8;  // summed in one pass
 
-// Tiles of scratch: x, the total, z, terms that are made again; the ring or buffers come after them.
-constexpr std::size_t kXTile = 0, kTotalTile = 1, kFreshTile = 2, kTermTiles = 3, kStateTiles = kTermTiles + kTerms;
+// Tiles of scratch: x, the total, z, those made ahead, terms that are made again; the ring or buffers come after them.
+constexpr std::size_t kXTile = 0, kTotalTile = 1, kFreshTile = 2, kAheadTile = 3, kTermTiles = 4;
+constexpr std::size_t kStateTiles = kTermTiles + kTerms;
+
+constexpr std::size_t kAhead = 64;  // steps, at most
 
 template <class T>
 T* scratch_tile(const TileSpan<T>& tile, std::size_t i) noexcept {
@@ -51,7 +54,23 @@ struct Toeplitz<T>::Terms {
 
 template <class T>
 void Toeplitz<T>::fill(std::uint64_t block, std::uint64_t step, Tile& tile, T* to) const {
+  if (step - tile.ahead_from < tile.ahead) {
+    const T* made = scratch_tile(tile, kAheadTile) + (step - tile.ahead_from) * tile.n;
+    std::memcpy(to, made, tile.n * sizeof(T));
+    return;
+  }
   tile.fill(config_, *kernels_, block, Node{0, step - 1}, to);
+}
+
+// Makes z of this step and those that follow, of a few coordinates.
+template <class T>
+void Toeplitz<T>::fill_ahead(const Stretch& s, std::uint64_t step, Tile& tile) const {
+  static_assert(kAhead * DtypeTraits<T>::packed <= tile_size<T>());
+  std::uint64_t nodes[kAhead];
+  tile.ahead_from = step;
+  tile.ahead = static_cast<std::size_t>(std::min<std::uint64_t>(kAhead, s.last - step + 1));
+  for (std::size_t i = 0; i < tile.ahead; ++i) nodes[i] = node_id(0, step - 1 + i);
+  tile.fill_nodes(config_, *kernels_, s.block, nodes, tile.ahead, scratch_tile(tile, kAheadTile));
 }
 
 // The tile of a buffer, or of the ring's entry i.
@@ -131,6 +150,7 @@ void Toeplitz<T>::run_tile(const Stretch& s, Tile& tile) {
   bool begins = s.begins;
   for (std::uint64_t step = s.start + 1; step <= s.last; ++step) {
     if (tile.checkpoint()) return;
+    if (tile.packs(tile.n) && step < s.last && step - tile.ahead_from >= tile.ahead) fill_ahead(s, step, tile);
     if (config_.kind == ToeplitzKind::taps) {
       make_taps(s, step, tile, x);
     } else if (config_.kind == ToeplitzKind::buffers) {
@@ -147,6 +167,9 @@ void Toeplitz<T>::run_tile(const Stretch& s, Tile& tile) {
         kernels.add(tile.n, sum, x, sum);
       }
       begins = false;
+      if (s.ends && s.sums.out != nullptr && step >= s.sums.rows_from) {
+        tile.store(s.sums.out + (step - s.sums.rows_from) * config_.size, sum);
+      }
     }
     if (s.sums.total != nullptr) {
       if (step == s.last) {
@@ -161,7 +184,6 @@ void Toeplitz<T>::run_tile(const Stretch& s, Tile& tile) {
       }
     }
   }
-  if (s.ends && s.sums.out != nullptr) tile.store(s.sums.out, sum);
 }
 
 template <class T>

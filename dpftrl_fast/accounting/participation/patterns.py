@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from dpftrl_fast._validate import flag, shown, step_count
+from dpftrl_fast._validate import MAX_STREAM, flag, integer, shown, step_count
 from dpftrl_fast.accounting.participation.fixed_order import FixedOrder
 
 
@@ -37,8 +37,8 @@ class SinglePass(_Pattern):
     Parameters
     ----------
     steps : int
-        Number of steps T of the whole run, over all trees, 1 to 2^40. It is declared and public: a
-        stream that ends early still has the sensitivity of the declared T.
+        Number of steps T of the whole run, over all trees, 1 to 2^46 (with trees, 2^40). It is
+        declared and public: a stream that ends early still has the sensitivity of the declared T.
 
     Raises
     ------
@@ -54,7 +54,21 @@ class SinglePass(_Pattern):
     steps: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", step_count("steps", self.steps))
+        object.__setattr__(self, "steps", integer("steps", self.steps, 1, MAX_STREAM))
+
+    @classmethod
+    def unbounded(cls) -> SinglePass:
+        """Return the single pass of a stream without a declared end: 2^46 steps.
+
+        A step a microsecond takes two years to get there. Only Toeplitz mechanisms have so many:
+        see `BufferedToeplitz.unbounded`.
+
+        Examples
+        --------
+        >>> SinglePass.unbounded() == SinglePass(2**46)
+        True
+        """
+        return cls(MAX_STREAM)
 
     def most_uses(self) -> int:
         """Return the largest number of participations of one id: 1."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from dpftrl_fast._validate import float_dtype
 from dpftrl_fast.accounting.participation import Participation, SinglePass
+from dpftrl_fast.accounting.planner.long_runs import long_run_buffers
 from dpftrl_fast.accounting.planner.mechanisms import best_mechanism
 from dpftrl_fast.accounting.planner.schedules import plan_schedule
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
@@ -18,7 +19,7 @@ from dpftrl_fast.mechanisms.workload import Workload
 
 #: Vectors that a mechanism chosen for "auto" keeps at most.
 MAX_VECTORS = 3
-# A search for longer runs takes a minute or more: they get a tree.
+# A search over all steps of longer runs takes a minute or more.
 _MOST_STEPS = 2**20
 
 
@@ -124,7 +125,9 @@ def chosen_mechanism(
     ----------
     mechanism : Mechanism, TreeSearch, "auto" or "tree"
         "auto" is the best of all kinds within `max_vectors`, by the error of the workload; "tree"
-        is ``TreeSearch()``, and so is "auto" above 2^20 steps.
+        is ``TreeSearch()``. Above 2^20 steps "auto" is buffers for the running sums of a single
+        pass, where they have less error than a tree, and else ``TreeSearch()``, which keeps more
+        vectors than `max_vectors`. Above 2^26 steps buffers need ``dtype="float64"``.
     participation : participation
         Who takes part when.
     epsilon, delta : float
@@ -132,7 +135,8 @@ def chosen_mechanism(
     workload : Workload
         Of the run.
     max_vectors : int or None
-        Vectors that the mechanism may keep between steps, for "auto".
+        Vectors that the mechanism may keep between steps, for "auto" (a tree above 2^20 steps
+        keeps log2(T) + 2).
     bound : {"released", "exact"}
         Of the guarantee: trees are ranked by theirs.
     dtype : {"float32", "float64"}, optional
@@ -144,6 +148,8 @@ def chosen_mechanism(
     --------
     >>> chosen_mechanism(Tree(restart_every=5), SinglePass(10), 1.0, 1e-6).restart_every
     5
+    >>> chosen_mechanism("auto", SinglePass(2**30), 1.0, 1e-6, dtype="float64").words
+    'buffered Toeplitz noise, 3 buffers'
     >>> chosen_mechanism("auto", SinglePass(2**30), 1.0, 1e-6)
     Tree(variant='honaker', restart_every=None, tree_lengths=None, complete=False)
     """
@@ -151,6 +157,12 @@ def chosen_mechanism(
     if isinstance(chosen, str):
         if chosen == "auto" and participation.steps <= _MOST_STEPS:
             return _best(epsilon, delta, participation, workload, max_vectors, bound, rank_by)
+        if chosen == "auto":
+            buffers = long_run_buffers(
+                participation, workload, max_vectors, bound=bound, dtype=dtype, rank_by=rank_by
+            )
+            if buffers is not None:
+                return buffers
         chosen = TreeSearch()
     if isinstance(chosen, TreeSearch):
         momentum = workload.momentum

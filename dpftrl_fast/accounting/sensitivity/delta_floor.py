@@ -51,6 +51,8 @@ with precision(60):
 class Touched:
     """Upper bounds of the shifts of the noise vectors by one id (of a record or a user).
 
+    Nodes whose radii are cut at a probability below 2^-64 may count for less than one.
+
     Parameters
     ----------
     nodes : int

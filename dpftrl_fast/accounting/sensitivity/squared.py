@@ -65,8 +65,8 @@ def sensitivity_squared(
         If an argument is not as described; if zeta could pass 2^63; for a separation that allows
         more than 2^20 participations (not for ``"level"``); for epochs whose places have to be
         tried one by one in more than 2^27 steps; for blocks of Toeplitz noise of more than 2^24
-        steps, coefficients outside of [1e-100, 1e100], or taps of both signs whose rounding errors
-        have no bound.
+        steps (but buffers in a single pass), coefficients outside of [1e-100, 1e100], or taps of
+        both signs whose rounding errors have no bound.
 
     Notes
     -----

@@ -50,6 +50,7 @@ from dpftrl_fast.accounting.sensitivity.toeplitz_column import (
     strategy_column,
 )
 from dpftrl_fast.accounting.sensitivity.toeplitz_order import order_values
+from dpftrl_fast.accounting.sensitivity.toeplitz_series import has_series, series_norm
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
 
 # A bound this close to what a pattern attains is called exact: the rest is rounding.
@@ -114,9 +115,14 @@ def _found(layout: ToeplitzLayout, pattern: Participation, bound: Bound) -> _Fou
 
 
 def _single(layout: ToeplitzLayout) -> _Found:
+    rule = "first step of the longest block"
+    if has_series(layout.mechanism):
+        _, decay, scale = layout.mechanism.engine
+        exact = series_norm(decay, scale, layout.longest)
+        return _Found(exact, exact, rule)
     column = strategy_column(layout.mechanism, layout.longest)
     upper, attained = (first_place(x, 1, x.size) for x in column)
-    return _Found(upper, attained, "first step of the longest block")
+    return _Found(upper, attained, rule)
 
 
 # ---- Uses at 0, b, 2 b, .. of a block ----

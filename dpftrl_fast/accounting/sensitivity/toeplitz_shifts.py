@@ -5,6 +5,10 @@ A use at step i of a block shifts the noise of step t >= i of the block by at mo
 clip norms. So k uses in a block shift by at most k times the sum of |c| in total. With uses at most
 once in any b steps in a row, those up to t lie in different ones of the stretches t-b+1 .. t,
 t-2b+1 .. t-b, .., and shift it by at most the largest |c| of each, summed.
+
+A mechanism whose coefficients are no float32 numbers has float64 noise alone. The tail of float64
+normals is cut at a probability of 2^-128, not 2^-64, so that a shifted vector counts for 2^-64 of
+one, and its shift for sqrt(2) 2^-64 of the sum (docs/accounting.md).
 """
 
 from __future__ import annotations
@@ -25,7 +29,15 @@ from dpftrl_fast.accounting.sensitivity.squared import PlanBound, check_plan_bou
 from dpftrl_fast.accounting.sensitivity.strided import Column, rounded_up
 from dpftrl_fast.accounting.sensitivity.toeplitz_column import strategy_column
 from dpftrl_fast.accounting.sensitivity.toeplitz_order import uses_by_block
+from dpftrl_fast.accounting.sensitivity.toeplitz_series import (
+    has_series,
+    largest_coefficient,
+    series_sum,
+)
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
+
+# Probability that a float32 radius is cut, over that of a float64 radius.
+_RARER = 2**64
 
 
 @touched.register
@@ -37,14 +49,40 @@ def _(layout: ToeplitzLayout, participation: Participation, bound: PlanBound = "
             f"layout must have the {pattern.steps} steps of the participation, got {layout.steps}"
         )
     check_plan_bound(bound)
-    size = strategy_column(layout.mechanism, layout.longest).upper
-    uses, in_a_block, separation = _uses(layout, pattern)
-    total = sum(size.tolist()) if size.size < 64 else float(np.cumsum(size)[-1])
+    found = shifts(layout, pattern)
+    if layout.mechanism.is_in("float32"):
+        return found
+    # Rounded up: sqrt(2) to 3/2, and each quotient.
     return Touched(
-        nodes=min(layout.steps, uses * size.size),
-        total=_whole(uses * total, size.size),
-        largest=_whole(_largest(size, in_a_block, separation), in_a_block),
+        nodes=-(-found.nodes // _RARER),
+        total=-(-3 * found.total // (2 * _RARER)),
+        largest=found.largest,
     )
+
+
+def shifts(layout: ToeplitzLayout, pattern: Participation) -> Touched:
+    """Bound the shifts of the noise vectors by one id, for noise of any dtype.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.accounting import SinglePass
+    >>> from dpftrl_fast.mechanisms import BufferedToeplitz
+    >>> shifts(BufferedToeplitz([0.5], [0.25]).layout(4), SinglePass(4))
+    Touched(nodes=4, total=2, largest=1)
+    """
+    uses, in_a_block, separation = _uses(layout, pattern)
+    if in_a_block == 1 and has_series(layout.mechanism):
+        _, decay, scale = layout.mechanism.engine
+        nodes = min(layout.steps, uses * layout.longest)
+        total = _whole(uses * series_sum(decay, scale, layout.longest), 1)
+        largest = math.ceil(largest_coefficient(scale))
+    else:
+        size = strategy_column(layout.mechanism, layout.longest).upper
+        summed = sum(size.tolist()) if size.size < 64 else float(np.cumsum(size)[-1])
+        nodes = min(layout.steps, uses * size.size)
+        total = _whole(uses * summed, size.size)
+        largest = _whole(_largest(size, in_a_block, separation), in_a_block)
+    return Touched(nodes, total, largest)
 
 
 def _whole(value: float, roundings: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpftrl_fast._core as _core
-from dpftrl_fast.mechanisms.run_error import check_error_steps, per_step_std
+from dpftrl_fast.mechanisms.run_error import check_error_steps, per_step_std, std_at
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzLayout
 from dpftrl_fast.mechanisms.toeplitz.values import BufferedToeplitz
 from dpftrl_fast.mechanisms.workload import Workload
@@ -40,6 +40,14 @@ def _(layout: ToeplitzLayout, workload: Workload) -> NDArray[np.float64]:
             _check_work(steps * inverse.size)
         _core.workload_error(inverse, momentum, decay, rates, blocks, variance)
     return np.sqrt(np.maximum(variance, 0.0, out=variance), out=variance)
+
+
+@std_at.register
+def _(layout: ToeplitzLayout, times: NDArray[np.int64]) -> NDArray[np.float64]:
+    if not times.size:
+        return np.zeros(0)
+    within, carry = layout.with_carry(times, layout.block_variances().tolist())
+    return np.sqrt(carry + layout.mechanism.variance_at(within))
 
 
 def _check_work(operations: int) -> None:

@@ -11,10 +11,11 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpftrl_fast._validate import equal, float_dtype, integer, optional, shown, step_count
+from dpftrl_fast._validate import MAX_STREAM, equal, float_dtype, integer, optional, shown
 from dpftrl_fast.mechanisms.blocks import BlockLayout, merged_runs
-from dpftrl_fast.mechanisms.run_error import check_error_steps
+from dpftrl_fast.mechanisms.run_error import MAX_ERROR_STEPS, check_error_steps
 from dpftrl_fast.mechanisms.toeplitz.columns import Column
 
 M = TypeVar("M", bound="ToeplitzMechanism")
@@ -40,6 +41,8 @@ class ToeplitzMechanism(ABC):
     """Base of the Toeplitz mechanisms: frozen dataclasses with the field `restart_every`."""
 
     kind: ClassVar[str]
+    #: Whether `variance_at` takes any step.
+    closed_form: ClassVar[bool] = False
     restart_every: int | None
 
     @property
@@ -80,20 +83,28 @@ class ToeplitzMechanism(ABC):
     def inverse(self, steps: int) -> Column:
         """Return d_0 .. d_(steps-1), the first column of C^-1, a float64 array."""
 
+    def variance_at(self, steps: NDArray[np.int64]) -> Column:
+        """Return the variance of the noise in the running sum at steps of a block, from 1 on.
+
+        For unit normals. Bands have no closed form: at most 2^26 steps.
+        """
+        prefix = np.cumsum(self.inverse(check_error_steps(int(steps.max()))))
+        return np.asarray(np.cumsum(prefix * prefix)[steps - 1])
+
     def layout(self, steps: int) -> ToeplitzLayout:
         """Lay out the steps of a run.
 
         Parameters
         ----------
         steps : int
-            Steps of the run, 1 to 2^40, and at least the number of taps or bands.
+            Steps of the run, 1 to 2^46, and at least the number of taps or bands.
 
         Raises
         ------
         TypeError, ValueError
             If ``steps`` is not such an integer.
         """
-        total = step_count("steps", steps)
+        total = integer("steps", steps, 1, MAX_STREAM)
         if self.bands > total:
             raise ValueError(
                 f"steps must be at least the number of taps or bands, {self.bands}, got {total}"
@@ -125,6 +136,20 @@ class ToeplitzMechanism(ABC):
                 if isinstance(value, tuple)
             }
         return replace(self, **changed)  # type: ignore[type-var]
+
+    def is_in(self, dtype: Any) -> bool:
+        """Return whether all coefficients are numbers of a dtype: its noise needs no other ones.
+
+        Examples
+        --------
+        >>> from dpftrl_fast.mechanisms import BandedInverse
+        >>> BandedInverse([1.0, -0.5]).is_in("float32"), BandedInverse([1.0, -0.1]).is_in("float32")
+        (True, False)
+        """
+        try:
+            return self.rounded(dtype) == self
+        except ValueError:  # rounded to a number that the class refuses
+            return False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-able data, for ``mechanism_from_dict``."""
@@ -214,9 +239,12 @@ class ToeplitzLayout(BlockLayout[ToeplitzRun]):
     def largest_std(self) -> float:
         """Standard deviation of a running sum's noise, for unit normals: the largest.
 
-        Blocks of more than 2^18 steps count as if their noise grew on as it did in the last
-        doubling.
+        For bands, blocks of more than 2^18 steps count as if their noise grew on as it did in the
+        last doubling.
         """
+        if self.mechanism.closed_form:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return math.sqrt(float(self.block_variances() @ [run.count for run in self.runs]))
         seen = min(self.longest, _SEEN)
         with np.errstate(over="ignore", invalid="ignore"):
             variance = np.cumsum(np.cumsum(self.mechanism.inverse(seen)) ** 2)
@@ -234,6 +262,16 @@ class ToeplitzLayout(BlockLayout[ToeplitzRun]):
     @cached_property
     def noise_limits(self) -> tuple[int, int]:
         """Bounds of the variance and of the largest value of a running sum's noise."""
+        if self.mechanism.closed_form and self.longest > MAX_ERROR_STEPS:
+            held = list(
+                zip(self.runs, (self.block_variances() * (1.0 + 1e-9)).tolist(), strict=True)
+            )
+            # The size by the inequality of Cauchy.
+            return (
+                math.ceil(math.fsum(run.count * each for run, each in held)) + 1,
+                math.ceil(math.fsum(run.count * math.sqrt(run.steps * each) for run, each in held))
+                + 1,
+            )
         prefix = np.abs(np.cumsum(self.mechanism.inverse(check_error_steps(self.longest))))
         variance, size = np.cumsum(prefix * prefix), np.cumsum(prefix)
         at = [(run.steps - 1, run.count) for run in self.runs]
@@ -242,6 +280,10 @@ class ToeplitzLayout(BlockLayout[ToeplitzRun]):
             math.ceil(sum(float(variance[t]) * count for t, count in at)) + 1,
             math.ceil(sum(float(size[t]) * count for t, count in at)) + 1,
         )
+
+    def block_variances(self) -> Column:
+        """Return the variance that a block of each run leaves in the running sum."""
+        return self.mechanism.variance_at(np.array([run.steps for run in self.runs], np.int64))
 
     @property
     def released_spreads(self) -> bool:

@@ -34,13 +34,17 @@ class _OnDevice(PlannedNoise):
             key=key, dtype=_DTYPES[self._dtype], device=self._device, **self._core_settings()
         )
 
-    def _view(self, out: Any) -> torch.Tensor:
+    def _new_rows(self, count: int) -> torch.Tensor:
+        shape = count, self._size
+        return torch.empty(shape, dtype=_DTYPES[self._dtype], device=self._device)
+
+    def _view(self, out: Any, rows: int = 1) -> torch.Tensor:
         if not isinstance(out, torch.Tensor):
             raise TypeError(f"out must be a tensor on {self._device}, got {type(out).__name__}")
-        expected = (_DTYPES[self._dtype], self._device)
-        if (out.dtype, out.device) != expected or out.numel() != self._size:
+        expected, elements = (_DTYPES[self._dtype], self._device), rows * self._size
+        if (out.dtype, out.device) != expected or out.numel() != elements:
             raise ValueError(
-                f"out must be a {self._dtype} tensor of {self._size} elements on {self._device}, "
+                f"out must be a {self._dtype} tensor of {elements} elements on {self._device}, "
                 f"got {out.dtype} with {out.numel()} on {out.device}"
             )
         if not out.is_contiguous():

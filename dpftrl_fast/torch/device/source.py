@@ -49,6 +49,16 @@ class DeviceSource(ABC):
             raise ValueError(f"t must be an integer in [{self._t}, 2**46], got {t}")
         self._t = t
 
+    @abstractmethod
+    def step(self, out: torch.Tensor | None) -> torch.Tensor:
+        """Advance one step and return its noise."""
+
+    def steps(self, out: torch.Tensor, rows: int, first: int, count: int) -> None:
+        """Take steps, the noise of each to its row of `out`, from row `first` on."""
+        each = out.view(rows, self._size)
+        for row in range(first, first + count):
+            self.step(each[row])
+
     def position(self) -> tuple[int, list[int], int, int]:
         """Return the step, the ends of earlier blocks, and where something was last returned."""
         return self._t, list(self._ends), *self._last

@@ -16,6 +16,10 @@ template <class T>
 struct TileKernels {
   // out[i] = scale * z(stream, first + i): one multiplication, after the transform.
   void (*fill)(const NodeStream& stream, std::uint64_t first, std::size_t n, T scale, T* out);
+  // The same of many nodes of one tree, n >= 1: out[k * n + i] is of nodes[k], whatever stream.node is. Up to
+  // DtypeTraits::packed coordinates of a superblock share the vectors of the cipher with those of other nodes.
+  void (*fill_nodes)(const NodeStream& stream, const std::uint64_t* nodes, std::size_t count, std::uint64_t first,
+                     std::size_t n, T scale, T* out);
   // out[i] = a[i] + b[i]
   void (*add)(std::size_t n, const T* a, const T* b, T* out);
   // out[i] = a[i] - b[i]
@@ -39,6 +43,7 @@ struct DtypeTraits;
 template <>
 struct DtypeTraits<float> {
   static constexpr std::size_t superblock = kNormals32;
+  static constexpr std::size_t packed = 8;
   static constexpr std::uint64_t max_coordinates = kMaxCoordinates32;
   static constexpr const char* name = "float32";
   static const TileKernels<float>& kernels(const NoiseKernels& k) noexcept { return k.f32; }
@@ -46,6 +51,7 @@ struct DtypeTraits<float> {
 template <>
 struct DtypeTraits<double> {
   static constexpr std::size_t superblock = kNormals64;
+  static constexpr std::size_t packed = 4;
   static constexpr std::uint64_t max_coordinates = kMaxCoordinates64;
   static constexpr const char* name = "float64";
   static const TileKernels<double>& kernels(const NoiseKernels& k) noexcept { return k.f64; }

@@ -38,6 +38,13 @@ void check_source(const SourceConfig& config);
 extern template void check_source<float>(const SourceConfig& config);
 extern template void check_source<double>(const SourceConfig& config);
 
+// Steps of one part of a call for many steps: what an interruption may throw away.
+template <class T>
+constexpr std::uint64_t steps_at_once(std::size_t size) noexcept {
+  constexpr std::size_t elements = std::size_t{1} << 20;
+  return size < elements / 4096 ? 4096 : size < elements ? elements / size : 1;
+}
+
 // Where a value was taken: step t of a tree (or block). tree < 0 means nowhere yet.
 struct Position {
   std::int64_t tree = -1;

@@ -49,6 +49,9 @@ class Toeplitz {
   // Each writes config().size elements. On an exception the position is what it was.
   void step(T* out, const Poll& poll);
   void residual(T* out, const Poll& poll);
+  // The next n calls of step, whose noise goes to the n rows of out. An exception may leave the position after any of
+  // them, with the rows up to it written. Throws std::invalid_argument, and takes none, when they are past kMaxSteps.
+  void steps(std::uint64_t n, T* out, const Poll& poll);
   // x_1 + .. + x_t of this block: makes all of them.
   void prefix(std::uint64_t t, T* out, const Poll& poll);
   // The noise in the running sum at the step last returned; zeros before the first.
@@ -78,10 +81,11 @@ class Toeplitz {
  private:
   // Where the x of a call go.
   struct Sums {
-    T* total = nullptr;  // takes their sum
-    T* sum = nullptr;    // the noise of the running sum, brought up to the last step
-    T* out = nullptr;    // takes a copy of `sum` at the end
-    bool keeps = false;  // the kept vectors are at the step before, and are brought up to the last one
+    T* total = nullptr;           // takes their sum
+    T* sum = nullptr;             // the noise of the running sum, brought up to the last step
+    T* out = nullptr;             // takes a copy of `sum` at each of the last steps, one a row
+    std::uint64_t rows_from = 0;  // the first of these
+    bool keeps = false;           // the kept vectors are at the step before, and are brought up to the last one
   };
   // Steps of one block that a call makes.
   struct Stretch {
@@ -100,7 +104,7 @@ class Toeplitz {
   struct Terms;  // of one x, up to a few at a time (toeplitz_tiles.cpp)
 
   // Planning (toeplitz.cpp).
-  void advance(T* out, bool as_residual, const Poll& poll);
+  void advance(std::uint64_t n, T* out, bool as_residual, const Poll& poll);
   void add_steps(const Position& from, const Position& to, const Sums& sums, const Poll& poll);
   Stretch remade(std::uint64_t block) const noexcept;
   void continue_kept(Stretch& stretch);
@@ -117,6 +121,7 @@ class Toeplitz {
   void make_buffers(const Stretch& stretch, std::uint64_t step, Tile& tile, T* x);
   void make_bands(const Stretch& stretch, std::uint64_t step, Tile& tile, T* x);
   void fill(std::uint64_t block, std::uint64_t step, Tile& tile, T* to) const;
+  void fill_ahead(const Stretch& stretch, std::uint64_t step, Tile& tile) const;
 
   ToeplitzConfig config_;
   const NoiseKernels* kernels_;

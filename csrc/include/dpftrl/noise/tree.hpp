@@ -46,6 +46,9 @@ class Tree {
   // Each writes config().size elements. On an exception the position is what it was.
   void step(T* out, const Poll& poll);
   void residual(T* out, const Poll& poll);
+  // The next n calls of step, whose noise goes to the n rows of out. An exception may leave the position after any of
+  // them, with the rows up to it written. Throws std::invalid_argument, and takes none, when they are past kMaxSteps.
+  void steps(std::uint64_t n, T* out, const Poll& poll);
   void prefix(std::uint64_t t, T* out, const Poll& poll);
   void node(const Node& node, T* out, const Poll& poll);
   // Moves on without making noise. Throws std::invalid_argument when t lies before this tree's t or past kMaxSteps.
@@ -108,6 +111,10 @@ class Tree {
   void ensure_last(const Poll& poll);
   Vector<T> take_vector();
   void forget_vectors() noexcept;
+
+  // Many steps of a vector of one tile (tree_steps.cpp).
+  struct Many;
+  void advance_many(std::uint64_t n, T* out, const Poll& poll);
 
   // Execution (tree_tiles.cpp).
   using Tile = TileSpan<T>;
