@@ -2,9 +2,10 @@
 """Differentially private FTRL: noise for prefix sums from a C++ core, and the epsilon it buys.
 
 `TreeNoise` makes the noise; `PrivacyPlan` makes it and states its epsilon; `PrivacyBudget` bounds
-the epsilon of several fits together; `PrefixSum` is a private running sum; `ChaCha` is a NumPy bit
-generator over the same cipher. `dpftrl_fast.accounting` holds the accountant,
-`dpftrl_fast.reference` the whole mechanism in plain NumPy.
+the epsilon of several fits together; `PrefixSum` is a private running sum, `PrivateCounter` a table
+of counts over time; `ChaCha` is a NumPy bit generator over the same cipher.
+`dpftrl_fast.accounting` holds the accountant, `dpftrl_fast.reference` the whole mechanism in plain
+NumPy.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from dpftrl_fast.streams.prefix_sum import PrefixSum
 
 if TYPE_CHECKING:
     from dpftrl_fast.run import BudgetExceeded, PrivacyBudget
+    from dpftrl_fast.streams.counter import PrivateCounter
 
 __all__ = [
     "STREAM_VERSION",
@@ -28,6 +30,7 @@ __all__ = [
     "PrefixSum",
     "PrivacyBudget",
     "PrivacyPlan",
+    "PrivateCounter",
     "SinglePass",
     "ToeplitzNoise",
     "TreeNoise",
@@ -38,15 +41,19 @@ __all__ = [
 __version__: str = build_info()["version"]
 
 #: Loaded at their first use: they need modules that the rest does not.
-_LATER = ("BudgetExceeded", "PrivacyBudget")
+_LATER = {
+    "BudgetExceeded": "dpftrl_fast.run",
+    "PrivacyBudget": "dpftrl_fast.run",
+    "PrivateCounter": "dpftrl_fast.streams.counter",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import dpftrl_fast.run as run
+    from importlib import import_module
 
-    return getattr(run, name)
+    return getattr(import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -103,6 +103,11 @@ class CallJournal:
                 "Close this object and open the folder, which takes the call"
             )
 
+    @property
+    def unusable(self) -> bool:
+        """True after `close`, or after a call that was interrupted."""
+        return self._closed or self._in_call
+
     def close(self, state: Callable[[], Mapping[str, Any]] | None = None) -> None:
         """Write a state that is missing, and release the folder."""
         if self._closed:

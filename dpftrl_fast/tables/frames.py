@@ -53,7 +53,7 @@ def frame_block(frame: Any, schema: Schema) -> Any:
             )
         cells = frame[column.name]
         if isinstance(column, NumericColumn):
-            columns[column.name] = pa.array(_numbers(cells), from_pandas=True)
+            columns[column.name] = pa.array(numbers_of_cells(cells), from_pandas=True)
         else:
             labels = as_labels(cells)
             columns[column.name] = pa.array(
@@ -101,7 +101,14 @@ def csv_lines(*columns: NDArray[Any]) -> bytes:
     return bytes(joined[0].as_buffer()) + b"\n" if len(lines) else b""
 
 
-def _numbers(cells: Any) -> Any:
+def numbers_of_cells(cells: Any) -> Any:
+    """Return a column of a frame as float64, NaN where a cell is no number.
+
+    Examples
+    --------
+    >>> numbers_of_cells(np.array([1, "2.5", None], dtype=object)).tolist()
+    [1.0, 2.5, nan]
+    """
     if comes_from(cells, "polars", "pyarrow"):
         dtype = cells.dtype if comes_from(cells, "polars") else cells.type
         if kind_of(dtype) in ("numbers", "bool"):

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`KeptTable`: a table over time whose state is kept in a folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dpftrl_fast._core import build_info
+from dpftrl_fast._validate import equal, shown
+from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.streams.bounding import Held, Rows, no_rows
+from dpftrl_fast.streams.call_journal import CallJournal
+from dpftrl_fast.streams.counter_settings import CounterSettings
+from dpftrl_fast.streams.running_sum import RunningSum
+from dpftrl_fast.streams.table_figures import Floats, TableFigures
+
+_KIND = "dpftrl_fast.streams.PrivateCounter"
+_VERSION = 1
+
+T = TypeVar("T", bound="KeptTable")
+
+
+class KeptTable(TableFigures):
+    """The state of a table, a secret, and the folder that keeps it."""
+
+    _guard: Guard | None
+    _held: Held
+
+    def _begin(
+        self,
+        settings: CounterSettings,
+        plan: PrivacyPlan,
+        keys: dict[str, str | int],
+        **noise: Any,
+    ) -> None:
+        self._settings, self._plan, self._keys = settings, plan, keys
+        self._since = [0] * len(keys)
+        size = settings.size * (1 if settings.low is None else 2)
+        self._rounds = noise.get("rounds", 12)
+        noise_source = plan.noise(size, dtype="float64", **noise)
+        self._running = RunningSum(noise_source, history=True)
+        self._guard = plan.guard() if settings.unit == "user" else None
+        self._held = Held(no_rows(), (), frozenset())
+        self._window_stds = {}
+        self._lock = threading.RLock()
+        self._journal: CallJournal | None = None
+        self._unsaved = False  # events or keys that are not in the folder
+        self._interrupted = False
+
+    def _close_periods(self, sums: Floats | None, count: int) -> None:
+        raise NotImplementedError
+
+    # ---- The folder ----
+
+    def save(self, folder: str | Path) -> None:
+        """Keep this table in a folder from now on, so that a killed process can resume it.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Empty or missing. It becomes **a secret** (mode 0700): it holds the noise key, un-noised
+            sums and user ids. Delete it when the table is over.
+
+        Raises
+        ------
+        ValueError
+            If it is kept already, or the folder holds something.
+        RuntimeError, OSError
+            If the folder is in use, or cannot be written.
+
+        Notes
+        -----
+        `add` alone changes memory. All of it is on the disk when `release`, `checkpoint` or `close`
+        returns. A job that was killed anywhere is run again as it is: batches that the folder holds
+        are skipped by their labels, and a release that had begun is completed by :meth:`open`, with
+        the same noise on the same sums. The figures are those of a job that nothing stopped, bit
+        for bit, under the same epsilon.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from dpftrl_fast import PrivateCounter
+        >>> folder = tempfile.mkdtemp()
+        >>> days = PrivateCounter(["a", "b"], 365, 4.0, start="2013-01-01", period="1D")
+        >>> days.save(folder)
+        >>> days.close()
+        >>> events = {"time": ["2013-01-01"], "key": ["a"]}
+        >>> for attempt in range(2):  # the job of a day, run twice by mistake
+        ...     with PrivateCounter.open(folder) as days:
+        ...         days.add(events, batch="2013-01-01"), len(days.release("2013-01-02"))
+        (True, 2)
+        (False, 0)
+        """
+        with self._lock:
+            self._refuse_unusable()
+            if self._journal is not None:
+                raise ValueError(f"this table is kept in {self._journal.folder!r} already")
+            journal = CallJournal(folder, _KIND)
+            try:
+                if journal.resume() is not None:
+                    raise ValueError(
+                        f"folder must be empty, {str(folder)!r} holds a table: PrivateCounter.open "
+                        "resumes it"
+                    )
+                journal.begin(self._state())
+            except BaseException:
+                journal.close()
+                raise
+            self._journal, self._unsaved = journal, False
+
+    @classmethod
+    def open(
+        cls: type[T],
+        folder: str | Path,
+        *,
+        threads: int | None = None,
+        allow_fork: bool = False,
+    ) -> T:
+        """Resume the table that a folder keeps; a release that was killed is completed.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Of :meth:`save`.
+        threads : int, optional
+            Threads of the noise.
+        allow_fork : bool
+            Accept a folder that was copied. That voids the guarantee, unless the other copy is
+            never used again; no epsilon is stated then.
+
+        Raises
+        ------
+        ValueError
+            If the folder holds no table, is damaged, or is a copy.
+        RuntimeError
+            If it is open elsewhere.
+        OSError
+            If it cannot be read and written.
+        """
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(
+                f"folder must be one of PrivateCounter.save, got {str(folder)!r}"
+            )
+        journal = CallJournal(folder, _KIND, allow_fork=allow_fork)
+        try:
+            state = journal.resume()
+            if state is None:
+                raise ValueError(f"folder must hold a table, {str(folder)!r} holds none")
+            found = cls._resumed(state, threads)
+            found._journal = journal
+            while (kept := journal.pending()) is not None:
+                found._close_periods(kept["sums"], len(kept["sums"]))
+        except BaseException:
+            journal.close()
+            raise
+        return found
+
+    def checkpoint(self) -> None:
+        """Put all events that were added into the folder, which holds them when this returns.
+
+        `release` and `close` do so, too.
+
+        Raises
+        ------
+        ValueError
+            If the table is not kept in a folder.
+        OSError
+            If it cannot be written; the state before is then still there.
+        """
+        with self._lock:
+            self._refuse_unusable()
+            if self._journal is None:
+                raise ValueError("this table is kept in no folder: call save before")
+            self._write()
+
+    def _write(self) -> None:
+        """Write the state if a folder keeps the table and lacks something."""
+        if self._journal is not None and self._unsaved:
+            self._journal.begin(self._state())
+            self._unsaved = False
+
+    def close(self) -> None:
+        """Write what is missing and release the folder, if this table is kept in one.
+
+        It takes no call after that.
+        """
+        with self._lock:
+            if self._journal is None:
+                return
+            try:
+                if not (self._interrupted or self._journal.unusable):
+                    self._write()
+            finally:
+                self._journal.close()
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _refuse_unusable(self) -> None:
+        if self._journal is not None:
+            self._journal.refuse_unusable()
+        if self._interrupted:
+            raise RuntimeError(
+                "a release of this table was interrupted, so that its periods may be closed in "
+                "part: keep tables in a folder, close this object and open the folder, which "
+                "completes the release"
+            )
+
+    # ---- State ----
+
+    def _state(self) -> dict[str, Any]:
+        self._held = self._held.bounded(*self._settings.limits)
+        return {
+            "version": _VERSION,
+            "library": str(build_info()["version"]),
+            "settings": self._settings.to_dict(),
+            "plan": self._plan.to_dict(),
+            "rounds": self._rounds,
+            "keys": list(self._keys.values()),
+            "since": list(self._since),
+            "running": self._running.state_dict(),
+            "guard": None if self._guard is None else self._guard.state_dict(),
+            "held": self._held.rows._asdict(),
+            "labels": sorted(self._held.labels),
+        }
+
+    @classmethod
+    def _resumed(cls: type[T], state: Mapping[str, Any], threads: int | None) -> T:
+        if not equal(state.get("version"), _VERSION):
+            raise ValueError(
+                f"the state of a table must have version {_VERSION}, got "
+                f"{shown(state.get('version'))}: open it with the version of dpftrl_fast that "
+                "saved it"
+            )
+        found = cls.__new__(cls)
+        found._begin(
+            CounterSettings.from_dict(state["settings"]),
+            PrivacyPlan.from_dict(state["plan"]),
+            {str(key): key for key in state["keys"]},
+            rounds=state["rounds"],
+            threads=threads,
+        )
+        found._since = list(state["since"])
+        found._running.load_state_dict(state["running"])
+        if found._guard is not None:
+            found._guard.load_state_dict(state["guard"])
+        found._held = Held(Rows(**state["held"]), (), frozenset(state["labels"]))
+        return found
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PrivateCounter holds un-noised sums and a secret key: it is not pickled")
