@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpftrl-fast sum``: private running sums of a column."""
+"""``dpftrl-fast sum``: private running sums of a column, or tables of events over time."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
-from dpftrl_fast._validate import positive_integer
-from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.accounting.planner.choice import chosen_mechanism
-from dpftrl_fast.cli.budget import budget_facts, opened_budget
 from dpftrl_fast.cli.options import (
     Budget,
     BudgetFile,
@@ -31,46 +25,134 @@ from dpftrl_fast.cli.options import (
     Thousands,
     Validate,
 )
-from dpftrl_fast.cli.output import (
-    facts_table,
-    friendly,
-    guarantee_facts,
-    note,
-    print_json,
-    progress_bar,
-    refuse_to_overwrite,
-    show,
-    warn_of_large_delta,
-)
-from dpftrl_fast.cli.validation import show_validation
-from dpftrl_fast.files import check_folder, write_files
-from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.prefix_sum import PrefixSum
-from dpftrl_fast.tables import CsvOptions, TableReader, minibatches
-from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
-from dpftrl_fast.tables.frames import csv_lines
-from dpftrl_fast.tables.schema import Schema
+from dpftrl_fast.cli.output import friendly
+from dpftrl_fast.cli.sum_events import EventSums, sum_events
+from dpftrl_fast.cli.sum_output import SumOptions
+from dpftrl_fast.cli.sum_rows import Missing, RowSums, sum_rows
+from dpftrl_fast.streams.counter_settings import Figures, Late
+from dpftrl_fast.tables import CsvOptions
 
-_STANDARD_OUTPUT = "-"
-# Rows that are read and written at a time.
-_ROWS = 1 << 16
+_ROWS, _EVENTS = "Rows in file order", "Events by time"
 
 
 @friendly
 def command(
     data: Data,
-    column: Annotated[str, typer.Option(help="Numeric column to sum.")],
-    bounds: Annotated[
-        tuple[float, float], typer.Option(help="Public bounds LOW HIGH; values are clipped.")
-    ],
-    rows: Annotated[int, typer.Option(help="Public number of row slots.")],
     out: Annotated[
         Path | None, typer.Option(help="CSV file to write; - is the standard output.")
     ] = None,
-    every: Annotated[int, typer.Option(help="Rows of a step: a sum is written after each.")] = 1,
+    column: Annotated[str | None, typer.Option(help="Numeric column to sum.")] = None,
+    bounds: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="Public bounds LOW HIGH; values are clipped."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a job that goes on, made by its first run: a secret."),
+    ] = None,
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     epsilon: Budget = 1.0,
     delta: Delta = 1e-6,
     mechanism: MechanismOption = MechanismName.auto,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Public number of row slots.", rich_help_panel=_ROWS),
+    ] = None,
+    every: Annotated[
+        int,
+        typer.Option(help="Rows of a step: a sum is written after each.", rich_help_panel=_ROWS),
+    ] = 1,
+    missing: Annotated[
+        Missing | None,
+        typer.Option(
+            help="A cell that is no number counts as zero, or as the middle of the bounds, which "
+            "needs less noise. Default: the middle if zero is not within the bounds.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="Column of times: count events by period.", rich_help_panel=_EVENTS),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="Start of the first period, as 2013-01-01.", rich_help_panel=_EVENTS),
+    ] = None,
+    period: Annotated[
+        str,
+        typer.Option(
+            help="Length of a period, as 1D, 1h, 15min or 1W; or a number.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = "1D",
+    periods: Annotated[
+        int | None,
+        typer.Option(help="Public number of periods.", rich_help_panel=_EVENTS),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Time by a public clock: periods that end by then are released. Default: all.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="Column of keys.", rich_help_panel=_EVENTS)
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(help="Public keys, separated by commas.", rich_help_panel=_EVENTS),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of users: protect all events of a user in a period, or in all of them "
+            "with --user-periods.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = None,
+    user_periods: Annotated[
+        int | None,
+        typer.Option(help="Most periods in which a user counts.", rich_help_panel=_EVENTS),
+    ] = None,
+    keys_per_period: Annotated[
+        int,
+        typer.Option(help="Most keys in which a user counts a period.", rich_help_panel=_EVENTS),
+    ] = 1,
+    events_per_key: Annotated[
+        int,
+        typer.Option(
+            help="Most events of a user that count in a key and period.", rich_help_panel=_EVENTS
+        ),
+    ] = 1,
+    figures: Annotated[
+        str,
+        typer.Option(
+            help="running totals, those of a single period, or of a window.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = "running",
+    window: Annotated[
+        int | None, typer.Option(help="Periods of a window.", rich_help_panel=_EVENTS)
+    ] = None,
+    late: Annotated[
+        str,
+        typer.Option(
+            help="Events of a closed period: drop, or count in the next one.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = "drop",
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="Label of DATA in --folder, where it counts once. Default: the name of the file.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="PNG file of the figures with bands.", rich_help_panel=_EVENTS),
+    ] = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     decimal: Decimal = None,
@@ -81,116 +163,54 @@ def command(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Write private running sums of a column, in file order.
+    """Write private running sums of a column, in file order; or, with --time, counts by period.
 
-    A missing or unparsable cell, or a slot beyond the end of the file, adds zero.
+    A missing or unparsable cell, or a slot beyond the end of the file, adds zero or the middle of
+    the bounds. Events with an invalid time, key or user do not count.
     """
-    positive_integer("--every", every)
-    csv = CsvOptions(delimiter=delimiter, encoding=encoding, decimal=decimal, thousands=thousands)
-    low, high = bounds
-    schema = _schema(column, low, high, rows)
-    every = min(every, schema.rows)
-    if validate_only:
-        show_validation(TableReader(data, schema, **csv), json_=json_)
-        return
-    if out is None:
-        raise ValueError("--out is needed: a CSV file to write, or - for the standard output")
-    printed = str(out) == _STANDARD_OUTPUT
-    if not printed:
-        refuse_to_overwrite(out, force=force)
-        _refuse_input(out, data)
-        check_folder(out.parent)
-    table = TableReader(data, schema, **csv)
-    largest = max(abs(low), abs(high))
-    steps = -(-rows // every)
-    passes = SinglePass(steps)
-    plan = PrivacyPlan.calibrate(
+    options = SumOptions(
+        data=data,
+        out=out,
+        csv=CsvOptions(
+            delimiter=delimiter, encoding=encoding, decimal=decimal, thousands=thousands
+        ),
+        folder=folder,
+        level=level,
         epsilon=epsilon,
         delta=delta,
-        clip_norm=largest,
-        participation=passes,
-        mechanism=chosen_mechanism(mechanism.value, passes, epsilon, delta),
+        mechanism=mechanism.value,
+        validate_only=validate_only,
+        budget=budget,
+        noise_seed=noise_seed,
+        force=force,
+        json=json_,
     )
-    charged = opened_budget(budget, noise_seed, "sums are")
-    warn_of_large_delta(delta, rows)
-    if charged is not None:  # on the disk before a row is read
-        label = f"sum of {column!r}, {rows:,} records, epsilon {epsilon!r}, {steps:,} steps"
-        charged.spend(plan, label=label)
-    running = PrefixSum(
-        1, steps, largest, plan.noise_multiplier, mechanism=plan.mechanism, seed=noise_seed
-    )
-    lines, total = [b"row,private_sum\n"], 0.0
-    done = 0
-    with progress_bar("steps", quiet=json_) as progress:
-        for values, count in _steps(table, every):
-            sums = [
-                float(running.add(values[i * every : (i + 1) * every])[0]) for i in range(count)
-            ]
-            ends = np.arange(done + 1, done + count + 1) * every
-            lines.append(csv_lines(np.minimum(ends, rows), np.array(sums)))
-            done, total = done + count, sums[-1]
-            if progress is not None:
-                progress(done, steps)
-    if printed:
-        sys.stdout.write(b"".join(lines).decode())
-    else:
-        write_files(out.parent, {out.name: b"".join(lines)})
-    facts = sys.stderr if printed else sys.stdout
-    if json_:
-        print_json(
-            {
-                "epsilon": float(running.epsilon(delta)),
-                "delta": delta,
-                "neighbours": "one record replaced by zero",
-                "epsilon_replace_one": plan.replace_one(delta),
-                "mechanism": plan.mechanism.to_dict(),
-                "noise_multiplier": plan.noise_multiplier,
-                "sensitivity_squared": plan.sensitivity_squared,
-                "rows": rows,
-                "steps": steps,
-                "private_sum": total,
-                "marks": [] if noise_seed is None else ["reproducible, not private"],
-                "out": str(out),
-                **({} if charged is None else {"budget": budget_facts(charged)}),
-            },
-            file=facts,
-        )
+    of_events = {
+        "--start": start, "--periods": periods, "--until": until, "--group-by": group_by,
+        "--keys": keys, "--user": user, "--user-periods": user_periods, "--window": window,
+        "--batch": batch, "--plot": plot,
+    }  # fmt: skip
+    if time is None:
+        _refuse_options(of_events, "needs --time, the column of times of events")
+        sum_rows(options, RowSums(column, bounds, rows, every, missing))
         return
-    told = {**guarantee_facts(plan, delta), "private sum of all rows": f"{total:.6g}"}
-    show(facts_table(told), file=facts)
-    if noise_seed is not None:
-        note("warning: reproducible, not private: a noise seed was given")
-    if not printed:
-        show(f"wrote {out}")
-    if charged is not None:
-        show("", "Budget", *str(charged).splitlines()[:3], file=facts)
-
-
-def _schema(column: str, low: float, high: float, rows: int) -> Schema:
-    """Return the schema whose target is the column in its own units; it has no features."""
-    return Schema.from_dict(
-        {
-            "rows": rows,
-            "target": {"name": column, "bounds": [low, high], "divisor": 1, "offset": 0},
-            "columns": {},
-            "intercept": True,
-        }
+    _refuse_options(
+        {"--rows": rows, "--missing": missing}, "is of rows in file order, not of events (--time)"
     )
+    kind: Figures = figures  # type: ignore[assignment]  # checked with the other settings
+    lateness: Late = late  # type: ignore[assignment]
+    sum_events(
+        options,
+        EventSums(
+            time=time, start=start, period=period, periods=periods, until=until, key=group_by,
+            keys=keys, user=user, user_periods=user_periods, keys_per_period=keys_per_period,
+            events_per_key=events_per_key, figures=kind, window=window, late=lateness,
+            batch=batch, plot=plot, column=column, bounds=bounds,
+        ),
+    )  # fmt: skip
 
 
-def _refuse_input(out: Path, data: Path) -> None:
-    """Raise ValueError if the output would replace the rows."""
-    if out.exists() and str(data) != STANDARD_INPUT and data.exists() and out.samefile(data):
-        raise ValueError(f"--out must be another file than DATA, got {str(out)!r} for both")
-
-
-def _steps(table: TableReader, every: int) -> Iterator[tuple[Any, int]]:
-    """Yield the values of many steps, as a column, and the number of these steps.
-
-    Step i has the rows from i * every on; those of the last steps may be absent.
-    """
-    size = every * max(1, _ROWS // every)
-    left = table.schema.rows
-    for batch in minibatches(table, size):
-        yield batch.target[:, None], -(-min(size, left) // every)
-        left -= size
+def _refuse_options(given: Mapping[str, object], why: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} {why}, got {value!r}")
