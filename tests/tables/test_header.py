@@ -71,6 +71,8 @@ def first_rows(path: Path) -> list[float]:
         (gzip.compress(b"town,y\n"), "is a gzip file, not text: add .gz to its name"),
         (bz2.compress(b"town,y\n"), "is a bzip2 file, not text"),
         (bz2.compress(b"town,y\n", 1), "is a bzip2 file, not text"),
+        (pa.compress(b"town,y\n", "zstd", asbytes=True), "is a zstd file, not text"),
+        (b"\xd0\xcf\x11\xe0rest", "is a document of Microsoft Office, not text"),
         (b"PK\x03\x04rest", "is a zip archive, not text"),
         (b"PAR1\x15rest", "is a Parquet file, not text"),
     ],
