@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ class TableFigures(PrivacyStatement):
     _plan: PrivacyPlan
     _running: RunningSum
     _keys: dict[str, str | int]  # by the text that stands for each
+    _lock: threading.RLock
     _since: list[int]  # the first period in which each counts
     _window_stds: dict[int, Floats]  # of unit noise, by the width of the windows
 
@@ -123,7 +125,8 @@ class TableFigures(PrivacyStatement):
         >>> len(table["count"]), [*table][3:]
         (14, ['count', 'count_std', 'count_low', 'count_high'])
         """
-        return self._table(self._first_of(since), figures, window, keys, level)
+        with self._lock:
+            return self._table(self._first_of(since), figures, window, keys, level)
 
     def _table(
         self,
