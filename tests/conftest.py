@@ -47,6 +47,7 @@ PROCESS_FILES = {
     "repository/test_readme.py",
     "repository/test_torch_pages.py",
     "run/test_journal_crashes.py",
+    "streams/test_counter_folder.py",
     "torch/test_checkpoint.py",
     "torch/test_device.py",
     "torch/test_device_toeplitz.py",

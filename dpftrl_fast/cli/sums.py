@@ -163,8 +163,9 @@ def command(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Write private running sums of a column, in file order; or, with --time, counts by period.
+    """Write private running sums of a column, or of events by period.
 
+    Without --time a column is summed in file order, with --time events are counted by period.
     A missing or unparsable cell, or a slot beyond the end of the file, adds zero or the middle of
     the bounds. Events with an invalid time, key or user do not count.
     """

@@ -9,21 +9,16 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast._validate import shown
-from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
+from dpftrl_fast.accounting.planner.choice import MechanismChoice
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.bounding import Rows
-from dpftrl_fast.streams.counter_mechanism import mechanism_for
-from dpftrl_fast.streams.counter_settings import (
-    PARTS,
-    CounterSettings,
-    checked_keys,
-    counter_settings,
-)
+from dpftrl_fast.streams.counter_mechanism import mechanism_of
+from dpftrl_fast.streams.counter_settings import checked_keys, counter_settings
 from dpftrl_fast.streams.event_findings import event_findings
-from dpftrl_fast.streams.events import Events, read_events
+from dpftrl_fast.streams.events import read_events
 from dpftrl_fast.streams.kept_table import KeptTable
+from dpftrl_fast.streams.period_sums import rows_of, sums_of
 from dpftrl_fast.streams.table_figures import Floats
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
@@ -148,7 +143,7 @@ class PrivateCounter(KeptTable):
             clip_norm=settings.clip_norm,
             noise_multiplier=noise_multiplier,
             participation=settings.participation,
-            mechanism=_mechanism(settings, mechanism, *_BUDGET),
+            mechanism=mechanism_of(settings, mechanism, *_BUDGET),
         )
         self._begin(settings, plan, declared, seed=seed, rounds=rounds, threads=threads)
 
@@ -195,7 +190,7 @@ class PrivateCounter(KeptTable):
             delta=delta,
             clip_norm=settings.clip_norm,
             participation=settings.participation,
-            mechanism=_mechanism(settings, mechanism, epsilon, delta),
+            mechanism=mechanism_of(settings, mechanism, epsilon, delta),
         )
         found = cls.__new__(cls)
         found._begin(settings, plan, declared, seed=seed, rounds=rounds, threads=threads)
@@ -243,28 +238,12 @@ class PrivateCounter(KeptTable):
             found = read_events(events, self._settings.columns, self._settings.periods, places)
             if batch is not None and batch in self._held.labels:
                 return False
-            held = self._held.plus(self._rows(found), batch)
+            rows = rows_of(found, self._settings, self.periods_closed, self._since)
+            held = self._held.plus(rows, batch)
             self._held, self._unsaved = held, True
             if held.is_long:
                 self._held = held.bounded(*self._settings.limits)
             return True
-
-    def _rows(self, events: Events) -> Rows:
-        """Return the events that may count, in order of arrival."""
-        closed, facts = self.periods_closed, self._settings
-        place = events.places
-        if facts.late == "next" and closed < facts.periods.count:
-            place = np.where((place >= 0) & (place < closed), closed, place)
-        since = np.append(np.array(self._since, np.int64), 0)  # the last for keys of number -1
-        counts = (place >= closed) & (events.keys >= 0) & (place >= since[events.keys])
-        users = np.zeros(place.size, np.int64) if events.users is None else events.users
-        counts &= users >= 0
-        parts = np.zeros(place.size, np.int64)
-        if events.values is not None and facts.low is not None and facts.high is not None:
-            values = np.where(np.isfinite(events.values), events.values, 0.0)
-            inside = (np.clip(values, facts.low, facts.high) - facts.centre) / facts.half_width
-            parts = np.clip(np.rint(inside * PARTS), -PARTS, PARTS).astype(np.int64)
-        return Rows(place, users, events.keys, np.ones(place.size, np.int64), parts).where(counts)
 
     def declare(self, keys: Iterable[str | int]) -> None:
         """Declare keys in place of spare ones; they count from the next period on.
@@ -347,7 +326,10 @@ class PrivateCounter(KeptTable):
         order = np.argsort(held.rows.period, kind="stable")
         ends = np.searchsorted(held.rows.period[order], np.arange(first, first + count + 1))
         found = np.array(
-            [self._sums_of(held.rows.where(order[ends[i] : ends[i + 1]])) for i in range(count)]
+            [
+                sums_of(held.rows.where(order[ends[i] : ends[i + 1]]), self._settings, self._guard)
+                for i in range(count)
+            ]
         )
         call = {"sums": found if sums is None else sums}
         if self._journal is not None:
@@ -358,23 +340,6 @@ class PrivateCounter(KeptTable):
         if self._journal is not None:
             self._journal.done(self._state)
         self._interrupted = False
-
-    def _sums_of(self, rows: Rows) -> Floats:
-        """Return the un-noised sums of the next period, and record who counts in it."""
-        if self._guard is not None:
-            users = np.unique(rows.user)
-            users = users[self._guard.eligible(users)]
-            self._guard.admit(users)
-            rows = rows.where(np.isin(rows.user, users))
-        facts = self._settings
-        events, values = np.zeros(facts.size, np.int64), np.zeros(facts.size, np.int64)
-        np.add.at(events, rows.key, rows.events)
-        most = facts.most_events
-        counted = np.minimum(events, most).astype(np.float64)
-        if facts.low is None:
-            return counted
-        np.add.at(values, rows.key, rows.values)
-        return np.concatenate([counted, np.clip(values, -most * PARTS, most * PARTS) / PARTS])
 
     # ---- Facts ----
 
@@ -488,12 +453,3 @@ periods, removed)
             f"noise_multiplier={self._plan.noise_multiplier:g}"
             f"{', reproducible, not private' if self.reproducible else ''})"
         )
-
-
-def _mechanism(
-    settings: CounterSettings, mechanism: MechanismChoice | None, epsilon: float, delta: float
-) -> Any:
-    pattern = settings.participation
-    if mechanism is None:
-        return mechanism_for(settings.figures, settings.window, pattern, epsilon, delta)
-    return chosen_mechanism(mechanism, pattern, epsilon, delta, bound="exact", dtype="float64")

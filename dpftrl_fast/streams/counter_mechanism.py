@@ -6,11 +6,21 @@ from __future__ import annotations
 import numpy as np
 
 from dpftrl_fast.accounting import Participation
-from dpftrl_fast.accounting.planner.choice import chosen_mechanism
+from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
 from dpftrl_fast.accounting.sensitivity.squared import squared_of
 from dpftrl_fast.mechanisms import Identity, Mechanism, Tree
 from dpftrl_fast.mechanisms.window_error import window_stds
-from dpftrl_fast.streams.counter_settings import Figures
+from dpftrl_fast.streams.counter_settings import CounterSettings, Figures
+
+
+def mechanism_of(
+    settings: CounterSettings, mechanism: MechanismChoice | None, epsilon: float, delta: float
+) -> Mechanism:
+    """Return the mechanism that was given, or for None the one for the figures of a table."""
+    pattern = settings.participation
+    if mechanism is None:
+        return mechanism_for(settings.figures, settings.window, pattern, epsilon, delta)
+    return chosen_mechanism(mechanism, pattern, epsilon, delta, bound="exact", dtype="float64")
 
 
 def mechanism_for(

@@ -53,7 +53,7 @@ class CounterSettings:
 
     @property
     def participation(self) -> Participation:
-        """Who takes part when: a step is a period."""
+        """Participation of a unit: a step is a period."""
         if self.user_periods is None:
             return SinglePass(self.periods.count)
         return MinSeparation(self.periods.count, self.user_periods, self.user_gap)

@@ -132,19 +132,15 @@ class Periods:
     def _edge(self, place: Any) -> Any:
         return self.start + place * self.length
 
-    def ended(self, until: Any) -> int:
-        """Return how many periods end at `until` or before."""
+    def ended(self, until: Any, name: str = "until") -> int:
+        """Return how many periods end at `until` or before; `name` is of the argument."""
         if self.kind == "time":
-            at = _moment("until", until, exact=False)
+            at = _moment(name, until, exact=False)
         elif self.kind == "integer":
-            at = (
-                math.floor(real("until", until))
-                if isinstance(until, float)
-                else integer("until", until)
-            )
+            at = math.floor(real(name, until)) if isinstance(until, float) else integer(name, until)
         else:
             edges = self.edges(1, self.count)
-            return int(np.searchsorted(edges, real("until", until), "right"))
+            return int(np.searchsorted(edges, real(name, until), "right"))
         return int(min(max((at - self.start) // self.length, 0), self.count))
 
     def edges(self, first: int, last: int) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ class TableFigures(PrivacyStatement):
     _plan: PrivacyPlan
     _running: RunningSum
     _keys: dict[str, str | int]  # by the text that stands for each
+    _lock: threading.RLock
     _since: list[int]  # the first period in which each counts
     _window_stds: dict[int, Floats]  # of unit noise, by the width of the windows
 
@@ -85,6 +87,7 @@ class TableFigures(PrivacyStatement):
         *,
         window: int | None = None,
         keys: Iterable[Any] | None = None,
+        since: Any = None,
         level: float = 0.95,
     ) -> Any:
         """Return the released figures of all closed periods.
@@ -99,6 +102,8 @@ class TableFigures(PrivacyStatement):
             Periods of a window.
         keys : iterable, optional
             Keys to show; by default all.
+        since : time or number, optional
+            Show the periods that end after this time only.
         level : float
             Level of the intervals, 0 < level < 1, for each figure by itself.
 
@@ -120,7 +125,8 @@ class TableFigures(PrivacyStatement):
         >>> len(table["count"]), [*table][3:]
         (14, ['count', 'count_std', 'count_low', 'count_high'])
         """
-        return self._table(0, figures, window, keys, level)
+        with self._lock:
+            return self._table(self._first_of(since), figures, window, keys, level)
 
     def _table(
         self,
@@ -134,13 +140,15 @@ class TableFigures(PrivacyStatement):
         wide = NormalDist().inv_cdf((1 + real("level", level, above=0.0, below=1.0)) / 2)
         chosen = self._places_of(keys)
         last = self.periods_closed
+        first = min(first, last)
         places = np.repeat(np.arange(first, last), len(chosen))
         key = np.tile(chosen, last - first)
         there = places >= np.array(self._since, np.int64)[key]
         places, key = places[there], key[there]
         edges = self._settings.periods.edges(0, last)
-        names = np.empty(len(self._keys), object)
-        names[:] = list(self._keys.values())
+        names = np.array(list(self._keys.values()), object)
+        if len({type(name) for name in names}) == 1:  # a dtype that an empty table has, too
+            names = np.array(names.tolist())
         columns: dict[str, Any] = {
             "period_start": edges[places],
             "period_end": edges[places + 1],
@@ -163,6 +171,7 @@ class TableFigures(PrivacyStatement):
         *,
         window: int | None = None,
         keys: Iterable[Any] | None = None,
+        since: Any = None,
         measure: str = "count",
         level: float = 0.95,
         title: str = "",
@@ -171,7 +180,7 @@ class TableFigures(PrivacyStatement):
 
         Parameters
         ----------
-        figures, window, keys, level
+        figures, window, keys, since, level
             As for `table`.
         measure : {"count", "sum"}
             Counts, or sums of values.
@@ -183,7 +192,7 @@ class TableFigures(PrivacyStatement):
         ImportError
             If matplotlib is not installed (the extra ``plot``).
         ValueError
-            If no period is closed.
+            If no period to show is closed.
 
         Examples
         --------
@@ -198,15 +207,16 @@ class TableFigures(PrivacyStatement):
         kind, width = self._chosen(figures, window)
         if choice("measure", measure, ("count", "sum")) == "sum":
             self._refuse_without_values()
-        if not self.periods_closed:
-            raise ValueError("a picture is of closed periods, got none yet")
+        first = self._first_of(since)
+        if first >= self.periods_closed:
+            raise ValueError("a picture is of closed periods, got none")
         wide = NormalDist().inv_cdf((1 + real("level", level, above=0.0, below=1.0)) / 2)
         values = self._measures(kind, width)[measure]
         std = wide * self.std(kind, window=width, measure=measure)[: self.periods_closed]
         ends = self._settings.periods.edges(1, self.periods_closed)
         bands, names = [], list(self._keys.values())
         for key in self._places_of(keys):
-            start = self._since[key]
+            start = max(self._since[key], first)
             line = values[start:, key]
             half = std[start:]
             bands.append(Band(str(names[key]), ends[start:], line, line - half, line + half))
@@ -238,6 +248,9 @@ class TableFigures(PrivacyStatement):
         if figures is not None:
             kind = choice("figures", figures, get_args(Figures))
         return kind, checked_window(kind, window, facts.periods.count)
+
+    def _first_of(self, since: Any) -> int:
+        return 0 if since is None else self._settings.periods.ended(since, "since")
 
     def _places_of(self, keys: Iterable[Any] | None) -> NDArray[np.int64]:
         if keys is None:

@@ -160,7 +160,10 @@ def test_a_budget_is_shown_beside_the_output(tmp_path: Path, plain: Path) -> Non
     given = [x for x in words(plain, "-", budget=tmp_path / "b") if x not in ("--noise-seed",)]
     given.remove(1)
     result = run(*given)
-    assert result.stdout.startswith("row,private_sum\n2,") and result.stdout.count("\n") == 5
+    assert (
+        result.stdout.startswith("row,private_sum,std,low,high\n2,")
+        and result.stdout.count("\n") == 5
+    )
     assert "Budget" in result.stderr
 
 

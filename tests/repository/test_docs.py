@@ -28,6 +28,7 @@ RUNNABLE = (
     "linear_model",
     "mechanisms",
     "pipelines",
+    "streams",
 )
 # Not a name to call.
 NOT_LISTED = {"__version__"}

@@ -187,6 +187,10 @@ def test_columns_of_a_table() -> None:
     assert len(empty) == 0 and shown["key"].tolist() == ["a", "b"] * 2
     assert shown["period_end"].astype(str).tolist()[2] == "2013-01-02 00:00:00"
     assert table.table().equals(shown)
+    for since, rows in (("2012", 4), ("2013-01-01T11:59", 4), ("2013-01-01T12:00", 2), ("2014", 0)):
+        assert table.table(since=since).equals(shown[4 - rows :].reset_index(drop=True))
+    with pytest.raises(ValueError, match="since must be a time"):
+        table.table(since="now")
     half = shown["count_high"] - shown["count"]
     np.testing.assert_allclose(half / shown["count_std"], 1.959964, rtol=1e-6)
     wide = table.table(level=0.99)
@@ -214,6 +218,7 @@ def test_pictures(numbers: bool) -> None:
         table.plot(),
         table.plot("period", keys=["b"], level=0.5),
         table.plot("window", window=3, measure="sum", title="sums"),
+        table.plot(since=5 if numbers else "2013-01-01T05:00"),
     }
-    assert len(pictures) == 3
+    assert len(pictures) == 4
     assert all(picture[:4] == b"\x89PNG" for picture in pictures)
