@@ -194,3 +194,16 @@ def test_threads_take_turns() -> None:
     for rows in got:
         assert any(np.array_equal(rows, part) for part in want)
     assert noise.t == 1200
+
+
+@pytest.mark.parametrize("kind", ["honaker", "taps"])
+def test_a_forked_copy_of_a_secret_source_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, public = source(kind, seed=None), source(kind)
+    monkeypatch.setattr("dpftrl_fast.noise.source.process_mark", lambda: (1, 1))
+    out = np.full((2, 5), 7.0)
+    with pytest.raises(RuntimeError, match="forked from one that holds the same key"):
+        secret.next_steps(2, out)
+    assert secret.t == 0 and (out == 7.0).all()
+    public.next_steps(2, out)
