@@ -155,8 +155,9 @@ def _refuse_others(counter: PrivateCounter, options: SumOptions, sums: EventSums
     if options.budget is not None or options.noise_seed is not None:
         raise ValueError("--budget and --noise-seed are of the first run of a folder")
     now = _new(options, sums)
-    if now.declared != counter.declared:
-        names = [name for name, value in now.declared.items() if counter.declared[name] != value]
+    facts, others = ({"keys": x.keys, **x.declared} for x in (now, counter))
+    if facts != others:
+        names = [name for name, value in facts.items() if others[name] != value]
         raise ValueError(
             f"the options must be those of the first run of {str(options.folder)!r}, got another "
             f"{', '.join(names)}"
@@ -174,8 +175,10 @@ def _blocks(file: ColumnFile, sums: EventSums) -> Iterator[dict[str, Any]]:
     names = list(file.columns)
     for block, _ in file.read(names):
         columns = {name: block[name] for name in names}
-        if sums.column is not None and file.is_text:
-            columns[sums.column] = numbers(block[sums.column], file.numbers)
+        numeric = [sums.column, None if _number(sums.period) is None else sums.time]
+        for name in numeric if file.is_text else []:
+            if name is not None:
+                columns[name] = numbers(block[name], file.numbers)
         if sums.key is None:
             columns[_KEY] = np.full(block.num_rows, _ALL)
         yield columns

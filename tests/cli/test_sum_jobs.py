@@ -62,15 +62,21 @@ def test_bounds_far_from_zero_cost_their_width_only(tmp_path: Path) -> None:
     assert "middle of the bounds" in told.replace("\n", " ") or "middle" in told
 
 
-@pytest.mark.parametrize(("missing", "each"), [("middle", 1000.5), ("zero", 0.0)])
+@pytest.mark.parametrize(
+    ("missing", "bounds", "each"), [("middle", (1000, 1001), 1000.5), ("zero", (0, 1001), 0.0)]
+)
 def test_a_cell_without_a_number_and_a_slot_without_a_row(
-    missing: str, each: float, tmp_path: Path
+    missing: str, bounds: tuple[int, int], each: float, tmp_path: Path
 ) -> None:
-    values = [*VALUES[:10].tolist(), "?", "", "nan", "inf", *VALUES[10:30].tolist()]
-    path, out = write(tmp_path / "t.csv", values), tmp_path / "o.csv"
-    run(*words(path, out, missing=missing, epsilon=1e6))
-    last = figures(out)["private_sum"][-1]
-    assert abs(last - (VALUES[:30].sum() + 10 * each)) < (0.1 if each else 200)
+    """They count as a cell with that number: the same noise, the same sums."""
+    odd = [*VALUES[:10].tolist(), "?", "", "nan", "inf", *VALUES[10:30].tolist()]
+    plain = [*VALUES[:10].tolist(), *[each] * 4, *VALUES[10:30].tolist(), *[each] * 6]
+    found = []
+    for values in (odd, plain, [each, *plain[1:]]):
+        path, out = write(tmp_path / "t.csv", values), tmp_path / "o.csv"
+        run(*words(path, out, missing=missing, bounds=bounds), "--force")
+        found.append(out.read_bytes())
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_daily_job_continues_with_the_bits_of_one_run(tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_a_daily_job_continues_with_the_bits_of_one_run(tmp_path: Path) -> None:
         ({"rows": 44}, "--rows must be as"),
         ({"missing": "zero"}, "--missing must be as"),
         ({"noise-seed": 1}, "--noise-seed are of the first run"),
-        ({"epsilon": 0.5}, "--epsilon must be at least 0.99"),
+        ({"epsilon": 0.5}, "--epsilon must be at least 1"),
     ],
 )
 def test_another_job_is_refused(change: Any, message: str, tmp_path: Path) -> None:
