@@ -270,6 +270,13 @@ class PrivacyPlan(PrivacyStatement):
         See Also
         --------
         epsilon_at : the same as an epsilon, and when it may be stated.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import accounting
+        >>> plan = PrivacyPlan(1.0, 2.33, accounting.SinglePass(1600))
+        >>> round(plan.guarantee_at(100).mu, 3), round(plan.mu, 3)
+        (1.136, 1.423)
         """
         last = integer("t", t, 1, self.steps)
         pattern = first_steps(self.participation, last)

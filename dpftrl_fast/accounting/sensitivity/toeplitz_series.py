@@ -35,7 +35,13 @@ def has_series(mechanism: ToeplitzMechanism) -> bool:
 
 
 def largest_coefficient(scale: Sequence[float]) -> float:
-    """Return the largest of c_0 = 1 and c_1, c_2, .., which fall, rounded up."""
+    """Return the largest of c_0 = 1 and c_1, c_2, .., which fall, rounded up.
+
+    Examples
+    --------
+    >>> largest_coefficient([0.5, 0.25]), largest_coefficient([1.5, 0.25])
+    (1.0, 1.75)
+    """
     return max(1.0, float_up(sum(map(Fraction, scale), Fraction(0))))
 
 
