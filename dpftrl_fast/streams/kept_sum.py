@@ -290,7 +290,7 @@ class KeptSum(SumErrors):
         Notes
         -----
         The new end must be chosen from public facts: who extends a stream because of what was
-        released has no epsilon for it. If it may go on without an end, declare ``steps=None`` at
+        released has no epsilon for it. If it may have no end, declare ``steps=None`` at
         the beginning.
 
         Examples

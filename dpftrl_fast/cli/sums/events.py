@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast._validate import real
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.cli.output import facts_table, print_json, rounded_up, show
-from dpftrl_fast.cli.sum_output import SumOptions
+from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.files import write_files
 from dpftrl_fast.streams.counter import PrivateCounter
 from dpftrl_fast.streams.counter_settings import Figures, Late
@@ -216,7 +217,7 @@ def _run(
         {
             "epsilon": f"{rounded_up(counter.epsilon(delta))}  ({counter.unit}, removed)",
             "epsilon, replace-one": f"{rounded_up(other)}  ({counter.unit}, replaced)",
-            "delta": f"{delta:g}",
+            "delta": short_up(delta),
             "counted": counter.bounding,
             "noise": plan.layout.describe(),
             "released": f"{counter.periods_closed:,} of {counter.periods:,} periods, "

@@ -26,9 +26,9 @@ from dpftrl_fast.cli.options import (
     Validate,
 )
 from dpftrl_fast.cli.output import friendly
-from dpftrl_fast.cli.sum_events import EventSums, sum_events
-from dpftrl_fast.cli.sum_output import SumOptions
-from dpftrl_fast.cli.sum_rows import Missing, RowSums, sum_rows
+from dpftrl_fast.cli.sums.events import EventSums, sum_events
+from dpftrl_fast.cli.sums.output import SumOptions
+from dpftrl_fast.cli.sums.rows import Missing, RowSums, sum_rows
 from dpftrl_fast.streams.counter_settings import Figures, Late
 from dpftrl_fast.tables import CsvOptions
 
@@ -48,7 +48,7 @@ def command(
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder of a job that goes on, made by its first run: a secret."),
+        typer.Option(help="Folder of a daily job, made by its first run: a secret."),
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     epsilon: Budget = 1.0,

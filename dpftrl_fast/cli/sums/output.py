@@ -54,11 +54,11 @@ class SumOptions:
 
     @property
     def continues(self) -> bool:
-        """Whether the folder holds a job that goes on."""
+        """Whether the folder holds a job to continue."""
         return self.folder is not None and self.folder.is_dir() and any(self.folder.iterdir())
 
     def check_out(self, *others: Path) -> None:
-        """Refuse files to write that exist (but for those of a job that goes on), or are DATA."""
+        """Refuse files to write that exist (but for those of a job in a folder), or are DATA."""
         if self.out is None:
             raise ValueError("--out is needed: a CSV file to write, or - for the standard output")
         for path in (self.out, *others):

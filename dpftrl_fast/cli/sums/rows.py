@@ -16,7 +16,7 @@ from dpftrl_fast._validate import positive_integer, real
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.planner.choice import chosen_mechanism
 from dpftrl_fast.cli.output import guarantee_facts, progress_bar, warn_of_large_delta
-from dpftrl_fast.cli.sum_output import SumOptions
+from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.cli.validation import show_validation
 from dpftrl_fast.mechanisms.window_error import window_stds
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -216,7 +216,7 @@ def _steps(
 ) -> Iterator[NDArray[np.float64]]:
     """Yield the records of the steps after those taken, arrays of shape (steps, every, 1).
 
-    Slots without a row are NaN. If a job goes on, only steps that are `whole` in the file are
+    Slots without a row are NaN. Of a daily job only steps that are `whole` in the file are
     taken: row slots are public.
     """
     rows = table.schema.rows
