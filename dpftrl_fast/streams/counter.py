@@ -39,7 +39,8 @@ class PrivateCounter(KeptTable):
         digits are one key.
     periods : int
         Declared number of periods, for which epsilon is stated: public, chosen before the data are
-        seen.
+        seen, at most 2^26. Without a known end declare a century, with
+        ``mechanism=BufferedToeplitz.unbounded()``.
     noise_multiplier : float
         Standard deviation of the noise over the clip norm (sigma). `calibrate` chooses it for an
         epsilon.
