@@ -69,7 +69,7 @@ def bounded_rows(rows: Rows, most_keys: int | None, most_events: int | None) -> 
     if most_keys is not None:
         order = order[np.argsort(rows.user[order], kind="stable")]
     period, user, key, events, values = rows.where(order)
-    starts = np.flatnonzero(_changes(period, user, key))
+    starts = np.flatnonzero(changes(period, user, key))
     if most_events is not None:
         before = np.cumsum(events) - events
         sizes = np.diff(np.append(starts, events.size))
@@ -85,7 +85,7 @@ def bounded_rows(rows: Rows, most_keys: int | None, most_events: int | None) -> 
     if most_keys is None:
         return found
     # The rows of a user and period are adjacent: those of few keys need no ranks.
-    first = np.flatnonzero(_changes(found.period, found.user))
+    first = np.flatnonzero(changes(found.period, found.user))
     sizes = np.diff(np.append(first, starts.size))
     if int(sizes.max()) <= most_keys:
         return found
@@ -96,10 +96,10 @@ def bounded_rows(rows: Rows, most_keys: int | None, most_events: int | None) -> 
     return found.where(rank < most_keys)
 
 
-def _changes(*columns: Ints) -> np.ndarray:
+def changes(*columns: Ints) -> np.ndarray:
     """Return where sorted rows differ from the one before; True for the first."""
     changed = np.zeros(columns[0].size, np.bool_)
-    changed[0] = True
+    changed[:1] = True
     for column in columns:
         changed[1:] |= column[1:] != column[:-1]
     return changed

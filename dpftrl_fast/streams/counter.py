@@ -40,7 +40,8 @@ class PrivateCounter(KeptTable):
         digits are one key.
     periods : int
         Declared number of periods, for which epsilon is stated: public, chosen before the data are
-        seen.
+        seen, at most 2^26. Without a known end declare a century, with
+        ``mechanism=BufferedToeplitz.unbounded()``.
     noise_multiplier : float
         Standard deviation of the noise over the clip norm (sigma). `calibrate` chooses it for an
         epsilon.
@@ -417,6 +418,14 @@ class PrivateCounter(KeptTable):
         """True when a seed was given: the figures are not private."""
         return self._running.noise.reproducible
 
+    def promise(self, delta: float, *, replaced: str = "contributions") -> str:
+        """Return lines of text: the epsilon at `delta` for both kinds of neighbours, rounded up."""
+        lines = super().promise(delta, replaced=replaced).splitlines()
+        for i, change in enumerate(("removed", "replaced by another's")):
+            words = lines[i].partition(" (neighbours: ")[0]
+            lines[i] = f"{words} (neighbours: {self.unit}, {change})"
+        return "\n".join(lines)
+
     def describe(self, delta: float) -> str:
         """Return lines of text: epsilon at `delta`, the unit, the bounding and the mechanism.
 
@@ -429,15 +438,11 @@ class PrivateCounter(KeptTable):
         epsilon 12.8 at delta 1e-06 (neighbours: all events of one user, who counts in at most 30 \
 periods, removed)
         """
-        lines = self.promise(delta, replaced="contributions").splitlines()
-        for i, change in enumerate(("removed", "replaced by another's")):
-            words = lines[i].partition(" (neighbours: ")[0]
-            lines[i] = f"{words} (neighbours: {self.unit}, {change})"
         facts = self._settings
         spare = facts.size - len(self._keys)
         return "\n".join(
             [
-                *lines,
+                self.promise(delta),
                 f"{facts.periods.words}, {len(self._keys)} keys"
                 + f" and {spare} spare" * (spare > 0),
                 facts.bounding_words,

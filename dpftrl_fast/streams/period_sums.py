@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.guard import Guard
-from dpftrl_fast.streams.bounding import Rows
+from dpftrl_fast.streams.bounding import Rows, changes
 from dpftrl_fast.streams.counter_settings import PARTS, CounterSettings
 from dpftrl_fast.streams.events import Events
 from dpftrl_fast.streams.periods import Ints
@@ -65,10 +65,12 @@ def sums_of(rows: Rows, settings: CounterSettings, guard: Guard | None) -> NDArr
         Events of each key, then sums of their values in half-widths: whole numbers of parts.
     """
     if guard is not None:
-        users = np.unique(rows.user)
-        users = users[guard.eligible(users)]
-        guard.admit(users)
-        rows = rows.where(np.isin(rows.user, users))
+        order = np.argsort(rows.user, kind="stable")
+        starts = np.flatnonzero(changes(rows.user[order]))
+        users = rows.user[order[starts]]
+        eligible = guard.eligible(users)
+        guard.admit(users[eligible])
+        rows = rows.where(order[np.repeat(eligible, np.diff(np.append(starts, order.size)))])
     most = settings.most_events
     events, values = np.zeros(settings.size, np.int64), np.zeros(settings.size, np.int64)
     np.add.at(events, rows.key, rows.events)

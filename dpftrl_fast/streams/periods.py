@@ -7,6 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta, timezone
 from numbers import Real
@@ -35,6 +36,8 @@ _MICROSECONDS = {
 }
 _FINER = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}  # of them in a microsecond
 _LENGTH = re.compile(r"(\d{1,9})?\s*(W|D|h|min|s|ms|us)")
+_PLAIN = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", re.ASCII)
+_BLOCK = 4096  # texts that are parsed at once
 _UNITS = "a unit from 'W' to 'as', such as datetime64[us]"
 
 
@@ -217,21 +220,28 @@ def parsed_times(cells: list[Any]) -> NDArray[np.datetime64]:
     >>> parsed_times(["2013-01-01", "2013-01-01T05:00Z", "now", None, 7]).astype(str).tolist()
     ['2013-01-01T00:00:00.000000', '2013-01-01T05:00:00.000000', 'NaT', 'NaT', 'NaT']
     """
-    known: dict[str, int] = {}
-    found: Ints = np.empty(len(cells), np.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning would reveal a value
-        for place, cell in enumerate(cells):
-            if type(cell) is str:
-                if cell not in known:
-                    known[cell] = _parsed(cell)
-                found[place] = known[cell]
-            else:
-                found[place] = _parsed(cell)
-    return found.view("datetime64[us]")
+        texts = [*{cell for cell in cells if type(cell) is str}]
+        known: dict[str, int] = {}
+        for start in range(0, len(texts), _BLOCK):
+            known |= _parsed_texts(texts[start : start + _BLOCK])
+        every = (known[cell] if type(cell) is str else _parsed(cell) for cell in cells)
+        return np.fromiter(every, np.int64, len(cells)).view("datetime64[us]")
 
 
 _NEVER = int(np.iinfo(np.int64).min)  # NaT
+
+
+def _parsed_texts(texts: list[str]) -> dict[str, int]:
+    """Return the time of each text: one by one only where a plain one is no time."""
+    plain = [text for text in texts if _PLAIN.fullmatch(text)]
+    try:
+        times = np.array(plain, "datetime64[us]").astype(np.int64).tolist()
+    except ValueError:  # a day that does not exist
+        plain, times = [], []
+    found = dict(zip(plain, times, strict=True))
+    return found | {text: _parsed(text) for text in texts if text not in found}
 
 
 def _parsed(cell: Any) -> int:
@@ -256,9 +266,7 @@ def _microseconds(cell: Any, exact: bool = False) -> int:
             return _microseconds(datetime.fromisoformat(cell))
     if not isinstance(cell, (str, date, np.datetime64)):
         raise ValueError
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        moment = np.datetime64(cell)
+    moment = np.datetime64(cell)
     unit, number = np.datetime_data(moment.dtype)
     if np.isnat(moment) or unit == "generic":
         raise ValueError
@@ -273,12 +281,11 @@ def _microseconds(cell: Any, exact: bool = False) -> int:
 
 
 def _moment(name: str, value: Any, *, exact: bool = True) -> int:
-    try:
+    with warnings.catch_warnings(), suppress(Exception):  # of the value's own class too
+        warnings.simplefilter("ignore")
         found = _microseconds(value, exact)
         if -_LARGEST <= found <= _LARGEST:
             return found
-    except Exception:  # of the value's own class too
-        pass
     raise ValueError(
         f"{name} must be a time in whole microseconds, such as '2013-01-01', got {shown(value)}"
     )

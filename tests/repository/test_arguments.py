@@ -53,6 +53,11 @@ def ftrl(**changed: Any) -> FTRL:
     return FTRL(np.zeros(2), **{"learning_rate": 1.0, "batch_size": 2, "steps": 4, **changed})
 
 
+def counter(**changed: Any) -> dpf.PrivateCounter:
+    given = {"keys": ["a", "b"], "periods": 4, "noise_multiplier": 1.0, "start": 0, "period": 1}
+    return dpf.PrivateCounter(**{**given, "unit": "user", "user_periods": 2, **changed})
+
+
 def noise(**changed: Any) -> None:
     dpf.TreeNoise(2, 1.0).load_state_dict(dpf.TreeNoise(2, 1.0).state_dict(), **changed)
 
@@ -197,6 +202,24 @@ ENTRIES: dict[str, tuple[str, Kind, Callable[[Any], Any]]] = {
         "fits",
         INTEGER,
         lambda v: dpf.PrivacyBudget(1.0, 1e-6).epsilon_per_fit(v),
+    ),
+    "PrivateCounter periods": ("periods", INTEGER, lambda v: counter(periods=v)),
+    "PrivateCounter noise_multiplier": (
+        "noise_multiplier",
+        POSITIVE,
+        lambda v: counter(noise_multiplier=v),
+    ),
+    "PrivateCounter user_periods": ("user_periods", INTEGER, lambda v: counter(user_periods=v)),
+    "PrivateCounter user_gap": ("user_gap", INTEGER, lambda v: counter(user_gap=v)),
+    "PrivateCounter keys_per_period": (
+        "keys_per_period",
+        INTEGER,
+        lambda v: counter(keys_per_period=v),
+    ),
+    "PrivateCounter events_per_key": (
+        "events_per_key",
+        INTEGER,
+        lambda v: counter(events_per_key=v),
     ),
     "PrefixSum size": ("size", INTEGER, lambda v: dpf.PrefixSum(v, 4, 1.0, 1.0)),
     "PrefixSum steps": ("steps", INTEGER, lambda v: dpf.PrefixSum(2, v, 1.0, 1.0)),

@@ -150,6 +150,12 @@ def test_times_in_cells() -> None:
     wanted = np.array(["2013-01-01T05:15"] * 9, "datetime64[us]")
     wanted[[3, 4, 8]] = np.datetime64(START)
     assert (parsed_times(cells) == wanted).all()
+    days = [f"2013-01-{day:02} 05:15" for day in range(40)] * 3  # some of which do not exist
+    for part in (days, days[:20]):
+        exact = [
+            np.datetime64(d, "us") if 0 < int(d[8:10]) < 32 else np.datetime64("NaT") for d in part
+        ]
+        np.testing.assert_array_equal(parsed_times(part), np.array(exact))
     never = ["now", "today", "NaT", "", None, math.nan, 5, "13/01/2013", object(), pd.NaT, [1]]
     never += ["292277026597-01-01", np.datetime64(2**62, "W")]
     assert np.isnat(parsed_times(never)).all()

@@ -14,7 +14,7 @@ import dpftrl_fast as dpf
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.audit.covariance import noise_factor
 from dpftrl_fast.audit.estimates import epsilon_lower_bound
-from dpftrl_fast.mechanisms import Identity, Tree
+from dpftrl_fast.mechanisms import BufferedToeplitz, Identity, Tree
 from dpftrl_fast.streams import table_figures
 
 KINDS: list[dict[str, Any]] = [
@@ -125,6 +125,19 @@ def test_the_mechanism_is_the_best_for_the_figures() -> None:
         for one in (table["period"], table["running"], tree)
     ]
     assert rms == [[4.2, 57.2], [7.8, 11.6], [13.9, 19.8]]
+    weeks = [
+        [round(float(np.sqrt(np.mean(one.std(window=w) ** 2))), 1) for w in (7, 30)]
+        for one in (table["period"], table["running"], tree)
+    ]
+    assert weeks == [[11.1, 22.7], [10.9, 12.6], [20.0, 23.2]]
+    last = [one.std("running")[-1].round(1) for one in (table["period"], table["running"], tree)]
+    assert last == [80.7, 12.9, 24.1]
+    for years, wanted in ((100, 12.6), (10_000, 13.3)):
+        long = dpf.PrivateCounter.calibrate(
+            ["a"], int(365.25 * years), epsilon=1.0, delta=1e-6, **days,
+            mechanism=BufferedToeplitz.unbounded(),
+        )  # fmt: skip
+        assert round(float(np.sqrt(np.mean(long.std("running")[:365] ** 2))), 1) == wanted
 
 
 def test_windows_have_the_least_error_of_all_candidates() -> None:
