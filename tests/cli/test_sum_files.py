@@ -118,7 +118,7 @@ def test_a_column_that_is_no_number_is_refused_by_its_type(
 def test_sums_of_blocks_are_those_of_single_steps(
     tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch, every: int, rows: int
 ) -> None:
-    monkeypatch.setattr(rows, "_ROWS", 4)
+    monkeypatch.setattr(row_sums, "_ROWS", 4)
     facts = run_json(*words(plain, tmp_path / "s.csv", rows=rows, every=every))
     table = np.atleast_1d(np.genfromtxt(tmp_path / "s.csv", delimiter=",", names=True))
     steps = -(-rows // every)
