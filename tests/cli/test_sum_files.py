@@ -18,6 +18,7 @@ from pyarrow import parquet
 from dpftrl_fast import PrefixSum, PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.cli.app import app
+from dpftrl_fast.cli.sums import rows as row_sums
 from dpftrl_fast.mechanisms import mechanism_from_dict
 
 VALUES = [1.5, 2.25, 10.0, 0.0, 7.5, 3.0, 1.0]
