@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From events to the un-noised sums of a period: which of them count, and as what."""
+"""Un-noised sums of a period: the events that count, and their values in whole parts."""
 
 from __future__ import annotations
 
