@@ -6,7 +6,9 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <atomic>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -103,14 +105,24 @@ class PySource {
   py::object residual(const py::object& out) {
     return into(out, [&](T* data) { source_.residual(data, check_signals); });
   }
-  // Steps into `count` rows of out, an array of `rows` of them, from row `first` on.
+  // Steps into `count` rows of out, an array of `rows` of them, from row `first` on. Where the call ends early, rows of
+  // steps that were not taken hold no noise: they come again.
   void steps(const py::array& out, std::uint64_t rows, std::uint64_t first, std::uint64_t count) {
     const std::size_t size = source_.config().size;
     if (rows > PTRDIFF_MAX / sizeof(T) / size || first > rows || count > rows - first) {
       throw py::value_error("rows must be those of an array");
     }
     T* const data = writable<T>(out, static_cast<std::size_t>(rows) * size) + first * size;
-    alone([&] { source_.steps(count, data, check_signals); });
+    alone([&] {
+      const std::uint64_t before = source_.t();
+      try {
+        source_.steps(count, data, check_signals);
+      } catch (...) {
+        const std::uint64_t taken = source_.t() - before;
+        std::fill(data + taken * size, data + count * size, std::numeric_limits<T>::quiet_NaN());
+        throw;
+      }
+    });
   }
   py::object prefix(std::uint64_t t, const py::object& out) {
     return into(out, [&](T* data) { source_.prefix(t, data, check_signals); });

@@ -20,8 +20,8 @@ from dpftrl_fast.cli import (
     plan,
     predict,
     schema,
-    sums,
 )
+from dpftrl_fast.cli.sums.command import command as sum_command
 
 app = typer.Typer(
     add_completion=False,
@@ -49,7 +49,7 @@ def _main(
 
 app.command("fit")(fit.command)
 app.command("predict")(predict.command)
-app.command("sum")(sums.command)
+app.command("sum")(sum_command)
 app.command("epsilon")(guarantee.epsilon)
 app.command("calibrate")(guarantee.calibrate)
 app.command("plan")(plan.command)

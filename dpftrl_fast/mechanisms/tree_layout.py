@@ -85,7 +85,7 @@ class TreeLayout(BlockLayout[TreeRun]):
         """
         if super().begins(longer):
             return True
-        if self.steps > longer.steps or self.runs[-1].completed:
+        if self.steps > longer.steps:
             return False
         *runs, last = longer.between(1, self.steps).runs
         whole, cut = replace(last, count=last.count - 1), replace(last, completed=False, count=1)

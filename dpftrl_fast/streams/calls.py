@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.rounding import clip_limit
-from dpftrl_fast.streams.contributions import Bounded, Contributions, Floats
+from dpftrl_fast.rounding import PLAIN_SUMMANDS, clip_limit
+from dpftrl_fast.streams.contributions import Bounded, Contributions, Floats, sum_of_step
 
 Ids = NDArray[np.int64]
 
@@ -59,8 +59,22 @@ class Call:
         return cls(d["sums"], d["records"], users, d["counting"])
 
 
-def contributions_of_steps(rule: Contributions, records: Floats) -> Floats:
-    """Return the contribution of each row, one record a step, as ``rule.of`` does."""
+def sums_of_steps(rule: Contributions, records: Floats) -> Floats:
+    """Return the sum of the contributions of each step.
+
+    `records` has shape (steps, size), one record a step, or (steps, n, size).
+    """
+    if records.ndim == 2:
+        return _contributions(rule, records)
+    steps, each, size = records.shape
+    if each > PLAIN_SUMMANDS:
+        return np.array([sum_of_step(rule, one) for one in records]).reshape(steps, size)
+    found = _contributions(rule, records.reshape(-1, size))
+    return np.asarray(found.reshape(records.shape).sum(axis=1))
+
+
+def _contributions(rule: Contributions, records: Floats) -> Floats:
+    """Return the contribution of each row, as ``rule.of`` does."""
     from dpftrl_fast.kernels.stream_sums import bounded_steps, clipped_steps
 
     if isinstance(rule, Bounded):

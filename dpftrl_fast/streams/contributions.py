@@ -241,7 +241,7 @@ def real_rows(name: str, x: ArrayLike, size: int, shapes: tuple[int, ...]) -> Fl
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.ndim not in shapes or array.shape[-1] != size:
         letters = {1: f"({size},)", 2: f"(n, {size})", 3: f"(steps, n, {size})"}
-        if shapes[0] == 2:
+        if shapes[0] == 2:  # of many steps
             letters[2] = f"(steps, {size})"
         allowed = " or ".join(letters[ndim] for ndim in shapes)
         raise ValueError(f"{name} must have shape {allowed}, got {array.shape}")

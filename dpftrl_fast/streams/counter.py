@@ -15,6 +15,7 @@ from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.counter_mechanism import mechanism_of
 from dpftrl_fast.streams.counter_settings import checked_keys, counter_settings
+from dpftrl_fast.streams.event_findings import event_findings
 from dpftrl_fast.streams.events import read_events
 from dpftrl_fast.streams.kept_table import KeptTable
 from dpftrl_fast.streams.period_sums import rows_of, sums_of
@@ -342,6 +343,45 @@ class PrivateCounter(KeptTable):
         self._interrupted = False
 
     # ---- Facts ----
+
+    def explain(self, events: Any) -> dict[str, int]:
+        """Return how many events count, and why others do not: **NOT private**.
+
+        For the owner of the data, before anything is released; nothing is added.
+
+        Parameters
+        ----------
+        events : DataFrame, Table, RecordBatch or mapping
+            As for `add`.
+
+        Examples
+        --------
+        >>> days = PrivateCounter(["a"], 365, 4.0, start="2013-01-01", period="1D")
+        >>> found = days.explain({"time": ["2013-01-01", "soon", "2012-01-01"], "key": ["a"] * 3})
+        >>> found["without a time"], found["outside of the periods"]
+        (1, 1)
+        """
+        places = {form: place for place, form in enumerate(self._keys)}
+        return event_findings(events, self._settings, places)
+
+    def has_batch(self, label: str) -> bool:
+        """Return whether a batch with this label was added."""
+        return label in self._held.labels
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The declared facts, as JSON-able data."""
+        return self._settings.to_dict()
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that are read."""
+        return [name for name in self._settings.columns.to_dict().values() if name is not None]
+
+    @property
+    def bounding(self) -> str:
+        """The contribution bounding, in words."""
+        return self._settings.bounding_words
 
     @property
     def plan(self) -> PrivacyPlan:

@@ -82,21 +82,24 @@ def read_events(
     ([1, -1], [0, -1], [7, -1])
     """
     cells = {
-        role: _column(events, name) for role, name in columns.to_dict().items() if name is not None
+        role: column_of(events, name)
+        for role, name in columns.to_dict().items()
+        if name is not None
     }
     lengths = {role: len(column) for role, column in cells.items()}
     if len({*lengths.values()}) > 1:
         raise ValueError(f"the columns of events must have one length, got {lengths}")
     users, values = cells.get("user"), cells.get("value")
     return Events(
-        periods.places(_times(cells["time"], periods)),
+        periods.places(times_of(cells["time"], periods)),
         _codes(cells["key"], keys),
         None if users is None else _users(users),
         None if values is None else _values(values),
     )
 
 
-def _column(events: Any, name: str) -> Any:
+def column_of(events: Any, name: str) -> Any:
+    """Return a column of events; refused by public facts only."""
     if isinstance(events, Mapping):
         names = [*events]
     elif comes_from(events, "pandas", "polars", "pyarrow") and not hasattr(events, "collect"):
@@ -126,7 +129,8 @@ def _type(cells: Any) -> Any:
     return cells.type if comes_from(cells, "pyarrow") else cells.dtype
 
 
-def _times(cells: Any, periods: Periods) -> NDArray[Any]:
+def times_of(cells: Any, periods: Periods) -> NDArray[Any]:
+    """Return the times of events, NaT or NaN where a cell has none."""
     found = _type(cells)
     if periods.kind != "time":
         if _is_objects(cells) or kind_of(found) == "numbers":

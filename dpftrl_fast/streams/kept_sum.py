@@ -46,6 +46,7 @@ class KeptSum(SumErrors):
         self._journal: CallJournal | None = None
         self._counting: bool | None = None
         self._interrupted = False
+        self._facts: dict[str, Any] = {}
 
     # ---- Calls ----
 
@@ -90,7 +91,13 @@ class KeptSum(SumErrors):
 
     # ---- The folder ----
 
-    def save(self, folder: str | Path, *, checkpoint_every: int = 1) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        checkpoint_every: int = 1,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         """Keep this sum in a folder from now on, so that a killed process can resume it.
 
         Parameters
@@ -101,6 +108,8 @@ class KeptSum(SumErrors):
         checkpoint_every : int
             The state is written after so many calls. All calls since then are kept, and repeated
             when the folder is opened after a crash.
+        facts : mapping, optional
+            Public facts of the stream, as JSON, that are kept beside it: see `facts`.
 
         Raises
         ------
@@ -139,6 +148,7 @@ class KeptSum(SumErrors):
                         f"folder must be empty, {str(folder)!r} holds a running sum: PrefixSum.open"
                         " resumes it"
                     )
+                self._facts = dict(facts or {})
                 journal.begin(self._state())
             except BaseException:
                 journal.close()
@@ -215,7 +225,7 @@ class KeptSum(SumErrors):
         found._whole, found._keeps_history = state["whole"], state["history"]
         found._begin(plan, rule, users, {**state["settings"], "threads": threads})
         found._running.load_state_dict(state["running"])
-        found._counting = state["counting"]
+        found._counting, found._facts = state["counting"], state["facts"]
         return found
 
     def _state(self) -> dict[str, Any]:
@@ -230,6 +240,7 @@ class KeptSum(SumErrors):
             "history": self._keeps_history,
             "settings": {k: v for k, v in self._settings.items() if k != "threads"},
             "counting": self._counting,
+            "facts": self._facts,
             "running": self._running.state_dict(),
             "users": self._users.state_dict(),
         }
@@ -279,7 +290,7 @@ class KeptSum(SumErrors):
         Notes
         -----
         The new end must be chosen from public facts: who extends a stream because of what was
-        released has no epsilon for it. If it may go on without an end, declare ``steps=None`` at
+        released has no epsilon for it. If it may have no end, declare ``steps=None`` at
         the beginning.
 
         Examples
@@ -416,6 +427,11 @@ class KeptSum(SumErrors):
     def records(self) -> int:
         """Records in the sum, those that count as zero too; 0 where counts are added."""
         return self._running.records
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Public facts that `save` was given."""
+        return dict(self._facts)
 
     @property
     def reproducible(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Un-noised sums of a period: the events that count, and their values in whole parts."""
+"""Un-noised sums of a period from its events: the ones that count, and their parts."""
 
 from __future__ import annotations
 

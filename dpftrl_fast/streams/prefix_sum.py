@@ -17,7 +17,7 @@ from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import check_summands
-from dpftrl_fast.streams.calls import Call, contributions_of_steps
+from dpftrl_fast.streams.calls import Call, sums_of_steps
 from dpftrl_fast.streams.contributions import Clipped, Floats, real_rows, rule_of, sum_of_step
 from dpftrl_fast.streams.kept_sum import KeptSum
 from dpftrl_fast.streams.users import Ids, Surplus, Users, ids_of, one_row_a_user, stream_pattern
@@ -252,19 +252,20 @@ class PrefixSum(KeptSum):
         return out
 
     def add_steps(self, records: ArrayLike, *, users: ArrayLike | None = None) -> Floats:
-        """Take many steps in one call, one record each, and return the sum after each of them.
+        """Take many steps in one call, and return the sum after each of them.
 
         Parameters
         ----------
-        records : array_like of shape (steps, size)
-            The record of each step, as for `add`.
+        records : array_like of shape (steps, size) or (steps, n, size)
+            The record of each step, or its n records, as for `add`.
         users : array_like of shape (steps,), optional
-            Whose record it is.
+            Whose record it is, with one record a step.
 
         Returns
         -------
         ndarray of shape (steps, size) and dtype float64
-            The bits that `add` returns, called for each row.
+            The bits that `add` returns, called for each step (with several records in one of size
+            1, up to the order in which these are added up).
 
         Raises
         ------
@@ -281,15 +282,21 @@ class PrefixSum(KeptSum):
         >>> sums.add_steps(np.full((600, 2), 0.1)).shape, sums.t
         ((600, 2), 600)
         """
-        rows = real_rows("records", records, self.size, (2,))
+        rows = real_rows("records", records, self.size, (2, 3))
+        each = 1 if rows.ndim == 2 else rows.shape[1]
         with self._lock:
-            self._check_call(len(rows), len(rows), users=users)
+            self._check_call(len(rows), len(rows) * each, users=users)
             named = None
             if users is not None:
+                if rows.ndim != 2:
+                    raise ValueError(
+                        "users of many steps have one record each, of shape (steps, size), got "
+                        f"{rows.shape}: call add for each step"
+                    )
                 named = self._users.check_steps(ids_of(users, len(rows)))
                 rows[[not one.size for one in named]] = np.nan  # which contributes zero
-            sums = contributions_of_steps(self._rule, rows)
-            return self._take(Call(sums, np.ones(len(rows), np.int64), named))
+            sums = sums_of_steps(self._rule, rows)
+            return self._take(Call(sums, np.full(len(rows), each), named))
 
     def add_counts(self, counts: ArrayLike) -> Floats:
         """Take one step, or many: add numbers of events, each of which is a record.

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast.tables.cells import is_category, is_number, numbers, texts
+from dpftrl_fast.tables.column_file import file_kind, refuse_no_file
 from dpftrl_fast.tables.csv_format import PLAIN_NUMBERS, CsvFormat, CsvOptions, NumberFormat
 from dpftrl_fast.tables.csv_slots import CsvLines, arrow_input
 from dpftrl_fast.tables.damaged import readable
 from dpftrl_fast.tables.header import is_header
 from dpftrl_fast.tables.parquet import open_parquet
-from dpftrl_fast.tables.reader import file_kind, refuse_no_file
 from dpftrl_fast.tables.table_error import TableError
 
 if TYPE_CHECKING:

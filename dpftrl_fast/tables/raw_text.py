@@ -22,8 +22,8 @@ NO_TEXT = b"\xff"
 # Encodings in which each unit is decoded by itself (a pair of surrogates holds no line end). Many
 # lines give the same text together as one by one; one of too many units is too long in UTF-8, too.
 _UNITS = re.compile(r"iso8859-\d+|cp125\d|utf-(16|32)-[bl]e")
-#: Bytes that tell the byte order mark of a file.
-START = 4
+#: Bytes at the start of a file that tell its byte order mark, or that it is no text.
+START = 10
 _MARKS = (
     (codecs.BOM_UTF8, None),
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins as the mark of UTF-16
@@ -32,12 +32,12 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _PACKED = (
-    (b"\x1f\x8b", "a gzip file, not text: add .gz to its name, or unpack it"),
-    (b"BZh", "a bzip2 file, not text: add .bz2 to its name, or unpack it"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file, not text: add .zst to its name, or unpack it"),
-    (b"PK\x03\x04", "a zip archive, not text: unpack it, or save a spreadsheet as CSV"),
-    (b"PAR1", "a Parquet file, not text: add .parquet to its name"),
-    (b"\xd0\xcf\x11\xe0", "a document of Microsoft Office, not text: save it as CSV"),
+    (rb"\x1f\x8b", "a gzip file, not text: add .gz to its name, or unpack it"),
+    (rb"BZh[1-9]1AY&SY", "a bzip2 file, not text: add .bz2 to its name, or unpack it"),
+    (rb"\x28\xb5\x2f\xfd", "a zstd file, not text: add .zst to its name, or unpack it"),
+    (rb"PK\x03\x04", "a zip archive, not text: unpack it, or save a spreadsheet as CSV"),
+    (rb"PAR1\x15", "a Parquet file, not text: add .parquet to its name"),
+    (rb"\xd0\xcf\x11\xe0", "a document of Microsoft Office, not text: save it as CSV"),
 )
 
 
@@ -152,8 +152,8 @@ def marked_text(start: bytes, codec: str | None, name: str) -> tuple[RawText, in
     >>> marked_text(b"\xff\xfea\0", None, "'t.csv'")
     (RawText(codec='utf-16-le', carriage_returns=False), 2)
     """
-    for magic, words in _PACKED:
-        if start.startswith(magic):
+    for pattern, words in _PACKED:
+        if re.match(pattern, start):
             raise ValueError(f"{name} is {words}")
     for mark, own in _MARKS:
         if start.startswith(mark):

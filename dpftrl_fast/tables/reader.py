@@ -13,21 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpftrl_fast.tables.cells import is_category, is_number, numbers
-from dpftrl_fast.tables.csv_format import CsvFormat, CsvOptions, NumberFormat
-from dpftrl_fast.tables.csv_slots import STANDARD_INPUT, CsvLines, Faults, arrow_input
-from dpftrl_fast.tables.damaged import readable
+from dpftrl_fast.tables.column_file import ColumnFile, file_state
+from dpftrl_fast.tables.csv_format import CsvOptions, NumberFormat
+from dpftrl_fast.tables.csv_slots import Faults
 from dpftrl_fast.tables.encoding import Encoder, Rows
-from dpftrl_fast.tables.header import missing_column
-from dpftrl_fast.tables.parquet import PARQUET, ParquetFolder, open_parquet, parquet_files
 from dpftrl_fast.tables.schema import NumericColumn, Schema
 from dpftrl_fast.tables.table_error import TableError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
-
-_PARQUET_ROWS = 1 << 16
-_CSV_BLOCK = 1 << 21
 
 
 class TableReader:
@@ -68,28 +63,10 @@ class TableReader:
             names = (*names, *_further(schema))
         self.columns = tuple(dict.fromkeys(names))
         self._numeric = [name for name, number in _kinds(schema) if number and name in self.columns]
-        self._standard = str(path) == STANDARD_INPUT
-        kind, delimiter = file_kind(self.path)
-        refuse_no_file(self.path)
-        self._state = _file_state(self.path)
-        self._used = False
-        self._csv: CsvLines | None = None
+        self._file = ColumnFile(path, self.columns, declared=self._declared(), **csv)
         #: Number of rows where the file states it (Parquet), else None.
-        self.rows: int | None = None
-        try:
-            self._form = CsvFormat.of(csv, default_delimiter=delimiter or ",")
-            if kind == "csv":
-                self._csv = CsvLines(self.path, self._form)
-        except ValueError as error:
-            raise TableError(str(error)) from None
-        header = self._open_parquet() if self._csv is None else self._csv.names
-        for name in self.columns:
-            if header.count(name) != 1:
-                mark = None if self._csv is None else self._form.delimiter
-                raise TableError(
-                    missing_column(name, header, self._declared(), mark, repr(str(path)))
-                )
-        if kind == "parquet":
+        self.rows = self._file.rows
+        if not self._file.is_text:
             self._check_types()
 
     def __iter__(self) -> Iterator[pa.Table | pa.RecordBatch]:
@@ -97,7 +74,7 @@ class TableReader:
 
         Numeric columns of CSV are float64, NaN for a cell that is no finite number.
         """
-        for block, _ in self._read(list(self.columns)):
+        for block, _ in self._file.read(list(self.columns)):
             yield self.with_numbers(block)
 
     def blocks(
@@ -111,7 +88,7 @@ class TableReader:
         seen = 0
         if self.rows is not None and self.rows > self.schema.rows:
             raise self._too_many()
-        for block, _ in self._read(list(self.columns if columns is None else columns)):
+        for block, _ in self._file.read(list(self.columns if columns is None else columns)):
             seen += block.num_rows
             if seen > self.schema.rows:
                 raise self._too_many()
@@ -119,105 +96,51 @@ class TableReader:
 
     def explained(self) -> Iterator[tuple[pa.Table | pa.RecordBatch, Faults]]:
         """Yield blocks whose cells of CSV are text, with the faults of their lines: NOT private."""
-        return self._read(list(self.columns), explain=True)
+        return self._file.read(list(self.columns), explain=True)
 
     def with_numbers(self, block: Any) -> Any:
         """Return a block of text with its numeric columns as float64; one of Parquet as it is."""
-        if self._csv is None:
+        if not self._file.is_text:
             return block
         for name in self._numeric:
             if name in block.column_names:
                 place = block.column_names.index(name)
-                cells = numbers(block[name], self._form.numbers)
+                cells = numbers(block[name], self._file.numbers)
                 block = block.set_column(place, name, [cells])
         return block
 
     @property
     def numbers_of(self) -> NumberFormat:
         """Marks within numbers of a CSV file."""
-        return self._form.numbers
+        return self._file.numbers
 
     @property
     def first_line(self) -> int:
         """Number of the first row, as a line of a CSV file or a row of Parquet."""
-        return 1 if self._csv is None else 2
+        return 2 if self._file.is_text else 1
 
     def again(self) -> TableReader:
         """Return a reader for another pass; raise `TableError` if the file has changed."""
-        if self._standard:
+        if self._file.is_standard:
             raise TableError("the standard input is read once, got another pass: write a file")
         self.refuse_change()
         reader = TableReader(self.path, self.schema, **self._options)
-        reader._state = self._state
+        reader._file.state = self._file.state
         reader.refuse_change()  # the file that was opened is the same
         return reader
 
     def refuse_change(self) -> None:
         """Raise `TableError` when size, time or identity of the file have changed."""
-        if _file_state(self.path) != self._state:
+        if file_state(self.path) != self._file.state:
             raise TableError(
                 f"expected the same rows in every pass, but {str(self.path)!r} has changed"
             )
 
-    def _read(
-        self, columns: list[str], *, explain: bool = False
-    ) -> Iterator[tuple[pa.Table | pa.RecordBatch, Faults]]:
-        if self._used:
-            raise RuntimeError(f"expected one pass over {str(self.path)!r}, got a second one")
-        self._used = True
-        if self._csv is None:
-            with readable(repr(str(self.path)), TableError):
-                for batch in self._file.iter_batches(_PARQUET_ROWS, columns=columns):
-                    yield batch, {}
-            return
-        from pyarrow import ArrowInvalid, csv, string
-
-        read = csv.ReadOptions(column_names=self._csv.names, block_size=_CSV_BLOCK)
-        parse = csv.ParseOptions(
-            delimiter=self._csv.delimiter, newlines_in_values=False, ignore_empty_lines=False
-        )
-        convert = csv.ConvertOptions(
-            include_columns=columns,
-            column_types=dict.fromkeys(columns, string()),
-            strings_can_be_null=False,
-            check_utf8=False,
-        )
-        for text, count, faults in self._lines(self._csv, explain):
-            fault = RuntimeError(f"expected {count} records from {count} lines: an internal error")
-            try:
-                table = csv.read_csv(arrow_input(text), read, parse, convert)
-            except ArrowInvalid:  # its message shows a row
-                raise fault from None
-            if table.num_rows != count:
-                raise fault
-            yield table, faults
-        self._csv.close()
-
-    @staticmethod
-    def _lines(lines: CsvLines, explain: bool) -> Iterator[tuple[bytes, int, Faults]]:
-        try:
-            if explain:
-                yield from lines.explained()
-            else:
-                yield from ((text, count, {}) for text, count in lines)
-        except ValueError as error:
-            raise TableError(str(error)) from None
-
-    def _open_parquet(self) -> list[str]:
-        self._file = open_parquet(self.path)
-        folder = isinstance(self._file, ParquetFolder)
-        self.rows = self._file.rows if folder else self._file.metadata.num_rows
-        if self.rows <= 0:
-            raise TableError(f"expected rows in {str(self.path)!r}, got none")
-        with readable(repr(str(self.path)), TableError):
-            return list(self._file.schema_arrow.names)
-
     def _check_types(self) -> None:
-        arrow = self._file.schema_arrow
         for name, numeric in _kinds(self.schema):
             if name not in self.columns:
                 continue
-            kind = arrow.field(name).type
+            kind = self._file.type_of(name)
             if not (is_number(kind) if numeric else is_category(kind)):
                 wanted = "a number or boolean" if numeric else "text, a whole number or boolean"
                 raise TableError(f"column {name!r} must hold {wanted}, got {kind}")
@@ -247,15 +170,6 @@ def _further(schema: Schema) -> tuple[str, ...]:
     """Return the columns of users and weights."""
     named = (schema.group_column, schema.weight_column)
     return tuple(name for name in named if name is not None)
-
-
-def _file_state(path: Path) -> tuple[int, ...]:
-    """Return public facts that identify an unchanged file, or the files of a folder."""
-    if str(path) == STANDARD_INPUT:
-        return ()
-    state = path.stat()
-    own = (state.st_size, state.st_mtime_ns, state.st_ino)
-    return sum((_file_state(file) for file in parquet_files(path)), own) if path.is_dir() else own
 
 
 def minibatches(
@@ -316,30 +230,3 @@ def recut(blocks: Iterator[Rows], size: int) -> Iterator[Rows]:
             count += len(block) - start
     if held:
         yield Rows.concatenate(held)
-
-
-def refuse_no_file(path: Path) -> None:
-    """Raise `TableError` if a path is no file, no folder and not the standard input."""
-    if str(path) == STANDARD_INPUT or path.is_file() or path.is_dir():
-        return
-    if path.exists():
-        raise TableError(f"{str(path)!r} must be a file, got a pipe or a device: read it through -")
-    raise TableError(f"no such file: {str(path)!r}")
-
-
-def file_kind(path: Path) -> tuple[str, str]:
-    """Return ("csv", default delimiter) or ("parquet", "") from the name of a file."""
-    if str(path) == STANDARD_INPUT:
-        return "csv", ","
-    if path.is_dir():
-        return "parquet", ""
-    name = path.name.lower()
-    for packed in (".gz", ".bz2", ".zst"):
-        name = name.removesuffix(packed)
-    if name.endswith((".csv", ".txt")):
-        return "csv", ","
-    if name.endswith(".tsv"):
-        return "csv", "\t"
-    if path.suffix.lower() in PARQUET:
-        return "parquet", ""
-    raise TableError(f"expected a .csv, .tsv, .txt or .parquet file, got {str(path)!r}")

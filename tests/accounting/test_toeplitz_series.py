@@ -14,6 +14,7 @@ from dpftrl_fast import accounting as acc
 from dpftrl_fast.accounting.sensitivity.strided import first_place
 from dpftrl_fast.accounting.sensitivity.toeplitz_column import strategy_column
 from dpftrl_fast.accounting.sensitivity.toeplitz_series import (
+    geometric,
     has_series,
     largest_coefficient,
     series_norm,
@@ -75,6 +76,15 @@ def test_long_sums_against_60_digits(buffers, bits):
         ):
             assert mpmath.mpf(found) >= wanted
             assert mpmath.mpf(found) <= wanted * (1 + mpmath.mpf(2) ** -50)
+
+
+@given(DECAYS, DECAYS, st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_a_geometric_series_is_never_too_small(one, other, terms):
+    x = Fraction(one) * Fraction(other)
+    exact = sum((x**j for j in range(terms)), Fraction(0))
+    found = geometric(x, terms)
+    assert exact <= found <= exact + Fraction(1, 2**200)
 
 
 def test_a_single_pass_agrees_with_its_column():

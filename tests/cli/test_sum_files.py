@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from dpftrl_fast import PrefixSum, PrivacyPlan
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.cli import sums
 from dpftrl_fast.cli.app import app
+from dpftrl_fast.cli.sums import rows as row_sums
 from dpftrl_fast.mechanisms import mechanism_from_dict
 
 VALUES = [1.5, 2.25, 10.0, 0.0, 7.5, 3.0, 1.0]
@@ -119,7 +119,7 @@ def test_a_column_that_is_no_number_is_refused_by_its_type(
 def test_sums_of_blocks_are_those_of_single_steps(
     tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch, every: int, rows: int
 ) -> None:
-    monkeypatch.setattr(sums, "_ROWS", 4)
+    monkeypatch.setattr(row_sums, "_ROWS", 4)
     facts = run_json(*words(plain, tmp_path / "s.csv", rows=rows, every=every))
     table = np.atleast_1d(np.genfromtxt(tmp_path / "s.csv", delimiter=",", names=True))
     steps = -(-rows // every)
@@ -160,7 +160,10 @@ def test_a_budget_is_shown_beside_the_output(tmp_path: Path, plain: Path) -> Non
     given = [x for x in words(plain, "-", budget=tmp_path / "b") if x not in ("--noise-seed",)]
     given.remove(1)
     result = run(*given)
-    assert result.stdout.startswith("row,private_sum\n2,") and result.stdout.count("\n") == 5
+    assert (
+        result.stdout.startswith("row,private_sum,std,low,high\n2,")
+        and result.stdout.count("\n") == 5
+    )
     assert "Budget" in result.stderr
 
 

@@ -157,7 +157,7 @@ def test_the_core_refuses_rows_that_are_not_there() -> None:
 def test_ctrl_c_leaves_a_whole_step_and_the_rows_before_it(kind: str) -> None:
     size, n = 60, 400_000
     noise = source(kind, size, dtype="float32", rounds=20)
-    out = np.full((n, size), np.nan, np.float32)
+    out = np.zeros((n, size), np.float32)
 
     class Stop(Exception):
         pass
@@ -179,6 +179,7 @@ def test_ctrl_c_leaves_a_whole_step_and_the_rows_before_it(kind: str) -> None:
     plain = source(kind, size, dtype="float32", rounds=20)
     want = plain.next_steps(taken + 20)
     np.testing.assert_array_equal(out[:taken], want[:taken])
+    assert np.isnan(out[taken:]).all()  # no noise that will be given again
     np.testing.assert_array_equal(noise.next_steps(20), want[taken:])
 
 
@@ -194,3 +195,16 @@ def test_threads_take_turns() -> None:
     for rows in got:
         assert any(np.array_equal(rows, part) for part in want)
     assert noise.t == 1200
+
+
+@pytest.mark.parametrize("kind", ["honaker", "taps"])
+def test_a_forked_copy_of_a_secret_source_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, public = source(kind, seed=None), source(kind)
+    monkeypatch.setattr("dpftrl_fast.noise.source.process_mark", lambda: (1, 1))
+    out = np.full((2, 5), 7.0)
+    with pytest.raises(RuntimeError, match="forked from one that holds the same key"):
+        secret.next_steps(2, out)
+    assert secret.t == 0 and (out == 7.0).all()
+    public.next_steps(2, out)

@@ -23,6 +23,7 @@ RUNNABLE = (
     "accounting",
     "audit",
     "budget",
+    "horizon",
     "kernels",
     "least_squares",
     "linear_model",

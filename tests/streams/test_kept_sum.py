@@ -47,7 +47,7 @@ def days(case: str = "plain") -> list[np.ndarray]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_sum_that_is_closed_every_day_is_one_that_is_not(case: str, tmp_path: Path) -> None:
     whole, sums = make(case), make(case)
-    sums.save(tmp_path / "sum")
+    sums.save(tmp_path / "sum", facts={"column": "x", "every": 3})
     for day in days():
         expected = whole.add(day)
         assert (sums.add(day) == expected).all()
@@ -58,7 +58,7 @@ def test_a_sum_that_is_closed_every_day_is_one_that_is_not(case: str, tmp_path: 
         assert (sums.value == expected).all() and sums.t == whole.t
         assert sums.records == whole.records and sums.reproducible
     assert sums.plan == whole.plan and sums.epsilon(1e-6) == whole.epsilon(1e-6)
-    assert repr(sums) == repr(whole)
+    assert repr(sums) == repr(whole) and sums.facts == {"column": "x", "every": 3}
     if case == "history":
         assert (sums.values == whole.values).all() and sums.values.shape == (12, 2)
         assert (sums.window(3, 7) == sums.values[6] - sums.values[2]).all()

@@ -53,6 +53,21 @@ def test_many_steps_of_every_mechanism(name: str, monkeypatch: pytest.MonkeyPatc
     assert (np.concatenate([many.add_steps(x[:4]), many.add_steps(x[4:])]) == expected).all()
 
 
+@pytest.mark.parametrize("n", [0, 1, 4, 5000])
+@pytest.mark.parametrize("size", [1, 3])
+def test_many_steps_of_many_records(size: int, n: int) -> None:
+    x = np.random.default_rng(n).normal(size=(6, n, size))
+    x[x > 2.5] = NAN
+    one, many = make(size, noise_multiplier=1e-9), make(size, noise_multiplier=1e-9)
+    expected = np.array([one.add(rows) for rows in x])
+    found = np.concatenate([many.add_steps(x[:2]), many.add_steps(x[2:])])
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-9)
+    assert size == 1 or (found == expected).all()
+    assert many.records == one.records == 6 * n
+    with pytest.raises(ValueError, match=r"have one record each"):
+        make(size).add_steps(x, users=np.arange(6))
+
+
 def test_a_call_beyond_the_end_is_refused_whole() -> None:
     sums = make(3, 5)
     sums.add_steps(np.ones((4, 3)))
@@ -64,10 +79,12 @@ def test_a_call_beyond_the_end_is_refused_whole() -> None:
         sums.add_steps(np.ones((1, 3)))
 
 
-@pytest.mark.parametrize("x", [np.ones(3), np.ones((2, 2)), np.ones((1, 2, 3)), "abc"])
+@pytest.mark.parametrize("x", [np.ones(3), np.ones((2, 2)), np.ones((1, 1, 2, 3)), "abc"])
 def test_bad_rows_change_nothing(x: Any) -> None:
     sums = make()
-    with pytest.raises((TypeError, ValueError), match=r"shape \(steps, 3\)|real numbers"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"shape \(steps, 3\) or \(steps, n, 3\)|real"
+    ):
         sums.add_steps(x)
     assert sums.t == 0
 

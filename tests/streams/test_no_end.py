@@ -66,3 +66,11 @@ def test_other_mechanisms_and_wrong_calls() -> None:
         make(dtype="float32")
     with pytest.raises((TypeError, ValueError)):
         make().extend(100, accept_epsilon=(9.0, 1e-6))
+
+
+def test_the_error_of_far_steps_is_that_of_the_mechanism() -> None:
+    sums = make(noise_multiplier=2.0)
+    near = [sums.std(until=t)[0] for t in (2**16 - 1, 2**16, 2**16 + 1, 2**16 + 2)]
+    assert np.diff(near).min() > 0 and np.diff(near).max() < 1e-4
+    # The table of docs/horizon.md: 12.77 at 10^12 steps for a unit of sigma over sqrt(zeta).
+    assert abs(sums.std(until=10**12)[0] / 2 * np.sqrt(4.092) - 12.77) < 0.01

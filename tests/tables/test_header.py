@@ -70,8 +70,11 @@ def first_rows(path: Path) -> list[float]:
         (b"town,y,x,x\nA,1,2,2\n", "columns 3 and 4 have one name"),
         (gzip.compress(b"town,y\n"), "is a gzip file, not text: add .gz to its name"),
         (bz2.compress(b"town,y\n"), "is a bzip2 file, not text"),
+        (bz2.compress(b"town,y\n", 1), "is a bzip2 file, not text"),
+        (pa.compress(b"town,y\n", "zstd", asbytes=True), "is a zstd file, not text"),
+        (b"\xd0\xcf\x11\xe0rest", "is a document of Microsoft Office, not text"),
         (b"PK\x03\x04rest", "is a zip archive, not text"),
-        (b"PAR1rest", "is a Parquet file, not text"),
+        (b"PAR1\x15rest", "is a Parquet file, not text"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_a_reason(
@@ -84,6 +87,15 @@ def test_a_file_that_cannot_be_read_is_refused_with_a_reason(
     assert "'town'" not in message or "no such column" in message or "expected one" in message
     if "no row" not in words:
         assert str(path) in message
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["PAR1", "BZh9", "PK"])
+def test_names_may_begin_as_packed_files_do(tmp_path: Path, end: str, name: str) -> None:
+    path = tmp_path / "t.csv"
+    text = f"{name},town,y\n" + ROWS.replace("A", "7,A")
+    path.write_text(text.replace("\n", end), encoding="utf-8", newline="")
+    assert first_rows(path) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -348,7 +348,7 @@ def test_more_rows_than_declared_are_refused(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_states_more_rows_is_refused_before_its_first_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpftrl_fast.tables.reader._PARQUET_ROWS", 2)
+    monkeypatch.setattr("dpftrl_fast.tables.column_file._PARQUET_ROWS", 2)
     parquet.write_table(parquet_table(), tmp_path / "t.parquet", row_group_size=2)
     blocks = TableReader(tmp_path / "t.parquet", SCHEMA.with_rows(6)).blocks()
     with pytest.raises(TableError, match="expected at most 6 rows"):

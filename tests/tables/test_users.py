@@ -57,7 +57,7 @@ def test_rows_of_a_user_lie_side_by_side_in_file_order(
             who = pa.array([{"a": 1, "b": 2, "7": 7}.get(name) for name in WHO], pa.int16())
         c = pa.array([1 + i % 2 for i in range(7)])
         parquet.write_table(pa.table({"c": c, "y": pa.array(range(7)), "who": who}), path)
-        monkeypatch.setattr("dpftrl_fast.tables.reader._PARQUET_ROWS", 2)
+        monkeypatch.setattr("dpftrl_fast.tables.column_file._PARQUET_ROWS", 2)
     together = rows_by_user(TableReader(path, SCHEMA))
     wanted = [[0, 3, 6], [1, 5], [4], [], []]  # b, a and 7; two users are not there
     batches = list(together.batches(5, batch_size))

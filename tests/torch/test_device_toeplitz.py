@@ -299,6 +299,28 @@ def test_the_noise_of_a_plan(name: str, dtype: Any) -> None:
         device.prefix(1, torch.zeros(4))
 
 
+@pytest.mark.usefixtures("numpy_steps")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["four taps", "a buffer, in blocks"])
+def test_many_steps(name: str, dtype: Any) -> None:
+    plan = PrivacyPlan(0.5, 3.0, acc.SinglePass(10), TOEPLITZ[name])
+    make = partial(device_source_of(plan.noise_spec.layout), device=CPU)
+    cpu = plan.noise(SIZE, seed=3, dtype=dtype)
+    device = plan.noise_spec.source(SIZE, make=make, seed=3, dtype=dtype)
+    rows = device.next_steps(6)
+    assert rows.shape == (6, SIZE) and rows.dtype == getattr(torch, dtype)
+    assert np.array_equal(rows.numpy(), cpu.next_steps(6))
+    out = torch.empty(3, SIZE, dtype=getattr(torch, dtype))
+    with pytest.raises(ValueError, match="n must be at most 4"):
+        device.next_steps(5)
+    with pytest.raises(ValueError, match=f"a {dtype} tensor of {4 * SIZE} elements on cpu"):
+        device.next_steps(4, out)
+    assert device.steps_taken == 6
+    assert device.next_steps(3, out) is out
+    assert np.array_equal(out.numpy(), cpu.next_steps(3))
+    assert np.array_equal(device.step().numpy(), cpu.step())
+
+
 def test_each_layout_has_a_class() -> None:
     assert device_source_of(MECHANISMS["trees"].layout(8)) is DeviceNoise
     with pytest.raises(TypeError, match="no noise on a GPU for layouts of type int"):

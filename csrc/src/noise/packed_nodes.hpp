@@ -31,6 +31,23 @@ struct PackedNodes {
     }
   };
 
+  // A slot is a lane, or two for float64. Which node of its group it is for, and where the words of its coordinate lie.
+  template <std::size_t Slots>
+  struct Places {
+    Places(std::size_t skip, std::size_t n) {
+      constexpr std::size_t lanes = Slots, half = lanes * 8;  // pairs of a superblock: 8 rows
+      for (std::size_t slot = 0; slot < Slots; ++slot) {
+        const std::size_t i = skip + slot % n;
+        node[slot] = slot / n;
+        lane[slot] = i % lanes;
+        row[slot] = i % half / lanes;
+        is_first[slot] = i < half;
+      }
+    }
+    std::size_t node[Slots], lane[Slots], row[Slots];
+    bool is_first[Slots];
+  };
+
   // rows[16 * j + lane] = word j of the block of each lane.
   static inline void chacha_lanes(const NodeStream& stream, const Lanes& lanes, std::uint32_t* rows) {
     for (std::size_t part = 0; part < kBlocksPerSuperblock; part += kLanes) {
@@ -66,33 +83,31 @@ struct PackedNodes {
     if (n > DtypeTraits<float>::packed || skip + n > kNormals32)
       return fill_each(Kernels::fill_f32, stream, nodes, count, first, n, scale, out);
     const auto superblock = static_cast<std::uint32_t>(first / kNormals32 * kBlocksPerSuperblock);
+    const Places<16> at(skip, n);
     const auto make = [&](const NodeStream* group, std::size_t size, float* to) {
-      Lanes lanes{};
+      Lanes lanes;
       alignas(64) std::uint32_t rows[kWordsPerSuperblock], radius[16], angle[16];
       alignas(64) float one[16], other[16];
-      const auto block = [&](std::size_t i) { return superblock + static_cast<std::uint32_t>((skip + i) % 16); };
-      const auto row = [&](std::size_t i) { return (skip + i) % 128 / 16; };
-      for (std::size_t lane = 0; lane < 16; ++lane) {
-        const std::size_t k = lane / n < size ? lane / n : 0;  // lanes to spare repeat the first node
-        lanes.set(lane, group[k], Kind::normal_f32, block(lane % n));
+      const auto block = [&](std::size_t slot) { return superblock + static_cast<std::uint32_t>(at.lane[slot]); };
+      for (std::size_t slot = 0; slot < 16; ++slot) {
+        const std::size_t k = at.node[slot] < size ? at.node[slot] : 0;  // slots to spare repeat the first node
+        lanes.set(slot, group[k], Kind::normal_f32, block(slot));
       }
       chacha_lanes(stream, lanes, rows);
-      for (std::size_t lane = 0; lane < 16; ++lane) {
-        radius[lane] = rows[row(lane % n) * 16 + lane];
-        angle[lane] = rows[(row(lane % n) + 8) * 16 + lane];
+      for (std::size_t slot = 0; slot < 16; ++slot) {
+        radius[slot] = rows[at.row[slot] * 16 + slot];
+        angle[slot] = rows[(at.row[slot] + 8) * 16 + slot];
       }
       for (std::size_t i = 0; i < 16; i += kLanes) {
         typename V::F a, b;
         Kernels::transform32(V::load(radius + i), V::load(angle + i), V::splat(scale), a, b);
         V::store(one + i, a), V::store(other + i, b);
       }
-      for (std::size_t lane = 0; lane < size * n; ++lane) {
-        const std::size_t i = lane % n;
-        const bool is_first = skip + i < kNormals32 / 2;
-        to[lane] = is_first ? one[lane] : other[lane];
-        if (radius[lane] >= kRareRadius) continue;
-        const Pair32 z = pair_f32(group[lane / n], block(i), row(i));
-        to[lane] = (is_first ? z.first : z.second) * scale;
+      for (std::size_t slot = 0; slot < size * n; ++slot) {
+        to[slot] = at.is_first[slot] ? one[slot] : other[slot];
+        if (radius[slot] >= kRareRadius) continue;
+        const Pair32 z = pair_f32(group[at.node[slot]], block(slot), at.row[slot]);
+        to[slot] = (at.is_first[slot] ? z.first : z.second) * scale;
       }
     };
     for_each_group<16>(stream, nodes, count, n, out, make);
@@ -104,21 +119,21 @@ struct PackedNodes {
     if (n > DtypeTraits<double>::packed || skip + n > kNormals64)
       return fill_each(Kernels::fill_f64, stream, nodes, count, first, n, scale, out);
     const auto superblock = static_cast<std::uint32_t>(first / kNormals64 * kBlocksPerSuperblock);
+    const Places<8> at(skip, n);
     const auto make = [&](const NodeStream* group, std::size_t size, double* to) {
-      Lanes lanes{};
+      Lanes lanes;
       alignas(64) std::uint32_t rows[kWordsPerSuperblock], radius[16], angle[16];
       alignas(64) double one[8], other[8];
-      const auto block = [&](std::size_t i) { return superblock + static_cast<std::uint32_t>((skip + i) % 8 * 2); };
-      const auto row = [&](std::size_t i) { return (skip + i) % 64 / 8; };
+      const auto block = [&](std::size_t slot) { return superblock + static_cast<std::uint32_t>(2 * at.lane[slot]); };
       for (std::size_t slot = 0; slot < 8; ++slot) {
-        const std::size_t k = slot / n < size ? slot / n : 0;  // lanes to spare repeat the first node
-        lanes.set(2 * slot, group[k], Kind::normal_f64, block(slot % n));
-        lanes.set(2 * slot + 1, group[k], Kind::normal_f64, block(slot % n) + 1);
+        const std::size_t k = at.node[slot] < size ? at.node[slot] : 0;  // slots to spare repeat the first node
+        lanes.set(2 * slot, group[k], Kind::normal_f64, block(slot));
+        lanes.set(2 * slot + 1, group[k], Kind::normal_f64, block(slot) + 1);
       }
       chacha_lanes(stream, lanes, rows);
       for (std::size_t lane = 0; lane < 16; ++lane) {
-        radius[lane] = rows[row(lane / 2 % n) * 16 + lane];
-        angle[lane] = rows[(row(lane / 2 % n) + 8) * 16 + lane];
+        radius[lane] = rows[at.row[lane / 2] * 16 + lane];
+        angle[lane] = rows[(at.row[lane / 2] + 8) * 16 + lane];
       }
       for (std::size_t i = 0; i < 16; i += kLanes) {
         typename V::D a, b;
@@ -127,15 +142,13 @@ struct PackedNodes {
         V::store(one + i / 2, a), V::store(other + i / 2, b);
       }
       for (std::size_t slot = 0; slot < size * n; ++slot) {
-        const std::size_t i = slot % n;
-        const bool is_first = skip + i < kNormals64 / 2;
-        to[slot] = is_first ? one[slot] : other[slot];
+        to[slot] = at.is_first[slot] ? one[slot] : other[slot];
         if (!is_rare_f64(radius[2 * slot + 1])) continue;
         const auto joined = [&](const std::uint32_t* words) {
           return words[2 * slot] | (std::uint64_t{words[2 * slot + 1]} << 32);
         };
-        const Pair64 z = pair_f64(group[slot / n], block(i), joined(radius), joined(angle), row(i));
-        to[slot] = (is_first ? z.first : z.second) * scale;
+        const Pair64 z = pair_f64(group[at.node[slot]], block(slot), joined(radius), joined(angle), at.row[slot]);
+        to[slot] = (at.is_first[slot] ? z.first : z.second) * scale;
       }
     };
     for_each_group<8>(stream, nodes, count, n, out, make);

@@ -163,7 +163,7 @@ void Toeplitz<T>::residual(T* out, const Poll& poll) {
 template <class T>
 void Toeplitz<T>::steps(std::uint64_t n, T* out, const Poll& poll) {
   if (n > kMaxSteps - t_) throw std::invalid_argument("a block has at most 2**46 steps: restart it");
-  const std::uint64_t at_once = steps_at_once<T>(config_.size);
+  const std::uint64_t at_once = steps_at_once(config_.size);
   while (n > 0) {
     const std::uint64_t part = std::min(n, at_once);
     advance(part, out, false, poll);

@@ -30,7 +30,7 @@ struct Tree<T>::Many {
         tile{0, size, nullptr, work, true},
         averages(levels),
         sums(levels) {
-    // Vectors one after the other, not a tile apart: those of all levels would share few lines of the cache.
+    // Vectors lie one after the other: a tile apart, those of all levels would share few lines of the cache.
     constexpr std::size_t line = 64 / sizeof(T);
     const std::size_t room = (size + line - 1) / line * line;
     const std::size_t below = (levels + 1) * tile_size<T>();  // of averages that are made again
@@ -207,7 +207,7 @@ void Tree<T>::steps(std::uint64_t n, T* out, const Poll& poll) {
   if (n > kMaxSteps - t_) throw std::invalid_argument("a tree has at most 2**46 steps: restart it");
   const bool one_tile = config_.offset % tile_size<T>() + config_.size <= tile_size<T>();
   const bool many = one_tile && config_.memory.vectors == Memory::kStored;
-  const std::uint64_t at_once = many ? steps_at_once<T>(config_.size) : 1;
+  const std::uint64_t at_once = many ? steps_at_once(config_.size) : 1;
   while (n > 0) {
     const std::uint64_t part = std::min(n, at_once);
     if (many && part > few) {

@@ -35,7 +35,13 @@ def has_series(mechanism: ToeplitzMechanism) -> bool:
 
 
 def largest_coefficient(scale: Sequence[float]) -> float:
-    """Return the largest of c_0 = 1 and c_1, c_2, .., which fall, rounded up."""
+    """Return the largest of c_0 = 1 and c_1, c_2, .., which fall, rounded up.
+
+    Examples
+    --------
+    >>> largest_coefficient([0.5, 0.25]), largest_coefficient([1.5, 0.25])
+    (1.0, 1.75)
+    """
     return max(1.0, float_up(sum(map(Fraction, scale), Fraction(0))))
 
 
@@ -49,7 +55,7 @@ def series_sum(decay: Sequence[float], scale: Sequence[float], steps: int) -> fl
     """
     total = Fraction(1)
     for rate, weight in _given(decay, scale):
-        total += weight * _geometric(rate, steps - 1)
+        total += weight * geometric(rate, steps - 1)
     return float_up(total)
 
 
@@ -64,23 +70,29 @@ def series_norm(decay: Sequence[float], scale: Sequence[float], steps: int) -> f
     given = _given(decay, scale)
     total = Fraction(1)
     for i, (rate, weight) in enumerate(given):
-        total += weight * weight * _geometric(rate * rate, steps - 1)
+        total += weight * weight * geometric(rate * rate, steps - 1)
         for other, also in given[:i]:
-            total += 2 * weight * also * _geometric(rate * other, steps - 1)
+            total += 2 * weight * also * geometric(rate * other, steps - 1)
     return float_up(total)
+
+
+def geometric(x: Fraction, terms: int) -> Fraction:
+    """Return 1 + x + .. + x^(terms - 1) for 0 < x <= 1, or a little more.
+
+    Examples
+    --------
+    >>> geometric(Fraction(1, 2), 3)
+    Fraction(7, 4)
+    """
+    if x == 1:
+        return Fraction(terms)
+    power = Fraction(_power_down(x, terms), 1 << _BITS)
+    return _up((1 - power) / (1 - x))
 
 
 def _given(decay: Sequence[float], scale: Sequence[float]) -> list[tuple[Fraction, Fraction]]:
     pairs = zip(decay, scale, strict=True)
     return [(Fraction(rate), Fraction(weight)) for rate, weight in pairs if weight > 0.0]
-
-
-def _geometric(x: Fraction, terms: int) -> Fraction:
-    """Return 1 + x + .. + x^(terms - 1) for 0 < x <= 1, or a little more."""
-    if x == 1:
-        return Fraction(terms)
-    power = Fraction(_power_down(x, terms), 1 << _BITS)
-    return _up((1 - power) / (1 - x))
 
 
 def _power_down(x: Fraction, exponent: int) -> int:

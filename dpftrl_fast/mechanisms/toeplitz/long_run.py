@@ -97,6 +97,12 @@ def ratios(mechanism: BufferedToeplitz, ends: NDArray[np.int64]) -> tuple[Vector
     last, rms : ndarray
         Standard deviation of the noise at the end, and its root mean square up to there, over that
         of `known_end` at the same epsilon.
+
+    Examples
+    --------
+    >>> last, rms = ratios(BufferedToeplitz.unbounded(), np.array([10**6]))
+    >>> round(float(last[0]), 2), round(float(rms[0]), 2)
+    (1.31, 1.27)
     """
     slowness = 1.0 - np.asarray(mechanism.decay)
     return _ratios(slowness, np.asarray(mechanism.scale), Grid(MAX_STREAM), ends)

@@ -39,7 +39,6 @@ extern template void check_source<float>(const SourceConfig& config);
 extern template void check_source<double>(const SourceConfig& config);
 
 // Steps of one part of a call for many steps: what an interruption may throw away.
-template <class T>
 constexpr std::uint64_t steps_at_once(std::size_t size) noexcept {
   constexpr std::size_t elements = std::size_t{1} << 20;
   return size < elements / 4096 ? 4096 : size < elements ? elements / size : 1;

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private tables of events over time: ``dpftrl-fast sum --time``."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpftrl_fast._validate import real
+from dpftrl_fast.accounting.curve.rounding import short_up
+from dpftrl_fast.cli.output import facts_table, print_json, rounded_up, show
+from dpftrl_fast.cli.sums.output import SumOptions
+from dpftrl_fast.files import write_files
+from dpftrl_fast.streams.counter import PrivateCounter
+from dpftrl_fast.streams.counter_settings import Figures, Late
+from dpftrl_fast.tables import NOT_PRIVATE
+from dpftrl_fast.tables.cells import numbers
+from dpftrl_fast.tables.column_file import ColumnFile
+
+#: Key of all events where no column of keys is given.
+_ALL = "all"
+_KEY = "key"
+
+
+@dataclass(frozen=True)
+class EventSums:
+    """Options of a table of events, as they were given."""
+
+    time: str
+    start: str | None
+    period: str
+    periods: int | None
+    until: str | None
+    key: str | None
+    keys: str | None
+    user: str | None
+    user_periods: int | None
+    keys_per_period: int
+    events_per_key: int
+    figures: Figures
+    window: int | None
+    late: Late
+    batch: str | None
+    plot: Path | None
+    column: str | None
+    bounds: tuple[float, float] | None
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy that the columns ask for."""
+        if self.user is None:
+            return "event"
+        return "user-period" if self.user_periods is None else "user"
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names of the columns that are read, by their use."""
+        named = {"time": self.time, "key": self.key, "user": self.user, "value": self.column}
+        return {use: name for use, name in named.items() if name is not None}
+
+    @property
+    def declared_keys(self) -> list[str]:
+        """The declared keys."""
+        if self.key is None:
+            return [_ALL]
+        return [key.strip() for key in (self.keys or "").split(",")]
+
+    def check(self) -> None:
+        """Refuse options that are missing, or do not fit together."""
+        for name, value in {"--start": self.start, "--periods": self.periods}.items():
+            if value is None:
+                raise ValueError(f"{name} is needed with --time: a public fact about the periods")
+        if (self.key is None) != (self.keys is None):
+            raise ValueError("--group-by and --keys, the public list of keys, go together")
+        if (self.column is None) != (self.bounds is None):
+            raise ValueError("--column and --bounds, the public bounds of its values, go together")
+        if self.user is None and self.user_periods is not None:
+            raise ValueError("--user-periods needs --user, the column of users")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the declared facts, as `PrivateCounter` takes them."""
+        numeric = _number(self.period)
+        facts: dict[str, Any] = {
+            "keys": self.declared_keys,
+            "periods": self.periods,
+            "start": self.start if numeric is None else _number(self.start or ""),
+            "period": self.period if numeric is None else numeric,
+            "unit": self.unit,
+            "figures": self.figures,
+            "window": self.window,
+            "late": self.late,
+            "values": self.bounds,
+            "time": self.time,
+            "key": self.key or _KEY,
+            "value": self.column or "value",
+        }
+        if self.user is not None:
+            facts |= {
+                "user": self.user,
+                "keys_per_period": self.keys_per_period,
+                "events_per_key": self.events_per_key,
+            }
+        if self.user_periods is not None:
+            facts["user_periods"] = self.user_periods
+        return facts
+
+
+def sum_events(options: SumOptions, sums: EventSums) -> None:
+    """Write the private figures of a table of events."""
+    sums.check()
+    real("--level", options.level, above=0.0, below=1.0)
+    file = ColumnFile(options.data, list(dict.fromkeys(sums.columns.values())), **options.csv)
+    if options.validate_only:
+        _validate(_new(options, sums), _blocks(file, sums), json_=options.json)
+        return
+    if options.folder is not None and sums.until is None:
+        raise ValueError(
+            "--until is needed with --folder: periods that end by this time are released; without "
+            "it the table would be over"
+        )
+    options.check_out(*([] if sums.plot is None else [sums.plot]))
+    if options.continues:
+        assert options.folder is not None
+        with PrivateCounter.open(options.folder) as counter:
+            _refuse_others(counter, options, sums)
+            _run(options, sums, counter, file, None)
+        return
+    counter = _new(options, sums)
+    label = f"table of {len(sums.declared_keys):,} keys, {sums.periods:,} periods, epsilon "
+    charged = options.charge(counter.plan, f"{label}{options.epsilon!r}")
+    if options.folder is not None:
+        counter.save(options.folder)
+    with counter:
+        _run(options, sums, counter, file, charged)
+
+
+def _new(options: SumOptions, sums: EventSums) -> PrivateCounter:
+    mechanism: Any = None if options.mechanism == "auto" else options.mechanism
+    return PrivateCounter.calibrate(
+        epsilon=options.epsilon,
+        delta=options.delta,
+        seed=options.noise_seed,
+        mechanism=mechanism,
+        **sums.settings(),
+    )
+
+
+def _refuse_others(counter: PrivateCounter, options: SumOptions, sums: EventSums) -> None:
+    """Refuse other options than those with which the folder was begun."""
+    if options.budget is not None or options.noise_seed is not None:
+        raise ValueError("--budget and --noise-seed are of the first run of a folder")
+    now = _new(options, sums)
+    facts, others = ({"keys": x.keys, **x.declared} for x in (now, counter))
+    if facts != others:
+        names = [name for name, value in facts.items() if others[name] != value]
+        raise ValueError(
+            f"the options must be those of the first run of {str(options.folder)!r}, got another "
+            f"{', '.join(names)}"
+        )
+    stated = counter.epsilon(options.delta)
+    if not stated <= options.epsilon:
+        raise ValueError(
+            f"--epsilon must be at least {stated!r} at delta {options.delta!r}, the guarantee of "
+            f"the folder, got {options.epsilon!r}"
+        )
+
+
+def _blocks(file: ColumnFile, sums: EventSums) -> Iterator[dict[str, Any]]:
+    """Yield the columns of events, block by block."""
+    names = list(file.columns)
+    for block, _ in file.read(names):
+        columns = {name: block[name] for name in names}
+        numeric = [sums.column, None if _number(sums.period) is None else sums.time]
+        for name in numeric if file.is_text else []:
+            if name is not None:
+                columns[name] = numbers(block[name], file.numbers)
+        if sums.key is None:
+            columns[_KEY] = np.full(block.num_rows, _ALL)
+        yield columns
+
+
+def _run(
+    options: SumOptions, sums: EventSums, counter: PrivateCounter, file: ColumnFile, charged: Any
+) -> None:
+    label = options.data.name if sums.batch is None else sums.batch
+    if options.folder is None or not counter.has_batch(label):
+        for block in _blocks(file, sums):
+            counter.add(block)
+        if options.folder is not None:
+            counter.add({name: [] for name in counter.columns}, batch=label)
+    counter.release(sums.until if _number(sums.period) is None else _until(sums))
+    options.write(_csv(counter.table(level=options.level)))
+    if sums.plot is not None and counter.periods_closed:
+        picture = counter.plot(level=options.level)
+        write_files(sums.plot.parent, {sums.plot.name: picture})
+    plan, delta = counter.plan, options.delta
+    other = plan.replace_one(delta)
+    options.conclude(
+        {
+            "epsilon": float(counter.epsilon(delta)),
+            "delta": delta,
+            "neighbours": f"{counter.unit}, removed",
+            "epsilon_replace_one": other,
+            "mechanism": plan.mechanism.to_dict(),
+            "noise_multiplier": plan.noise_multiplier,
+            "keys": counter.keys,
+            "periods": counter.periods,
+            "periods_released": counter.periods_closed,
+            "std": [float(x) for x in counter.std()[: counter.periods_closed][-1:]],
+        },
+        {
+            "epsilon": f"{rounded_up(counter.epsilon(delta))}  ({counter.unit}, removed)",
+            "epsilon, replace-one": f"{rounded_up(other)}  ({counter.unit}, replaced)",
+            "delta": short_up(delta),
+            "counted": counter.bounding,
+            "noise": plan.layout.describe(),
+            "released": f"{counter.periods_closed:,} of {counter.periods:,} periods, "
+            f"{len(counter.keys):,} key{'s' * (len(counter.keys) > 1)}",
+        },
+        counter.reproducible,
+        charged,
+    )
+
+
+def _until(sums: EventSums) -> float | int | None:
+    return None if sums.until is None else _number(sums.until)
+
+
+def _csv(table: Any) -> bytes:
+    """Return a table of figures as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = list(table)
+    writer.writerow(names)
+    columns = [_cells(np.asarray(table[name])) for name in names]
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue().encode()
+
+
+def _cells(column: Any) -> list[Any]:
+    if column.dtype.kind == "M":
+        texts = np.datetime_as_string(column.astype("datetime64[us]")).tolist()
+        return [text.removesuffix(".000000").removesuffix("T00:00:00") for text in texts]
+    return list(column.tolist())
+
+
+def _number(text: str) -> float | int | None:
+    """Return a text as a number; None if it is none."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _validate(counter: PrivateCounter, blocks: Iterator[dict[str, Any]], *, json_: bool) -> None:
+    """Print how many events count, and why others do not: NOT private."""
+    total: dict[str, int] = {}
+    for block in blocks:
+        for name, count in counter.explain(block).items():
+            total[name] = total.get(name, 0) + count
+    report = {"label": NOT_PRIVATE, **total}
+    if json_:
+        print_json(report)
+    else:
+        show(NOT_PRIVATE, facts_table(total))
