@@ -8,9 +8,9 @@ import numpy as np
 from dpftrl_fast.accounting import Participation
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
 from dpftrl_fast.accounting.sensitivity.squared import squared_of
-from dpftrl_fast.mechanisms import Identity, Mechanism, Tree
+from dpftrl_fast.mechanisms import BufferedToeplitz, Identity, Mechanism, Tree
 from dpftrl_fast.mechanisms.window_error import window_stds
-from dpftrl_fast.streams.counter_settings import CounterSettings, Figures
+from dpftrl_fast.streams.counter_settings import NO_END, CounterSettings, Figures
 
 
 def mechanism_of(
@@ -31,7 +31,8 @@ def mechanism_for(
     Parameters
     ----------
     figures : {"running", "period", "window"}
-        For running sums the best mechanism of all kinds; for single periods independent noise; for
+        For running sums the best mechanism of all kinds, or from 2^20 periods on that of a stream
+        without an end; for single periods independent noise; for
         windows, of these two, the best tree and trees that restart every 1, 2, 4 or 8 windows, the
         one with the least exact error: the root mean square over the periods.
     window : int or None
@@ -51,6 +52,11 @@ def mechanism_for(
     """
     if figures == "period":
         return Identity()
+    if pattern.steps >= NO_END:
+        running: Mechanism = BufferedToeplitz.unbounded()
+        if window is None:
+            return running
+        return min((Identity(), running), key=lambda one: _error_of_windows(one, window, pattern))
     running = chosen_mechanism("auto", pattern, epsilon, delta, bound="exact")
     if window is None:
         return running

@@ -21,6 +21,8 @@ Figures: TypeAlias = Literal["running", "period", "window"]
 #: An event of a closed period is dropped, or counts in the first open one.
 Late: TypeAlias = Literal["drop", "next"]
 
+#: Periods of a table without a declared end: 2,870 years of days, or 119 of hours.
+NO_END = 1 << 20
 #: A value is a whole number of these parts of half the width of its bounds.
 PARTS = 1 << 16
 # Sums of whole numbers are exact in float64 up to here.
@@ -136,7 +138,7 @@ class CounterSettings:
 
 def counter_settings(
     keys: int,
-    periods: Any,
+    periods: int | None,
     *,
     start: Any,
     period: Any,
@@ -180,7 +182,7 @@ def counter_settings(
     if values is not None:
         low, high = _bounds(values)
     shown_figures = choice("figures", figures, get_args(Figures))
-    count = periods_of(start, period, periods)
+    count = periods_of(start, period, NO_END if periods is None else periods)
     width = checked_window(shown_figures, window, count.count)
     settings = CounterSettings(
         periods=count,

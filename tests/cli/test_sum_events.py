@@ -130,6 +130,14 @@ def test_a_daily_job_and_one_that_runs_twice(tmp_path: Path) -> None:
     assert "first run" in result.stderr
 
 
+def test_a_table_without_an_end(tmp_path: Path) -> None:
+    path, out = write(tmp_path / "e.csv"), tmp_path / "o.csv"
+    facts = run_json(*words(path, out, periods=None, until="2013-01-08"))
+    assert facts["periods"] == 2**20 and facts["periods_released"] == 7
+    assert facts["epsilon"] <= 1.0 and len(rows_of(out)) == 14
+    assert len(facts["mechanism"]["decay"]) == 10
+
+
 def test_a_picture_and_the_standard_output(tmp_path: Path) -> None:
     path, picture = write(tmp_path / "e.csv"), tmp_path / "p.png"
     result = run(*words(path, Path("-"), plot=picture))
@@ -158,7 +166,7 @@ def test_validate_says_why_events_do_not_count(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"start": None}, "--start is needed with --time"),
-        ({"periods": None}, "--periods is needed with --time"),
+        ({"periods": None}, "--until is needed with --folder, and without --periods"),
         ({"keys": None}, "--group-by and --keys, the public list of keys, go together"),
         ({"column": "delay"}, "--column and --bounds, the public bounds of its values"),
         ({"user-periods": 3}, "--user-periods needs --user"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from noise_oracle import sum_matrix
 from table_oracle import Facts
 
 import dpftrl_fast as dpf
-from dpftrl_fast.accounting import SinglePass
+from dpftrl_fast.accounting import MinSeparation, SinglePass
 from dpftrl_fast.audit.covariance import noise_factor
 from dpftrl_fast.audit.estimates import epsilon_lower_bound
 from dpftrl_fast.mechanisms import BufferedToeplitz, Identity, Tree
@@ -132,12 +133,33 @@ def test_the_mechanism_is_the_best_for_the_figures() -> None:
     assert weeks == [[11.1, 22.7], [10.9, 12.6], [20.0, 23.2]]
     last = [one.std("running")[-1].round(1) for one in (table["period"], table["running"], tree)]
     assert last == [80.7, 12.9, 24.1]
-    for years, wanted in ((100, 12.6), (10_000, 13.3)):
+    for periods, wanted in ((36_525, 12.6), (None, 13.1)):
         long = dpf.PrivateCounter.calibrate(
-            ["a"], int(365.25 * years), epsilon=1.0, delta=1e-6, **days,
-            mechanism=BufferedToeplitz.unbounded(),
+            ["a"], periods, epsilon=1.0, delta=1e-6, **days,
+            mechanism=None if periods is None else BufferedToeplitz.unbounded(),
         )  # fmt: skip
+        assert long.plan.mechanism == BufferedToeplitz.unbounded()
+        assert long.epsilon(1e-6) <= 1.0 and long.periods == (periods or 2**20)
         assert round(float(np.sqrt(np.mean(long.std("running")[:365] ** 2))), 1) == wanted
+
+
+def test_without_an_end_windows_and_users_have_the_best_of_two(tmp_path: Path) -> None:
+    given = {"epsilon": 1.0, "delta": 1e-6, "start": 0, "period": 1}
+    chosen = {
+        window: dpf.PrivateCounter.calibrate(
+            ["a"], None, figures="window", window=window, **given
+        ).plan.mechanism
+        for window in (1, 2, 30)
+    }
+    assert chosen == {1: Identity(), 2: Identity(), 30: BufferedToeplitz.unbounded()}
+    users = dpf.PrivateCounter.calibrate(["a"], None, unit="user", user_periods=20, **given)
+    assert users.plan.participation == MinSeparation(2**20, 20, 1)
+    users.add({"time": [0, 0, 3], "key": ["a"] * 3, "user": [1, 2, 1]})
+    users.save(tmp_path / "table")
+    assert len(users.release(until=5)["count"]) == 5
+    users.close()
+    with dpf.PrivateCounter.open(tmp_path / "table") as again:
+        assert again.periods_closed == 5 and len(again.release(until=6)["count"]) == 1
 
 
 def test_windows_have_the_least_error_of_all_candidates() -> None:

@@ -87,7 +87,9 @@ def command(
     ] = "1D",
     periods: Annotated[
         int | None,
-        typer.Option(help="Public number of periods.", rich_help_panel=_EVENTS),
+        typer.Option(
+            help="Public number of periods. Default: no declared end.", rich_help_panel=_EVENTS
+        ),
     ] = None,
     until: Annotated[
         str | None,

@@ -73,9 +73,8 @@ class EventSums:
 
     def check(self) -> None:
         """Refuse options that are missing, or do not fit together."""
-        for name, value in {"--start": self.start, "--periods": self.periods}.items():
-            if value is None:
-                raise ValueError(f"{name} is needed with --time: a public fact about the periods")
+        if self.start is None:
+            raise ValueError("--start is needed with --time: the start of the first period")
         if (self.key is None) != (self.keys is None):
             raise ValueError("--group-by and --keys, the public list of keys, go together")
         if (self.column is None) != (self.bounds is None):
@@ -119,10 +118,10 @@ def sum_events(options: SumOptions, sums: EventSums) -> None:
     if options.validate_only:
         _validate(_new(options, sums), _blocks(file, sums), json_=options.json)
         return
-    if options.folder is not None and sums.until is None:
+    if sums.until is None and (options.folder is not None or sums.periods is None):
         raise ValueError(
-            "--until is needed with --folder: periods that end by this time are released; without "
-            "it the table would be over"
+            "--until is needed with --folder, and without --periods: periods that end by this time "
+            "are released, and without it all of them would be"
         )
     options.check_out(*([] if sums.plot is None else [sums.plot]))
     if options.continues:
@@ -132,7 +131,7 @@ def sum_events(options: SumOptions, sums: EventSums) -> None:
             _run(options, sums, counter, file, None)
         return
     counter = _new(options, sums)
-    label = f"table of {len(sums.declared_keys):,} keys, {sums.periods:,} periods, epsilon "
+    label = f"table of {len(sums.declared_keys):,} keys, {counter.periods:,} periods, epsilon "
     charged = options.charge(counter.plan, f"{label}{options.epsilon!r}")
     if options.folder is not None:
         counter.save(options.folder)
