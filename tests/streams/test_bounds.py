@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from noise_oracle import sum_matrix
 
-from dpftrl_fast import PrefixSum
+from dpftrl_fast import PrefixSum, PrivacyPlan, SinglePass
+from dpftrl_fast.audit.estimates import epsilon_lower_bound
 from dpftrl_fast.rounding import clip_limit
 from dpftrl_fast.streams.contributions import bounded, sum_of_step
 
@@ -121,3 +123,33 @@ def test_one_of_clip_norm_and_bounds() -> None:
         PrefixSum(1, 3, None, 1.0)
     with pytest.raises(TypeError, match=r"PrefixSum\.calibrate chooses it"):
         PrefixSum(1, 3, 1.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_neighbours_are_told_apart_no_better_than_stated(epsilon: float) -> None:
+    """A record at a bound against the centre, and against one at the other bound: many runs."""
+    runs, delta, steps = 1500, 0.01, 3
+    plan = PrivacyPlan.calibrate(
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=bounded((10, 20), 1).clip_norm,
+        participation=SinglePass(steps),
+    )
+    noise = sum_matrix(plan.mechanism, [steps])
+    weights = np.linalg.solve(noise @ noise.T, np.ones(steps))
+    scores: list[list[float]] = [[], [], []]
+    for number, record in enumerate((20.0, 10.0, NAN)):
+        for run in range(runs):
+            sums = PrefixSum(
+                1, steps, None, plan.noise_multiplier, bounds=(10, 20), mechanism=plan.mechanism,
+                seed=runs * number + run, threads=1,
+            )  # fmt: skip
+            released = [sums.add([[record], [15.0]]), sums.add([[15.0]]), sums.add([[15.0]])]
+            scores[number].append(float(weights @ np.array(released)[:, 0]))
+    high, low, centre = map(np.array, scores)
+    for one, other, stated in (
+        (high, centre, plan.epsilon(delta)),
+        (high, low, plan.epsilon(delta, neighbours="replace-one")),
+    ):
+        found = epsilon_lower_bound(one, other, delta=delta, confidence=0.99)
+        assert 0.3 * stated < found <= stated
