@@ -128,7 +128,7 @@ def test_one_of_clip_norm_and_bounds() -> None:
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_neighbours_are_told_apart_no_better_than_stated(epsilon: float) -> None:
     """A record at a bound against the centre, and against one at the other bound: many runs."""
-    runs, delta, steps = 1500, 0.01, 3
+    runs, delta, steps = 2500, 0.05, 3
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon,
         delta=delta,
@@ -152,4 +152,4 @@ def test_neighbours_are_told_apart_no_better_than_stated(epsilon: float) -> None
         (high, low, plan.epsilon(delta, neighbours="replace-one")),
     ):
         found = epsilon_lower_bound(one, other, delta=delta, confidence=0.99)
-        assert 0.3 * stated < found <= stated
+        assert 0.35 * stated < found <= stated, (found, stated)
