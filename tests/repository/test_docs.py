@@ -29,6 +29,7 @@ RUNNABLE = (
     "linear_model",
     "mechanisms",
     "pipelines",
+    "running_sums",
     "streams",
 )
 # Not a name to call.
