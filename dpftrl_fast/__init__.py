@@ -21,7 +21,7 @@ from dpftrl_fast.streams.prefix_sum import PrefixSum
 
 if TYPE_CHECKING:
     from dpftrl_fast.run import BudgetExceeded, PrivacyBudget
-    from dpftrl_fast.streams.counter import PrivateCounter
+    from dpftrl_fast.streams.tables.counter import PrivateCounter
 
 __all__ = [
     "STREAM_VERSION",
@@ -44,7 +44,7 @@ __version__: str = build_info()["version"]
 _LATER = {
     "BudgetExceeded": "dpftrl_fast.run",
     "PrivacyBudget": "dpftrl_fast.run",
-    "PrivateCounter": "dpftrl_fast.streams.counter",
+    "PrivateCounter": "dpftrl_fast.streams.tables.counter",
 }
 
 

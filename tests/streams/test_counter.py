@@ -80,7 +80,7 @@ def test_any_split_of_the_clock_gives_the_same_sums(
 
 def test_events_that_are_bounded_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The events are bounded when there are many: no sum depends on the moment."""
-    from dpftrl_fast.streams.bounding import Held
+    from dpftrl_fast.streams.tables.bounding import Held
 
     rng = np.random.default_rng(3)
     kinds = Facts(keys_per_period=2, events_per_key=2, values=(0, 5))
@@ -98,8 +98,8 @@ def test_events_that_are_bounded_between_batches(monkeypatch: pytest.MonkeyPatch
 
 
 def test_more_events_than_can_be_exact_are_cut() -> None:
-    from dpftrl_fast.streams.bounding import Rows
-    from dpftrl_fast.streams.period_sums import sums_of as sums_of_period
+    from dpftrl_fast.streams.tables.bounding import Rows
+    from dpftrl_fast.streams.tables.period_sums import sums_of as sums_of_period
 
     for values, parts in ((None, 1), ((-1, 1), PARTS)):
         table = Facts(unit="event", values=values).counter()

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpftrl_fast.streams.events import EventColumns, read_events
-from dpftrl_fast.streams.periods import Periods, parsed_times, periods_of
+from dpftrl_fast.streams.tables.events import EventColumns, read_events
+from dpftrl_fast.streams.tables.periods import Periods, parsed_times, periods_of
 
 START = "2013-01-01"
 

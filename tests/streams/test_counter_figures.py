@@ -16,7 +16,7 @@ from dpftrl_fast.accounting import MinSeparation, SinglePass
 from dpftrl_fast.audit.covariance import noise_factor
 from dpftrl_fast.audit.estimates import epsilon_lower_bound
 from dpftrl_fast.mechanisms import BufferedToeplitz, Identity, Tree
-from dpftrl_fast.streams import table_figures
+from dpftrl_fast.streams.tables import figures as table_figures
 
 KINDS: list[dict[str, Any]] = [
     {"figures": "running"},
@@ -163,7 +163,7 @@ def test_without_an_end_windows_and_users_have_the_best_of_two(tmp_path: Path) -
 
 
 def test_windows_have_the_least_error_of_all_candidates() -> None:
-    from dpftrl_fast.streams.counter_mechanism import mechanism_for
+    from dpftrl_fast.streams.tables.mechanism import mechanism_for
 
     pattern = SinglePass(365)
     found = {w: mechanism_for("window", w, pattern, 1.0, 1e-6) for w in (1, 7, 30, 365)}

@@ -153,7 +153,7 @@ def test_a_copy_states_no_epsilon(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpftrl_fast.streams import kept_table
+    from dpftrl_fast.streams.tables import kept_table
 
     table = FACTS.counter(2.0)
     monkeypatch.setattr(kept_table, "_VERSION", 2)

@@ -29,7 +29,7 @@ from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.sums.events import EventSums, sum_events
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.cli.sums.rows import Missing, RowSums, sum_rows
-from dpftrl_fast.streams.counter_settings import Figures, Late
+from dpftrl_fast.streams.tables.settings import Figures, Late
 from dpftrl_fast.tables import CsvOptions
 
 _ROWS, _EVENTS = "Rows in file order", "Events by time"

@@ -17,8 +17,8 @@ from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.cli.output import facts_table, print_json, rounded_up, show
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.files import write_files
-from dpftrl_fast.streams.counter import PrivateCounter
-from dpftrl_fast.streams.counter_settings import Figures, Late
+from dpftrl_fast.streams.tables.counter import PrivateCounter
+from dpftrl_fast.streams.tables.settings import Figures, Late
 from dpftrl_fast.tables import NOT_PRIVATE
 from dpftrl_fast.tables.cells import numbers
 from dpftrl_fast.tables.column_file import ColumnFile

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.guard import Guard
-from dpftrl_fast.streams.bounding import Rows, changes
-from dpftrl_fast.streams.counter_settings import PARTS, CounterSettings
-from dpftrl_fast.streams.events import Events
-from dpftrl_fast.streams.periods import Ints
+from dpftrl_fast.streams.tables.bounding import Rows, changes
+from dpftrl_fast.streams.tables.events import Events
+from dpftrl_fast.streams.tables.periods import Ints
+from dpftrl_fast.streams.tables.settings import PARTS, CounterSettings
 
 
 def rows_of(events: Events, settings: CounterSettings, closed: int, since: Sequence[int]) -> Rows:

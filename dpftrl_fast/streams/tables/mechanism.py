@@ -10,7 +10,7 @@ from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechan
 from dpftrl_fast.accounting.sensitivity.squared import squared_of
 from dpftrl_fast.mechanisms import BufferedToeplitz, Identity, Mechanism, Tree
 from dpftrl_fast.mechanisms.window_error import window_stds
-from dpftrl_fast.streams.counter_settings import NO_END, CounterSettings, Figures
+from dpftrl_fast.streams.tables.settings import NO_END, CounterSettings, Figures
 
 
 def mechanism_of(

@@ -13,13 +13,13 @@ from dpftrl_fast.accounting.planner.choice import MechanismChoice
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.counter_mechanism import mechanism_of
-from dpftrl_fast.streams.counter_settings import checked_keys, counter_settings
-from dpftrl_fast.streams.event_findings import event_findings
-from dpftrl_fast.streams.events import read_events
-from dpftrl_fast.streams.kept_table import KeptTable
-from dpftrl_fast.streams.period_sums import rows_of, sums_of
-from dpftrl_fast.streams.table_figures import Floats
+from dpftrl_fast.streams.tables.events import read_events
+from dpftrl_fast.streams.tables.figures import Floats
+from dpftrl_fast.streams.tables.findings import event_findings
+from dpftrl_fast.streams.tables.kept_table import KeptTable
+from dpftrl_fast.streams.tables.mechanism import mechanism_of
+from dpftrl_fast.streams.tables.period_sums import rows_of, sums_of
+from dpftrl_fast.streams.tables.settings import checked_keys, counter_settings
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
 _BUDGET = (1.0, 1e-6)

@@ -12,11 +12,11 @@ from dpftrl_fast._core import build_info
 from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.bounding import Held, Rows, no_rows
 from dpftrl_fast.streams.call_journal import CallJournal
-from dpftrl_fast.streams.counter_settings import CounterSettings
 from dpftrl_fast.streams.running_sum import RunningSum
-from dpftrl_fast.streams.table_figures import Floats, TableFigures
+from dpftrl_fast.streams.tables.bounding import Held, Rows, no_rows
+from dpftrl_fast.streams.tables.figures import Floats, TableFigures
+from dpftrl_fast.streams.tables.settings import CounterSettings
 
 _KIND = "dpftrl_fast.streams.PrivateCounter"
 _VERSION = 1

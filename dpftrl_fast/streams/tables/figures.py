@@ -17,8 +17,8 @@ from dpftrl_fast._validate import choice, real, shown
 from dpftrl_fast.accounting.statement.statement import PrivacyStatement
 from dpftrl_fast.mechanisms.window_error import window_stds
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.counter_settings import CounterSettings, Figures, checked_window
 from dpftrl_fast.streams.running_sum import RunningSum
+from dpftrl_fast.streams.tables.settings import CounterSettings, Figures, checked_window
 from dpftrl_fast.tables.values import category_form
 
 Floats = NDArray[np.float64]

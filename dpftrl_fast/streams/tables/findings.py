@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.streams.counter_settings import CounterSettings
-from dpftrl_fast.streams.events import column_of, read_events, times_of
+from dpftrl_fast.streams.tables.events import column_of, read_events, times_of
+from dpftrl_fast.streams.tables.settings import CounterSettings
 
 
 def event_findings(

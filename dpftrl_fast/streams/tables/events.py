@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting.guard.ids import ID_BITS, refuse_id_dtype, user_id
-from dpftrl_fast.streams.periods import Ints, Periods, parsed_times
+from dpftrl_fast.streams.tables.periods import Ints, Periods, parsed_times
 from dpftrl_fast.tables.frames import numbers_of_cells
 from dpftrl_fast.tables.labels import as_labels, comes_from, kind_of
 from dpftrl_fast.tables.values import category_form
@@ -74,7 +74,7 @@ def read_events(
 
     Examples
     --------
-    >>> from dpftrl_fast.streams.periods import periods_of
+    >>> from dpftrl_fast.streams.tables.periods import periods_of
     >>> days = periods_of("2013-01-01", "1D", 2)
     >>> batch = {"time": ["2013-01-02", "?"], "key": ["b", "c"], "user": [7, None]}
     >>> found = read_events(batch, EventColumns("time", "key", "user", None), days, {"b": 0})

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpftrl_fast.streams.periods import Ints
+from dpftrl_fast.streams.tables.periods import Ints
 
 
 class Rows(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from dpftrl_fast._validate import choice, integer, optional, positive_integer, real, shown
 from dpftrl_fast.accounting import MinSeparation, Participation, SinglePass
-from dpftrl_fast.streams.events import EventColumns
-from dpftrl_fast.streams.periods import Periods, periods_of
+from dpftrl_fast.streams.tables.events import EventColumns
+from dpftrl_fast.streams.tables.periods import Periods, periods_of
 from dpftrl_fast.tables.values import category_form
 
 #: What neighbours differ in: one event, a user's events of one period, or all events of a user.
