@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpftrl_fast._validate import flag, float_dtype, positive_integer, shown
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
+from dpftrl_fast.accounting.sensitivity.squared import PlanBound
 from dpftrl_fast.mechanisms import BufferedToeplitz, ToeplitzMechanism
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
@@ -66,6 +67,9 @@ class PrefixSum(KeptSum):
         best tree. The coefficients
         of a value are rounded to `dtype`. With the noise multiplier of a plan pass the plan's
         mechanism: epsilon depends on both.
+    bound : {"released", "exact"}
+        As for `PrivacyPlan`: only running sums leave this object, so that the epsilon of a tree is
+        that of the released prefixes. For other mechanisms the two are one.
     surplus : {"refuse", "drop"}
         A user's step that the participation does not allow: "refuse" raises, which tells that the
         user came before; "drop" counts its rows as zero, without a word.
@@ -108,7 +112,7 @@ class PrefixSum(KeptSum):
     ((2,), 'buffered Toeplitz noise, 2 buffers')
     >>> tree = dpf.PrefixSum(**given, mechanism="tree")
     >>> round(sums.epsilon(1e-6), 2), round(tree.epsilon(1e-6), 2)
-    (1.66, 3.07)
+    (1.66, 2.84)
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class PrefixSum(KeptSum):
         bounds: Any = None,
         participation: Participation | None = None,
         mechanism: MechanismChoice = "auto",
+        bound: PlanBound = "released",
         surplus: Surplus = "refuse",
         whole: bool = False,
         history: bool = False,
@@ -142,8 +147,9 @@ class PrefixSum(KeptSum):
             noise_multiplier=noise_multiplier,
             participation=pattern,
             mechanism=chosen_mechanism(
-                _choice(mechanism, pattern, dtype), pattern, *_BUDGET, dtype=dtype
+                _choice(mechanism, pattern, dtype), pattern, *_BUDGET, bound=bound, dtype=dtype
             ),
+            bound=bound,
         )
         settings = {"memory": memory, "dtype": dtype, "rounds": rounds, "threads": threads}
         self._whole, self._keeps_history = flag("whole", whole), flag("history", history)
@@ -161,13 +167,14 @@ class PrefixSum(KeptSum):
         bounds: Any = None,
         participation: Participation | None = None,
         mechanism: MechanismChoice = "auto",
+        bound: PlanBound = "released",
         **options: Any,
     ) -> PrefixSum:
         """Return the running sum with the least noise whose epsilon is at most `epsilon`.
 
         Parameters
         ----------
-        size, steps, clip_norm, bounds, participation, mechanism
+        size, steps, clip_norm, bounds, participation, mechanism, bound
             As for the class.
         epsilon : float
             Finite and >= 0, for neighbours of which one has a record replaced by zero.
@@ -190,6 +197,7 @@ class PrefixSum(KeptSum):
             clip_norm=rule.clip_norm,
             participation=pattern,
             mechanism=_choice(mechanism, pattern),
+            bound=bound,
         )
         return cls(
             size,
@@ -199,6 +207,7 @@ class PrefixSum(KeptSum):
             bounds=bounds,
             participation=participation,
             mechanism=plan.mechanism,
+            bound=bound,
             **options,
         )
 

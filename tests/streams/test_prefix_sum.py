@@ -27,7 +27,13 @@ CLIP = L * (1 - 2.0**-20)
 
 
 def make(size: int = 3, steps: int = 20, **change: Any) -> dpf.PrefixSum:
-    options: dict[str, Any] = {"clip_norm": L, "noise_multiplier": 2.0, "seed": 3, **change}
+    options: dict[str, Any] = {
+        "clip_norm": L,
+        "noise_multiplier": 2.0,
+        "seed": 3,
+        "bound": "exact",
+        **change,
+    }
     return dpf.PrefixSum(size, steps, **{"mechanism": "tree", **with_tree(options)})
 
 
@@ -89,6 +95,22 @@ def test_the_covariance_of_the_sums(name: str) -> None:
     spread = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)) * 2 / size)
     assert (np.abs(found - wanted) < 5 * spread).all()
     assert not (np.abs(found / 1.1 - wanted) < 5 * spread).all()  # the test has the power to tell
+
+
+def test_the_epsilon_of_a_tree_is_that_of_the_released_sums() -> None:
+    """Only running sums leave the object."""
+    given = {"clip_norm": L, "noise_multiplier": 2.0}
+    released = dpf.PrefixSum(3, 50, mechanism="tree", **given)
+    plan = dpf.PrivacyPlan(L, 2.0, SinglePass(50), Tree(), bound="released")
+    assert released.plan == plan
+    exact = dpf.PrefixSum(3, 50, mechanism="tree", bound="exact", **given)
+    assert released.epsilon(1e-6) < 0.95 * exact.epsilon(1e-6)
+    best = dpf.PrefixSum(3, 50, **given)
+    assert best.epsilon(1e-6) == dpf.PrefixSum(3, 50, bound="exact", **given).epsilon(1e-6)
+    calibrated = dpf.PrefixSum.calibrate(
+        3, 50, epsilon=1.0, delta=1e-6, clip_norm=L, mechanism="tree"
+    )
+    assert calibrated.plan.bound == "released" and 0.999 < calibrated.epsilon(1e-6) <= 1.0
 
 
 def test_auto_is_the_best_mechanism_of_a_pass() -> None:

@@ -158,10 +158,10 @@ def clips_to(patch: pytest.MonkeyPatch, factor: float) -> None:
 def counts_twice(patch: pytest.MonkeyPatch, front_end: str) -> None:
     """The sum of every batch is added twice."""
     if front_end == "PrefixSum":
-        from dpftrl_fast.plan import prefix_sum
+        from dpftrl_fast.streams import prefix_sum
 
-        once = prefix_sum._clipped_sum
-        patch.setattr(prefix_sum, "_clipped_sum", lambda *given: 2 * once(*given))
+        once = prefix_sum.sum_of_step
+        patch.setattr(prefix_sum, "sum_of_step", lambda *given: 2 * once(*given))
     elif front_end == "federated":
         from dpftrl_fast.federated.sums.round_sum import RoundSum
 

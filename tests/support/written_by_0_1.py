@@ -42,7 +42,7 @@ def prefix_sum(options: Mapping[str, Any]) -> PrefixSum:
     """Make the sum that 0.1 made of these arguments."""
     fields = {k: v for k, v in options.items() if k in ("variant", "restart_every", "complete")}
     others = {k: v for k, v in options.items() if k not in fields}
-    return PrefixSum(**others, mechanism=Tree(**fields))
+    return PrefixSum(**others, mechanism=Tree(**fields), bound="exact")
 
 
 # ------------------------------------------------------------------------

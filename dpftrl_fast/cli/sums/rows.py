@@ -13,14 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import positive_integer, real
-from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.accounting.planner.choice import chosen_mechanism
 from dpftrl_fast.cli.output import guarantee_facts, progress_bar, warn_of_large_delta
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.cli.validation import show_validation
 from dpftrl_fast.mechanisms.window_error import window_stds
-from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.contributions import rule_of
 from dpftrl_fast.streams.prefix_sum import PrefixSum
 from dpftrl_fast.tables import TableReader, minibatches
 from dpftrl_fast.tables.frames import csv_lines
@@ -97,22 +93,13 @@ def _new(options: SumOptions, bounds: tuple[float, float], steps: int, middle: b
     ways: dict[str, Any] = {"clip_norm": max(map(abs, bounds)), "bounds": None}
     if middle:
         ways = {"clip_norm": None, "bounds": bounds}
-    passes = SinglePass(steps)
-    plan = PrivacyPlan.calibrate(
-        epsilon=options.epsilon,
-        delta=options.delta,
-        clip_norm=rule_of(ways["clip_norm"], ways["bounds"], 1).clip_norm,
-        participation=passes,
-        mechanism=chosen_mechanism(
-            options.mechanism,  # type: ignore[arg-type]  # of `MechanismName`
-            passes, options.epsilon, options.delta,
-        ),
-    )  # fmt: skip
-    return PrefixSum(
+    mechanism: Any = options.mechanism
+    return PrefixSum.calibrate(
         1,
         steps,
-        noise_multiplier=plan.noise_multiplier,
-        mechanism=plan.mechanism,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        mechanism=mechanism,
         seed=options.noise_seed,
         history=True,
         **ways,
