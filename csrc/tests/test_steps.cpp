@@ -77,7 +77,7 @@ void same_as_one_by_one(const Config& config) {
     many.step(x.data(), {}), one.step(y.data(), {});
     CHECK_SAME_BITS(x.data(), y.data(), size);
   };
-  for (const std::uint64_t n : {0, 1, 2, 33, 7, 64, 5}) check(n);
+  for (const std::uint64_t n : {0U, 1U, 2U, 33U, 7U, 64U, 5U}) check(n);
   mix();
   check(21);
   many.advance_to(150), one.advance_to(150);  // steps of which nothing was made
