@@ -75,7 +75,8 @@ class KeptTable(TableFigures):
         Notes
         -----
         `add` alone changes memory. All of it is on the disk when `release`, `checkpoint` or `close`
-        returns. A job that was killed anywhere is run again as it is: batches that the folder holds
+        returns; a ``with`` block that an error ends adds nothing more to it, as if the job was
+        killed. A job that was killed anywhere is run again as it is: batches that the folder holds
         are skipped by their labels, and a release that had begun is completed by :meth:`open`, with
         the same noise on the same sums. The figures are those of a job that nothing stopped, bit
         for bit, under the same epsilon.
@@ -200,7 +201,14 @@ class KeptTable(TableFigures):
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Close; after an error without what was added since the last write, as after a kill.
+
+        The job is run again: events that were in the folder without the label of their batch would
+        be added, and counted, twice.
+        """
+        if kind is not None and self._journal is not None:
+            self._journal.close()
         self.close()
 
     def _refuse_unusable(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,18 @@ def test_no_message_depends_on_the_events(tmp_path: Path) -> None:
         lines = [line.split(",")[:3] for line in out.read_text().splitlines()]
         told.append((result.stdout, result.stderr, lines))
     assert told[0] == told[1] == told[2]
+
+
+def test_a_file_that_ends_in_an_error_is_not_counted_in_part(tmp_path: Path) -> None:
+    """Its first blocks have no label yet: run again with the whole file, they counted twice."""
+    rng = np.random.default_rng(0)
+    lines = [f"0,{x}\n" for x in rng.integers(0, 10**18, 300_000)]  # more than a block
+    packed = gzip.compress("".join(["when,padding\n", *lines]).encode(), 1)
+    path, out = tmp_path / "day.csv.gz", tmp_path / "o.csv"
+    given = {"start": 0, "period": 1, "periods": 2, "until": 1, "folder": tmp_path / "job"}
+    given |= {"group-by": None, "keys": None}
+    path.write_bytes(packed[: len(packed) * 9 // 10])
+    run(*words(path, out, **given), code=2)
+    path.write_bytes(packed)
+    run(*words(path, out, **given, **{"noise-seed": None}))
+    assert abs(float(rows_of(out)[0]["count"]) - 300_000) < 100
