@@ -14,12 +14,13 @@ from dpftrl_fast._core import build_info
 from dpftrl_fast._validate import equal, integer, non_negative, probability, shown, step_count
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.call_journal import CallJournal
 from dpftrl_fast.streams.calls import Call
 from dpftrl_fast.streams.contributions import Floats, rule_of
 from dpftrl_fast.streams.errors import SumErrors
-from dpftrl_fast.streams.running_sum import RunningSum
+from dpftrl_fast.streams.running_sum import RunningSum, refuse_fork
 from dpftrl_fast.streams.users import Users
 
 _KIND = "dpftrl_fast.streams.PrefixSum"
@@ -47,10 +48,12 @@ class KeptSum(SumErrors):
         self._counting: bool | None = None
         self._interrupted = False
         self._facts: dict[str, Any] = {}
+        self._process = process_mark()
 
     # ---- Calls ----
 
     def _refuse_unusable(self) -> None:
+        refuse_fork(self._process, self.reproducible)
         if self._journal is not None:
             self._journal.refuse_unusable()
         if self._interrupted:

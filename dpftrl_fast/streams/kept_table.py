@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from dpftrl_fast._core import build_info
 from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.bounding import Held, Rows, no_rows
 from dpftrl_fast.streams.call_journal import CallJournal
 from dpftrl_fast.streams.counter_settings import CounterSettings
-from dpftrl_fast.streams.running_sum import RunningSum
+from dpftrl_fast.streams.running_sum import RunningSum, refuse_fork
 from dpftrl_fast.streams.table_figures import Floats, TableFigures
 
 _KIND = "dpftrl_fast.streams.PrivateCounter"
@@ -50,6 +51,7 @@ class KeptTable(TableFigures):
         self._journal: CallJournal | None = None
         self._unsaved = False  # events or keys that are not in the folder
         self._interrupted = False
+        self._process = process_mark()
 
     def _close_periods(self, sums: Floats | None, count: int) -> None:
         raise NotImplementedError
@@ -212,6 +214,7 @@ class KeptTable(TableFigures):
         self.close()
 
     def _refuse_unusable(self) -> None:
+        refuse_fork(self._process, self._running.noise.reproducible)
         if self._journal is not None:
             self._journal.refuse_unusable()
         if self._interrupted:
