@@ -119,7 +119,8 @@ class KeptSum(SumErrors):
         ValueError
             If it is kept already, or the folder holds something.
         RuntimeError, OSError
-            If the folder is in use, or cannot be written.
+            If the folder is in use, or cannot be written. If it holds the state all the same, this
+            object takes no further call: open the folder.
 
         Notes
         -----
@@ -151,12 +152,18 @@ class KeptSum(SumErrors):
                         f"folder must be empty, {str(folder)!r} holds a running sum: PrefixSum.open"
                         " resumes it"
                     )
-                self._facts = dict(facts or {})
-                journal.begin(self._state())
             except BaseException:
                 journal.close()
                 raise
-            self._journal = journal
+            self._facts = dict(facts or {})
+            try:
+                journal.begin(self._state())
+                self._journal = journal
+            except BaseException:
+                journal.close()
+                if journal.has_begun:  # whoever opens the folder has the key: it goes on alone
+                    self._journal = journal
+                raise
 
     @classmethod
     def open(

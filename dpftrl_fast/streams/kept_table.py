@@ -72,7 +72,8 @@ class KeptTable(TableFigures):
         ValueError
             If it is kept already, or the folder holds something.
         RuntimeError, OSError
-            If the folder is in use, or cannot be written.
+            If the folder is in use, or cannot be written. If it holds the state all the same, this
+            object takes no further call: open the folder.
 
         Notes
         -----
@@ -109,11 +110,17 @@ class KeptTable(TableFigures):
                         f"folder must be empty, {str(folder)!r} holds a table: PrivateCounter.open "
                         "resumes it"
                     )
-                journal.begin(self._state())
             except BaseException:
                 journal.close()
                 raise
-            self._journal, self._unsaved = journal, False
+            try:
+                journal.begin(self._state())
+                self._journal, self._unsaved = journal, False
+            except BaseException:
+                journal.close()
+                if journal.has_begun:  # whoever opens the folder has the key: it goes on alone
+                    self._journal = journal
+                raise
 
     @classmethod
     def open(
