@@ -294,7 +294,8 @@ class PrefixSum(KeptSum):
                         f"{rows.shape}: call add for each step"
                     )
                 named = self._users.check_steps(ids_of(users, len(rows)))
-                rows[[not one.size for one in named]] = np.nan  # which contributes zero
+                counted = np.array([one.size > 0 for one in named], np.bool_)
+                rows = np.where(counted[:, None], rows, np.nan)  # which contributes zero
             sums = sums_of_steps(self._rule, rows)
             return self._take(Call(sums, np.full(len(rows), each), named))
 
