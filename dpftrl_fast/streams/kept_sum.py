@@ -370,8 +370,9 @@ class KeptSum(SumErrors):
     @property
     def values(self) -> Floats:
         """The private running sums of all steps, shape (t, size), with ``history=True``."""
-        values, records = self._running.history
-        return self._shown(values.copy(), records)
+        with self._lock:  # a step of another thread must not come between
+            values, records = self._running.history
+            return self._shown(values.copy(), records)
 
     def window(self, since: int, until: int | None = None) -> Floats:
         """Return the private sum over steps since + 1 .. until, with ``history=True``.
@@ -399,9 +400,10 @@ class KeptSum(SumErrors):
         >>> bool(sums.window(1) == sums.values[2] - sums.values[0])
         True
         """
-        end = integer("until", self.t if until is None else until, 0, self.t)
+        with self._lock:
+            end = integer("until", self.t if until is None else until, 0, self.t)
+            values = np.concatenate([np.zeros((1, self.size)), self.values])
         start = integer("since", since, 0, end)
-        values = np.concatenate([np.zeros((1, self.size)), self.values])
         return np.asarray(values[end] - values[start])
 
     @property

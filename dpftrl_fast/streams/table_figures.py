@@ -211,9 +211,10 @@ class TableFigures(PrivacyStatement):
         if first >= self.periods_closed:
             raise ValueError("a picture is of closed periods, got none")
         wide = NormalDist().inv_cdf((1 + real("level", level, above=0.0, below=1.0)) / 2)
-        values = self._measures(kind, width)[measure]
-        std = wide * self.std(kind, window=width, measure=measure)[: self.periods_closed]
-        ends = self._settings.periods.edges(1, self.periods_closed)
+        with self._lock:  # a release of another thread must not come between
+            values = self._measures(kind, width)[measure]
+        std = wide * self.std(kind, window=width, measure=measure)[: len(values)]
+        ends = self._settings.periods.edges(1, len(values))
         bands, names = [], list(self._keys.values())
         for key in self._places_of(keys):
             start = max(self._since[key], first)
