@@ -225,3 +225,26 @@ def test_no_steps_are_a_call_too(kept: bool, tmp_path: Path) -> None:
     assert sums.t == 3
     with pytest.raises(ValueError, match="id 2"):
         sums.add([[1.0, 0.0]], users=[2])
+
+
+@pytest.mark.parametrize("rule", [{}, {"clip_norm": None, "bounds": (0.0, 2.0)}])
+def test_labels_refuse_nothing_where_surplus_is_dropped(rule: dict[str, Any]) -> None:
+    """What is no user, and a user's further rows with bounds: refused, they told of a label."""
+    nobody: list[Any] = [None, NAN, "", 0.5, b"x", object()]
+    rows = np.full((len(nobody) + 2, 2), 1.5)
+    sums, expected = (make(2, surplus="drop", **rule) for _ in range(2))
+    sums.add(rows, users=["ann", *nobody, "bob"])
+    padded = np.where(np.arange(len(rows))[:, None] % (len(rows) - 1) == 0, rows, NAN)
+    expected.add(padded, users=[f"u{i}" for i in range(len(rows))])
+    assert sums.records == len(rows) and (un_noised(sums) == un_noised(expected)).all()
+    assert (sums.value == expected.value).all()
+    sums = make(4, surplus="drop", **rule)
+    sums.add_steps(np.full((4, 2), 1.5), users=np.array(["ann", None, "ann", "bob"], object))
+    assert sums.t == 4 and (un_noised(sums) == un_noised(expected)).all()
+    if rule:
+        twice = make(2, surplus="drop", **rule)
+        twice.add([[1.5, 1.5], [0.0, 0.0], [1.5, 1.5], [NAN, 7.0]], users=["a", "a", "b", "b"])
+        assert twice.records == 4 and (un_noised(twice) == un_noised(expected)).all()
+    for label in nobody:
+        with pytest.raises((TypeError, ValueError), match="user"):
+            make(2, **rule).add(np.ones((1, 2)), users=np.array([label], object))
