@@ -139,7 +139,7 @@ class TableFigures(PrivacyStatement):
         kind, width = self._chosen(figures, window)
         wide = NormalDist().inv_cdf((1 + real("level", level, above=0.0, below=1.0)) / 2)
         chosen = self._places_of(keys)
-        last = self.periods_closed
+        last = len(self._released)  # fewer than the closed ones after an interruption
         first = min(first, last)
         places = np.repeat(np.arange(first, last), len(chosen))
         key = np.tile(chosen, last - first)

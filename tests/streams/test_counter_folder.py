@@ -266,3 +266,18 @@ def test_an_error_in_a_with_block_leaves_what_a_kill_would(tmp_path: Path) -> No
         days.add(part, batch="file")
     with dpf.PrivateCounter.open(tmp_path / "job") as days:
         assert days._held.rows.events.sum() == 51 and days.has_batch("file")
+
+
+def test_the_table_of_an_interrupted_release_has_the_periods_it_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    days = dpf.PrivateCounter(["a", "b"], 3, 4.0, start=0, period=1, seed=1)
+    first = days.release(until=1)
+
+    def fails(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunningSum, "_release", fails)
+        days.release(until=2)
+    assert days.periods_closed == 2 and days.table().equals(first)
