@@ -186,7 +186,7 @@ class KeptSum(SumErrors):
             As for the class.
         allow_fork : bool
             Accept a folder that was copied. That voids the guarantee, unless the other copy is
-            never used again; `epsilon` is infinite then.
+            never used again; no epsilon is stated then.
 
         Raises
         ------
@@ -301,7 +301,8 @@ class KeptSum(SumErrors):
         -----
         The new end must be chosen from public facts: who extends a stream because of what was
         released has no epsilon for it. If it may go on without an end, declare ``steps=None`` at
-        the beginning.
+        the beginning. A `PrivacyBudget` that was charged before knows nothing of the later end:
+        charge the longest plan, before the first step.
 
         Examples
         --------
