@@ -94,6 +94,8 @@ class EventSums:
             raise ValueError("--group-by and --keys, the public list of keys, go together")
         if (self.column is None) != (self.bounds is None):
             raise ValueError("--column and --bounds, the public bounds of its values, go together")
+        if self.is_numeric and _number(self.start or "") is None:
+            raise ValueError(f"--start must be a number, as --period is, got {self.start!r}")
         if self.until is not None and self.is_numeric and _number(self.until) is None:
             raise ValueError(f"--until must be a number, as --period is, got {self.until!r}")
         if self.user is None and self.user_periods is not None:
@@ -136,7 +138,9 @@ def sum_events(options: SumOptions, sums: EventSums) -> None:
             "--batch is needed with --folder and the standard input, which has no name: a label, by"
             " which a batch that is given twice counts once"
         )
-    file = ColumnFile(options.data, list(dict.fromkeys(sums.columns.values())), **options.csv)
+    names = list(dict.fromkeys(sums.columns.values()))
+    # That there was no event is private: a file without rows is one of an ordinary day.
+    file = ColumnFile(options.data, names, may_lack_rows=True, **options.csv)
     if options.validate_only:
         _validate(_new(options, sums), _blocks(file, sums), json_=options.json)
         return

@@ -246,3 +246,23 @@ def test_a_batch_that_is_skipped_is_told_and_one_without_a_name_is_refused(tmp_p
     assert "note: the batch 'e.csv' was added before: it is skipped" in error
     error = run(*words(Path("-"), out, **given, **{"noise-seed": None}), code=2).stderr
     assert "--batch is needed with --folder and the standard input" in error
+
+
+@pytest.mark.parametrize("text", ["when\n", "when", "when\r\n"])
+def test_a_day_without_events_is_released_as_any_other(text: str, tmp_path: Path) -> None:
+    """It was refused, which told that nobody came."""
+    folder, out, path = tmp_path / "job", tmp_path / "o.csv", tmp_path / "day.csv"
+    given: dict[str, object] = {"folder": folder, "group-by": None, "keys": None}
+    path.write_bytes(text.encode())
+    table = tmp_path / "day.parquet"
+    parquet.write_table(pa.table({"when": pa.array([], pa.timestamp("us"))}), table)
+    run(*words(path, out, until="2013-01-02", **given))
+    run(*words(table, out, until="2013-01-03", **given, **{"noise-seed": None}))
+    found = [row["count"] for row in rows_of(out)]
+    none = PrivateCounter.calibrate(
+        ["all"], 7, epsilon=1.0, delta=1e-6, start="2013-01-01", period="1D", seed=1
+    )
+    assert [float(count) for count in found] == list(none.release(until="2013-01-03")["count"])
+    run(*words(path, out, **given), "--validate")
+    error = run(*words(path, out, start="x", period=1), code=2).stderr
+    assert "--start must be a number, as --period is, got 'x'" in error
