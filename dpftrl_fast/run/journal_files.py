@@ -20,6 +20,9 @@ from typing import Any
 from dpftrl_fast.run.sealed_files import read_sealed, sync_folder, write_sealed
 from dpftrl_fast.run.step_log import EMPTY_SIZE, StepLog, create_log
 
+#: Name of the file with the last state.
+CHECKPOINT = "checkpoint.npz"
+
 _LOG = re.compile(r"steps-([0-9]+)\.log")
 _KEPT = re.compile(r"kept-([0-9]+)-([0-9]+)\.npz")
 
@@ -32,7 +35,7 @@ class JournalFiles:
 
     def checkpoint(self) -> dict[Any, Any] | None:
         """Return the content of the checkpoint; None if there is none yet."""
-        path = self._folder / "checkpoint.npz"
+        path = self._folder / CHECKPOINT
         return read_sealed(path, self._secret, "checkpoint") if path.exists() else None
 
     def refuse_steps(self) -> None:
@@ -52,7 +55,7 @@ class JournalFiles:
 
     def write_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Write a checkpoint in place of the one before."""
-        write_sealed(self._folder / "checkpoint.npz", content, self._secret, "checkpoint")
+        write_sealed(self._folder / CHECKPOINT, content, self._secret, "checkpoint")
 
     def new_log(self, generation: int, start: int) -> StepLog:
         """Return an empty log, on the disk."""

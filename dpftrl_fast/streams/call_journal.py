@@ -21,6 +21,7 @@ import numpy as np
 
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.run.journal import RunJournal
+from dpftrl_fast.run.journal_files import CHECKPOINT
 
 
 class CallJournal:
@@ -65,6 +66,11 @@ class CallJournal:
     def begin(self, state: Mapping[str, Any]) -> None:
         """Write the first state, with the noise key."""
         self._journal.checkpoint(state)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the folder holds a state, with the noise key: also after an error of `begin`."""
+        return (Path(self._folder) / CHECKPOINT).exists()
 
     def pending(self) -> dict[Any, Any] | None:
         """Return the next call that was written ahead and is not in the state; None if all are."""

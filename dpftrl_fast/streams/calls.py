@@ -41,7 +41,8 @@ class Call:
         """Return the call as a state that a folder keeps."""
         users, sizes = None, None
         if self.users is not None:
-            users, sizes = np.concatenate(self.users), np.array([x.size for x in self.users])
+            users = np.concatenate([np.zeros(0, np.int64), *self.users])
+            sizes = np.array([x.size for x in self.users], np.int64)
         return {
             "sums": self.sums,
             "records": self.records,
@@ -55,7 +56,7 @@ class Call:
         """Return the call of a dictionary of :meth:`to_dict`."""
         users = None
         if d["users"] is not None:
-            users = np.split(d["users"], np.cumsum(d["sizes"])[:-1])
+            users = np.split(d["users"], np.cumsum(d["sizes"]))[:-1]
         return cls(d["sums"], d["records"], users, d["counting"])
 
 

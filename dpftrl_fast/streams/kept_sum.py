@@ -53,7 +53,8 @@ class KeptSum(SumCalls):
         ValueError
             If it is kept already, or the folder holds something.
         RuntimeError, OSError
-            If the folder is in use, or cannot be written.
+            If the folder is in use, or cannot be written. If it holds the state all the same, this
+            object takes no further call: open the folder.
 
         Notes
         -----
@@ -85,12 +86,18 @@ class KeptSum(SumCalls):
                         f"folder must be empty, {str(folder)!r} holds a running sum: PrefixSum.open"
                         " resumes it"
                     )
-                self._facts = dict(facts or {})
-                journal.begin(self._state())
             except BaseException:
                 journal.close()
                 raise
-            self._journal = journal
+            self._facts = dict(facts or {})
+            try:
+                journal.begin(self._state())
+                self._journal = journal
+            except BaseException:
+                journal.close()
+                if journal.has_begun:  # whoever opens the folder has the key: it goes on alone
+                    self._journal = journal
+                raise
 
     @classmethod
     def open(
@@ -113,7 +120,7 @@ class KeptSum(SumCalls):
             As for the class.
         allow_fork : bool
             Accept a folder that was copied. That voids the guarantee, unless the other copy is
-            never used again; `epsilon` is infinite then.
+            never used again; no epsilon is stated then.
 
         Raises
         ------
@@ -227,8 +234,9 @@ class KeptSum(SumCalls):
         Notes
         -----
         The new end must be chosen from public facts: who extends a stream because of what was
-        released has no epsilon for it. If it may have no end, declare ``steps=None`` at
-        the beginning.
+        released has no epsilon for it. If it may have no end, declare ``steps=None`` at the
+        beginning. A `PrivacyBudget` that was charged before knows nothing of the later end:
+        charge the longest plan, before the first step.
 
         Examples
         --------

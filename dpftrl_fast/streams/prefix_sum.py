@@ -72,7 +72,8 @@ class PrefixSum(KeptSum):
         that of the released prefixes. For other mechanisms the two are one.
     surplus : {"refuse", "drop"}
         A user's step that the participation does not allow: "refuse" raises, which tells that the
-        user came before; "drop" counts its rows as zero, without a word.
+        user came before; "drop" counts its rows as zero, without a word, and so those of a label
+        that is no user and, with bounds, the further rows of a user in a step.
     whole : bool
         Round released sums to whole numbers, for counts. They are post-processed, not less noisy.
     history : bool
@@ -251,7 +252,7 @@ class PrefixSum(KeptSum):
             self._check_call(1, len(rows), users=users)
             count, named = len(rows), None
             if users is not None:
-                rows, ids = self._of_users(rows, ids_of(users, count))
+                rows, ids = self._of_users(rows, ids_of(users, count, self._users.surplus))
                 named = [ids]
             total = sum_of_step(self._rule, rows)
             value: Floats = self._take(Call(total[None], np.array([count]), named))[0]
@@ -302,8 +303,10 @@ class PrefixSum(KeptSum):
                         "users of many steps have one record each, of shape (steps, size), got "
                         f"{rows.shape}: call add for each step"
                     )
-                named = self._users.check_steps(ids_of(users, len(rows)))
-                rows[[not one.size for one in named]] = np.nan  # which contributes zero
+                ids = ids_of(users, len(rows), self._users.surplus)
+                named = self._users.check_steps(ids)
+                counted = np.array([one.size > 0 for one in named], np.bool_)
+                rows = np.where(counted[:, None], rows, np.nan)  # which contributes zero
             sums = sums_of_steps(self._rule, rows)
             return self._take(Call(sums, np.full(len(rows), each), named))
 
@@ -386,8 +389,12 @@ class PrefixSum(KeptSum):
 
     def _of_users(self, rows: Floats, ids: Ids) -> tuple[Floats, Ids]:
         """Return one row for each user of a step, and the users who count."""
+        rows, ids = rows[ids >= 0], ids[ids >= 0]
         merged, distinct = one_row_a_user(rows, ids)
         if len(distinct) < len(ids) and not isinstance(self._rule, Clipped):
+            if self._users.surplus == "drop":  # the first row of each counts
+                merged = rows[np.unique(ids, return_index=True)[1]]
+                return self._of_users(merged, distinct)
             raise ValueError(
                 "users must have one row each in a step with bounds, got a user with more: add "
                 "them up before, or give a clip_norm"

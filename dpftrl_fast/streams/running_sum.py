@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import equal
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.rounding import noisy_sum, two_sum
 
@@ -120,3 +121,16 @@ class RunningSum:
                 f"noise must be at step {self.noise.steps_taken}, got one at {noise.steps_taken}"
             )
         self.noise = noise
+
+
+def refuse_fork(process: tuple[int, int], reproducible: bool) -> None:
+    """Refuse a call in a fork of the process with this mark, which has the same key.
+
+    The noise refuses its own steps there; a later end or a folder would take it to another object.
+    """
+    if not reproducible and process != process_mark():
+        raise RuntimeError(
+            "this process was forked from one that holds the same key: both would add the same "
+            "noise to different sums. Continue in that process, or keep the stream in a folder, "
+            "close it there and open the folder here"
+        )

@@ -13,12 +13,13 @@ import numpy as np
 from dpftrl_fast._validate import integer
 from dpftrl_fast.accounting import SinglePass
 from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.call_journal import CallJournal
 from dpftrl_fast.streams.calls import Call
 from dpftrl_fast.streams.contributions import Floats
 from dpftrl_fast.streams.errors import SumErrors
-from dpftrl_fast.streams.running_sum import RunningSum
+from dpftrl_fast.streams.running_sum import RunningSum, refuse_fork
 from dpftrl_fast.streams.users import Users
 
 
@@ -41,10 +42,12 @@ class SumCalls(SumErrors):
         self._counting: bool | None = None
         self._interrupted = False
         self._facts: dict[str, Any] = {}
+        self._process = process_mark()
 
     # ---- Calls ----
 
     def _refuse_unusable(self) -> None:
+        refuse_fork(self._process, self.reproducible)
         if self._journal is not None:
             self._journal.refuse_unusable()
         if self._interrupted:
@@ -113,8 +116,9 @@ class SumCalls(SumErrors):
     @property
     def values(self) -> Floats:
         """The private running sums of all steps, shape (t, size), with ``history=True``."""
-        values, records = self._running.history
-        return self._shown(values.copy(), records)
+        with self._lock:  # a step of another thread must not come between
+            values, records = self._running.history
+            return self._shown(values.copy(), records)
 
     def window(self, since: int, until: int | None = None) -> Floats:
         """Return the private sum over steps since + 1 .. until, with ``history=True``.
@@ -142,9 +146,10 @@ class SumCalls(SumErrors):
         >>> bool(sums.window(1) == sums.values[2] - sums.values[0])
         True
         """
-        end = integer("until", self.t if until is None else until, 0, self.t)
+        with self._lock:
+            end = integer("until", self.t if until is None else until, 0, self.t)
+            values = np.concatenate([np.zeros((1, self.size)), self.values])
         start = integer("since", since, 0, end)
-        values = np.concatenate([np.zeros((1, self.size)), self.values])
         return np.asarray(values[end] - values[start])
 
     @property

@@ -82,6 +82,7 @@ class Users:
             trial.load_state_dict(self.guard.state_dict())
         found = []
         for one in ids[:, None]:
+            one = one[one >= 0]
             counted = one[trial.eligible(one)] if self.surplus == "drop" else one
             trial.admit(counted)
             found.append(counted)
@@ -126,13 +127,14 @@ def stream_pattern(participation: Participation) -> Participation:
     return participation
 
 
-def ids_of(users: ArrayLike, rows: int) -> Ids:
+def ids_of(users: ArrayLike, rows: int, surplus: Surplus = "refuse") -> Ids:
     """Return the integers that stand for the users of `rows` rows, in [0, 2^63).
 
     Raises
     ------
     TypeError, ValueError
-        If there is not one user a row, or one is neither an integer nor a text.
+        If there is not one user a row, or one is neither an integer nor a text; with
+        ``surplus="drop"`` the latter is -1.
     """
     given = getattr(users, "dtype", None)
     if given is not None:
@@ -142,7 +144,15 @@ def ids_of(users: ArrayLike, rows: int) -> Ids:
         raise ValueError(f"users must have shape ({rows},), one a row, got {labels.shape}")
     if labels.dtype.kind == "i" and (rows == 0 or int(labels.min()) >= 0):
         return labels.astype(np.int64)
-    return np.array([user_id(label) for label in labels.tolist()], np.int64).reshape(rows)
+    number = _id_or_none if surplus == "drop" else user_id
+    return np.array([number(label) for label in labels.tolist()], np.int64).reshape(rows)
+
+
+def _id_or_none(label: object) -> int:
+    try:
+        return user_id(label)
+    except Exception:  # of the label's own class too
+        return -1
 
 
 def one_row_a_user(rows: NDArray[np.float64], ids: Ids) -> tuple[NDArray[np.float64], Ids]:

@@ -33,6 +33,8 @@ class ColumnFile:
         The columns to read.
     declared : collection of str
         Names that the file should have, besides: with one of them its header may be shown.
+    may_lack_rows : bool
+        Whether a file without rows is taken.
     **csv
         Options of CSV files: `CsvOptions`.
 
@@ -53,6 +55,7 @@ class ColumnFile:
         columns: Collection[str],
         *,
         declared: Collection[str] = (),
+        may_lack_rows: bool = False,
         **csv: Unpack[CsvOptions],
     ) -> None:
         self.path, self.columns = Path(path), tuple(columns)
@@ -66,10 +69,10 @@ class ColumnFile:
         try:
             self._form = CsvFormat.of(csv, default_delimiter=delimiter or ",")
             if kind == "csv":
-                self._csv = CsvLines(self.path, self._form)
+                self._csv = CsvLines(self.path, self._form, may_lack_rows=may_lack_rows)
         except ValueError as error:
             raise TableError(str(error)) from None
-        header = self._open_parquet() if self._csv is None else self._csv.names
+        header = self._open_parquet(may_lack_rows) if self._csv is None else self._csv.names
         for name in self.columns:
             if header.count(name) != 1:
                 mark = None if self._csv is None else self._form.delimiter
@@ -138,11 +141,11 @@ class ColumnFile:
         except ValueError as error:
             raise TableError(str(error)) from None
 
-    def _open_parquet(self) -> list[str]:
+    def _open_parquet(self, may_lack_rows: bool) -> list[str]:
         self._file = open_parquet(self.path)
         folder = isinstance(self._file, ParquetFolder)
         self.rows = self._file.rows if folder else self._file.metadata.num_rows
-        if self.rows <= 0:
+        if not (self.rows > 0 or may_lack_rows):
             raise TableError(f"expected rows in {str(self.path)!r}, got none")
         with readable(repr(str(self.path)), TableError):
             return list(self._file.schema_arrow.names)

@@ -53,6 +53,8 @@ class CsvLines:
         carriage return) or with a carriage return alone.
     form : CsvFormat
         Delimiter and encoding.
+    may_lack_rows : bool
+        Whether a header alone is a file.
 
     Attributes
     ----------
@@ -65,7 +67,7 @@ class CsvLines:
         If the file has no header or no record, or a name occurs twice in the header.
     """
 
-    def __init__(self, path: str | Path, form: CsvFormat) -> None:
+    def __init__(self, path: str | Path, form: CsvFormat, *, may_lack_rows: bool = False) -> None:
         import pyarrow as pa
 
         self.delimiter = form.delimiter
@@ -86,7 +88,7 @@ class CsvLines:
         self._any_record = _record_pattern(self._delimiter, None)
         if not self._pending:
             self._fill()
-        if not self._pending:
+        if not (self._pending or may_lack_rows):
             raise ValueError(f"expected rows in {self._name}, got a header and no row")
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:

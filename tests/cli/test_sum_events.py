@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,74 @@ def test_no_message_depends_on_the_events(tmp_path: Path) -> None:
         lines = [line.split(",")[:3] for line in out.read_text().splitlines()]
         told.append((result.stdout, result.stderr, lines))
     assert told[0] == told[1] == told[2]
+
+
+def test_a_file_that_ends_in_an_error_is_not_counted_in_part(tmp_path: Path) -> None:
+    """Its first blocks have no label yet: run again with the whole file, they counted twice."""
+    rng = np.random.default_rng(0)
+    lines = [f"0,{x}\n" for x in rng.integers(0, 10**18, 300_000)]  # more than a block
+    packed = gzip.compress("".join(["when,padding\n", *lines]).encode(), 1)
+    path, out = tmp_path / "day.csv.gz", tmp_path / "o.csv"
+    given = {"start": 0, "period": 1, "periods": 2, "until": 1, "folder": tmp_path / "job"}
+    given |= {"group-by": None, "keys": None}
+    path.write_bytes(packed[: len(packed) * 9 // 10])
+    run(*words(path, out, **given), code=2)
+    path.write_bytes(packed)
+    run(*words(path, out, **given, **{"noise-seed": None}))
+    assert abs(float(rows_of(out)[0]["count"]) - 300_000) < 100
+
+
+def test_an_end_that_is_no_number_closes_no_period(tmp_path: Path) -> None:
+    """It was taken for the end of the table, which cannot be undone."""
+    path, folder = write(tmp_path / "e.csv", [(1, "EWR", "u1", 0)]), tmp_path / "job"
+    given = words(path, tmp_path / "o.csv", start=0, period=1, folder=folder, until="3x")
+    error = run(*given, code=2).stderr
+    assert "--until must be a number, as --period is, got '3x'" in error and not folder.exists()
+
+
+@pytest.mark.parametrize("role", ["user", "time", "column"])
+def test_a_column_that_is_named_key_is_read(role: str, tmp_path: Path) -> None:
+    """It was replaced by the word that stands for all events, where no keys are declared."""
+    events = [(i % 7, i, i % 11) for i in range(70)]
+    names = {"time": "when", "user": "who", "column": "delay"}
+    found = []
+    for change in ({}, {role: "key"}):
+        used, path = {**names, **change}, tmp_path / "e.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([used.values(), *events])
+        more: dict[str, object] = {"start": 0, "period": 1, "bounds": (0, 10), "group-by": None}
+        run(*words(path, tmp_path / "o.csv", **{**used, **more, "keys": None}), "--force")
+        found.append((tmp_path / "o.csv").read_bytes())
+    assert found[0] == found[1]
+    assert abs(float(rows_of(tmp_path / "o.csv")[-1]["count"]) - 70) < 40
+
+
+def test_a_batch_that_is_skipped_is_told_and_one_without_a_name_is_refused(tmp_path: Path) -> None:
+    """Tomorrow's file of the same name was skipped without a word."""
+    path, out = write(tmp_path / "e.csv"), tmp_path / "o.csv"
+    given: dict[str, object] = {"folder": tmp_path / "job", "until": "2013-01-03"}
+    assert "skipped" not in run(*words(path, out, **given)).stderr
+    error = run(*words(path, out, **given, **{"noise-seed": None})).stderr
+    assert "note: the batch 'e.csv' was added before: it is skipped" in error
+    error = run(*words(Path("-"), out, **given, **{"noise-seed": None}), code=2).stderr
+    assert "--batch is needed with --folder and the standard input" in error
+
+
+@pytest.mark.parametrize("text", ["when\n", "when", "when\r\n"])
+def test_a_day_without_events_is_released_as_any_other(text: str, tmp_path: Path) -> None:
+    """It was refused, which told that nobody came."""
+    folder, out, path = tmp_path / "job", tmp_path / "o.csv", tmp_path / "day.csv"
+    given: dict[str, object] = {"folder": folder, "group-by": None, "keys": None}
+    path.write_bytes(text.encode())
+    table = tmp_path / "day.parquet"
+    parquet.write_table(pa.table({"when": pa.array([], pa.timestamp("us"))}), table)
+    run(*words(path, out, until="2013-01-02", **given))
+    run(*words(table, out, until="2013-01-03", **given, **{"noise-seed": None}))
+    found = [row["count"] for row in rows_of(out)]
+    none = PrivateCounter.calibrate(
+        ["all"], 7, epsilon=1.0, delta=1e-6, start="2013-01-01", period="1D", seed=1
+    )
+    assert [float(count) for count in found] == list(none.release(until="2013-01-03")["count"])
+    run(*words(path, out, **given), "--validate")
+    error = run(*words(path, out, start="x", period=1), code=2).stderr
+    assert "--start must be a number, as --period is, got 'x'" in error

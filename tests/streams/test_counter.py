@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dpftrl_fast.streams.bounding import Held
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from table_oracle import PARTS, Call, Event, Facts, columns, keeps, oracle, sums_of
@@ -371,3 +372,21 @@ def test_it_is_not_pickled() -> None:
 
     with pytest.raises(TypeError, match="it is not pickled"):
         pickle.dumps(Facts().counter())
+
+
+def test_a_batch_that_fails_while_it_is_bounded_is_not_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was in the table although `add` had raised, and counted twice when it was added again."""
+    table = dpf.PrivateCounter(["a"], 3, 4.0, start=0, period=1, seed=1)
+    many: dict[str, Any] = {"time": np.zeros(1 << 17), "key": ["a"] * (1 << 17)}
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
+        patch.setattr(Held, "bounded", fails)
+        table.add(many)
+    table.add(many)
+    table.release(until=1)
+    assert table._running._sum[0] == 1 << 17

@@ -277,3 +277,23 @@ def test_wrong_columns_are_refused(name: str, column: Any, message: str) -> None
     assert message in str(error.value)
     with pytest.raises(TypeError, match="times must be numbers, as the start is"):
         read_events(frames()["arrays"], COLUMNS, periods_of(0, 1, 3), {})
+
+
+@pytest.mark.parametrize("start", [START, 0])
+def test_columns_without_events_are_of_any_dtype(start: Any) -> None:
+    """A frame that was made of empty lists has floats: refused, it told that nobody came."""
+    names = ["time", "key", "user", "value"]
+    frames = [
+        pd.DataFrame({name: [] for name in names}, dtype=np.float64),
+        pd.DataFrame({name: np.zeros(0, "timedelta64[s]") for name in names}),
+        pa.table({name: pa.array([], pa.null()) for name in names}),
+        {name: np.zeros(0, np.bool_) for name in names},
+    ]
+    periods = periods_of(start, "1D" if start else 1, 3)
+    for frame in frames:
+        found = read_events(frame, EventColumns(*names), periods, {"a": 0})
+        assert found.places.size == found.keys.size == 0
+        assert found.users is not None and found.users.size == 0
+        assert found.values is not None and found.values.size == 0
+    with pytest.raises(ValueError, match="one column 'key'"):
+        read_events({"time": []}, EventColumns(*names), periods, {"a": 0})

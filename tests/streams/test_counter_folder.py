@@ -245,3 +245,39 @@ def test_many_users_in_a_folder(tmp_path: Path) -> None:
     size = (tmp_path / "table" / "checkpoint.npz").stat().st_size
     assert size < 30 * n
     table.close()
+
+
+def test_an_error_in_a_with_block_leaves_what_a_kill_would(tmp_path: Path) -> None:
+    """A job that failed within its batch is run again: no event of it may count twice."""
+    with dpf.PrivateCounter(["a"], 3, 4.0, start=0, period=1, seed=1) as days:
+        days.save(tmp_path / "job")
+        days.add({"time": [0], "key": ["a"]}, batch="before")
+        days.checkpoint()
+    part: dict[str, Any] = {"time": [0] * 50, "key": ["a"] * 50}
+    with (
+        pytest.raises(OSError, match="no more rows"),
+        dpf.PrivateCounter.open(tmp_path / "job") as days,
+    ):
+        days.add(part)
+        raise OSError("no more rows")
+    with dpf.PrivateCounter.open(tmp_path / "job") as days:
+        assert days.has_batch("before") and not days.has_batch("file")
+        assert days._held.rows.events.sum() == 1
+        days.add(part, batch="file")
+    with dpf.PrivateCounter.open(tmp_path / "job") as days:
+        assert days._held.rows.events.sum() == 51 and days.has_batch("file")
+
+
+def test_the_table_of_an_interrupted_release_has_the_periods_it_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    days = dpf.PrivateCounter(["a", "b"], 3, 4.0, start=0, period=1, seed=1)
+    first = days.release(until=1)
+
+    def fails(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunningSum, "_release", fails)
+        days.release(until=2)
+    assert days.periods_closed == 2 and days.table().equals(first)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -495,3 +497,27 @@ def test_an_output_has_no_places_below_those_of_the_noise() -> None:
     values = np.concatenate(released)
     assert values.dtype == np.float64 and values.min() > 2**24 * grid
     assert np.array_equal(values, values.astype(np.float32))
+
+
+def test_sums_that_are_read_while_others_are_added_are_all_kept() -> None:
+    """Reading joined the parts of the history: a step that another thread took was lost."""
+    sums, over = dpf.PrefixSum(1, 2000, 1.0, 4.0, history=True), threading.Event()
+    found: list[bool] = []
+
+    def read() -> None:
+        while not over.is_set():
+            before, values = sums.t, sums.values
+            found.append(before <= len(values) <= sums.t)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(sums.steps):
+            sums.add([1.0])
+    finally:
+        over.set()
+        reader.join()
+        sys.setswitchinterval(interval)
+    assert len(sums.values) == sums.t == 2000 and found and all(found)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,60 @@ def test_users_are_needed_where_the_pattern_counts_them() -> None:
 def test_bad_arguments(change: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make(**change)
+
+
+def test_many_steps_leave_the_records_of_the_caller_as_they_are() -> None:
+    """Which users were dropped is private: they were NaN in the caller's array."""
+    pattern = MinSeparation(6, 1, 1)
+    sums = make(participation=pattern, surplus="drop")
+    rows = np.ones((3, 2))
+    rows.flags.writeable = False  # which was refused
+    sums.add_steps(rows, users=["ann", "ann", "bob"])
+    assert (rows == 1.0).all()
+    writable = np.ones((3, 2))
+    sums.add_steps(writable, users=["ann", "bob", "cat"])
+    assert (writable == 1.0).all()
+    np.testing.assert_allclose(un_noised(sums), np.full(2, 3 * 0.5**0.5), rtol=1e-5)
+    expected = make(participation=pattern, surplus="drop")
+    for user in ["ann", "ann", "bob", "ann", "bob", "cat"]:
+        expected.add(np.ones((1, 2)), users=[user])
+    assert (sums.value == expected.value).all()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_no_steps_are_a_call_too(kept: bool, tmp_path: Path) -> None:
+    sums = make(participation=MinSeparation(6, 1, 1))
+    if kept:
+        sums.save(tmp_path / "sum", checkpoint_every=9)
+    assert sums.add_steps(np.zeros((0, 2)), users=[]).shape == (0, 2)
+    assert sums.add(np.zeros((0, 2)), users=[]).shape == (2,)
+    sums.add_steps(np.ones((2, 2)), users=[1, 2])
+    if kept:
+        del sums
+        sums = PrefixSum.open(tmp_path / "sum")  # repeats all calls
+    assert sums.t == 3
+    with pytest.raises(ValueError, match="id 2"):
+        sums.add([[1.0, 0.0]], users=[2])
+
+
+@pytest.mark.parametrize("rule", [{}, {"clip_norm": None, "bounds": (0.0, 2.0)}])
+def test_labels_refuse_nothing_where_surplus_is_dropped(rule: dict[str, Any]) -> None:
+    """What is no user, and a user's further rows with bounds: refused, they told of a label."""
+    nobody: list[Any] = [None, NAN, "", 0.5, b"x", object()]
+    rows = np.full((len(nobody) + 2, 2), 1.5)
+    sums, expected = (make(2, surplus="drop", **rule) for _ in range(2))
+    sums.add(rows, users=["ann", *nobody, "bob"])
+    padded = np.where(np.arange(len(rows))[:, None] % (len(rows) - 1) == 0, rows, NAN)
+    expected.add(padded, users=[f"u{i}" for i in range(len(rows))])
+    assert sums.records == len(rows) and (un_noised(sums) == un_noised(expected)).all()
+    assert (sums.value == expected.value).all()
+    sums = make(4, surplus="drop", **rule)
+    sums.add_steps(np.full((4, 2), 1.5), users=np.array(["ann", None, "ann", "bob"], object))
+    assert sums.t == 4 and (un_noised(sums) == un_noised(expected)).all()
+    if rule:
+        twice = make(2, surplus="drop", **rule)
+        twice.add([[1.5, 1.5], [0.0, 0.0], [1.5, 1.5], [NAN, 7.0]], users=["a", "a", "b", "b"])
+        assert twice.records == 4 and (un_noised(twice) == un_noised(expected)).all()
+    for label in nobody:
+        with pytest.raises((TypeError, ValueError), match="user"):
+            make(2, **rule).add(np.ones((1, 2)), users=np.array([label], object))

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpftrl_fast._validate import real
 from dpftrl_fast.accounting.curve.rounding import short_up
-from dpftrl_fast.cli.output import facts_table, print_json, rounded_up, show
+from dpftrl_fast.cli.output import facts_table, note, print_json, rounded_up, show
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.files import write_files
 from dpftrl_fast.streams.tables.counter import PrivateCounter
@@ -22,10 +22,10 @@ from dpftrl_fast.streams.tables.settings import Figures, Late
 from dpftrl_fast.tables import NOT_PRIVATE
 from dpftrl_fast.tables.cells import numbers
 from dpftrl_fast.tables.column_file import ColumnFile
+from dpftrl_fast.tables.csv_slots import STANDARD_INPUT
 
-#: Key of all events where no column of keys is given.
+#: Key of all events where no column of keys is given, and the column that has it.
 _ALL = "all"
-_KEY = "key"
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,25 @@ class EventSums:
         return "user-period" if self.user_periods is None else "user"
 
     @property
+    def is_numeric(self) -> bool:
+        """Whether times are numbers: the period is one."""
+        return _number(self.period) is not None
+
+    @property
     def columns(self) -> dict[str, str]:
         """Names of the columns that are read, by their use."""
         named = {"time": self.time, "key": self.key, "user": self.user, "value": self.column}
         return {use: name for use, name in named.items() if name is not None}
+
+    @property
+    def key_column(self) -> str:
+        """The column of keys; without one, a name that no column has that is read."""
+        if self.key is not None:
+            return self.key
+        name = "key"
+        while name in (self.time, self.user, self.column):
+            name += "_"
+        return name
 
     @property
     def declared_keys(self) -> list[str]:
@@ -79,6 +94,10 @@ class EventSums:
             raise ValueError("--group-by and --keys, the public list of keys, go together")
         if (self.column is None) != (self.bounds is None):
             raise ValueError("--column and --bounds, the public bounds of its values, go together")
+        if self.is_numeric and _number(self.start or "") is None:
+            raise ValueError(f"--start must be a number, as --period is, got {self.start!r}")
+        if self.until is not None and self.is_numeric and _number(self.until) is None:
+            raise ValueError(f"--until must be a number, as --period is, got {self.until!r}")
         if self.user is None and self.user_periods is not None:
             raise ValueError("--user-periods needs --user, the column of users")
 
@@ -96,7 +115,7 @@ class EventSums:
             "late": self.late,
             "values": self.bounds,
             "time": self.time,
-            "key": self.key or _KEY,
+            "key": self.key_column,
             "value": self.column or "value",
         }
         if self.user is not None:
@@ -114,7 +133,14 @@ def sum_events(options: SumOptions, sums: EventSums) -> None:
     """Write the private figures of a table of events."""
     sums.check()
     real("--level", options.level, above=0.0, below=1.0)
-    file = ColumnFile(options.data, list(dict.fromkeys(sums.columns.values())), **options.csv)
+    if options.folder is not None and sums.batch is None and str(options.data) == STANDARD_INPUT:
+        raise ValueError(
+            "--batch is needed with --folder and the standard input, which has no name: a label, by"
+            " which a batch that is given twice counts once"
+        )
+    names = list(dict.fromkeys(sums.columns.values()))
+    # That there was no event is private: a file without rows is one of an ordinary day.
+    file = ColumnFile(options.data, names, may_lack_rows=True, **options.csv)
     if options.validate_only:
         _validate(_new(options, sums), _blocks(file, sums), json_=options.json)
         return
@@ -175,12 +201,12 @@ def _blocks(file: ColumnFile, sums: EventSums) -> Iterator[dict[str, Any]]:
     names = list(file.columns)
     for block, _ in file.read(names):
         columns = {name: block[name] for name in names}
-        numeric = [sums.column, None if _number(sums.period) is None else sums.time]
+        numeric = [sums.column, sums.time if sums.is_numeric else None]
         for name in numeric if file.is_text else []:
             if name is not None:
                 columns[name] = numbers(block[name], file.numbers)
         if sums.key is None:
-            columns[_KEY] = np.full(block.num_rows, _ALL)
+            columns[sums.key_column] = np.full(block.num_rows, _ALL)
         yield columns
 
 
@@ -188,12 +214,17 @@ def _run(
     options: SumOptions, sums: EventSums, counter: PrivateCounter, file: ColumnFile, charged: Any
 ) -> None:
     label = options.data.name if sums.batch is None else sums.batch
-    if options.folder is None or not counter.has_batch(label):
+    if options.folder is not None and counter.has_batch(label):
+        note(
+            f"note: the batch {label!r} was added before: it is skipped (--batch names another one)"
+        )
+    else:
         for block in _blocks(file, sums):
             counter.add(block)
         if options.folder is not None:
             counter.add({name: [] for name in counter.columns}, batch=label)
-    counter.release(sums.until if _number(sums.period) is None else _until(sums))
+    until: Any = sums.until
+    counter.release(_number(until) if sums.is_numeric and until is not None else until)
     options.write(_csv(counter.table(level=options.level)))
     if sums.plot is not None and counter.periods_closed:
         picture = counter.plot(level=options.level)
@@ -225,10 +256,6 @@ def _run(
         counter.reproducible,
         charged,
     )
-
-
-def _until(sums: EventSums) -> float | int | None:
-    return None if sums.until is None else _number(sums.until)
 
 
 def _csv(table: Any) -> bytes:

@@ -241,9 +241,10 @@ class PrivateCounter(KeptTable):
                 return False
             rows = rows_of(found, self._settings, self.periods_closed, self._since)
             held = self._held.plus(rows, batch)
-            self._held, self._unsaved = held, True
             if held.is_long:
-                self._held = held.bounded(*self._settings.limits)
+                held = held.bounded(*self._settings.limits)
+            self._unsaved = True
+            self._held = held  # last: an error before it leaves all events out
             return True
 
     def declare(self, keys: Iterable[str | int]) -> None:

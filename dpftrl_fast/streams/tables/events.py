@@ -114,6 +114,8 @@ def column_of(events: Any, name: str) -> Any:
             f"events must have one column {name!r}, got {names.count(name)} of that name"
         )
     column = events[name]
+    if len(column) == 0:  # of any dtype: that there was no event is private
+        return np.empty(0, object)
     if isinstance(column, (list, tuple)) or (
         not hasattr(column, "dtype") and not comes_from(column, "pyarrow")
     ):

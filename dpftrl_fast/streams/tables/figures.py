@@ -139,7 +139,7 @@ class TableFigures(PrivacyStatement):
         kind, width = self._chosen(figures, window)
         wide = NormalDist().inv_cdf((1 + real("level", level, above=0.0, below=1.0)) / 2)
         chosen = self._places_of(keys)
-        last = self.periods_closed
+        last = len(self._released)  # fewer than the closed ones after an interruption
         first = min(first, last)
         places = np.repeat(np.arange(first, last), len(chosen))
         key = np.tile(chosen, last - first)
@@ -211,7 +211,7 @@ class TableFigures(PrivacyStatement):
         if first >= self.periods_closed:
             raise ValueError("a picture is of closed periods, got none")
         wide = NormalDist().inv_cdf((1 + real("level", level, above=0.0, below=1.0)) / 2)
-        with self._lock:
+        with self._lock:  # a release of another thread must not come between
             values = self._measures(kind, width)[measure]
         std = wide * self.std(kind, window=width, measure=measure)[: len(values)]
         ends = self._settings.periods.edges(1, len(values))

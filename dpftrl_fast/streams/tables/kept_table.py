@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from dpftrl_fast._core import build_info
 from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.call_journal import CallJournal
-from dpftrl_fast.streams.running_sum import RunningSum
+from dpftrl_fast.streams.running_sum import RunningSum, refuse_fork
 from dpftrl_fast.streams.tables.bounding import Held, Rows, no_rows
 from dpftrl_fast.streams.tables.figures import Floats, TableFigures
 from dpftrl_fast.streams.tables.settings import CounterSettings
@@ -50,6 +51,7 @@ class KeptTable(TableFigures):
         self._journal: CallJournal | None = None
         self._unsaved = False  # events or keys that are not in the folder
         self._interrupted = False
+        self._process = process_mark()
 
     def _close_periods(self, sums: Floats | None, count: int) -> None:
         raise NotImplementedError
@@ -70,12 +72,14 @@ class KeptTable(TableFigures):
         ValueError
             If it is kept already, or the folder holds something.
         RuntimeError, OSError
-            If the folder is in use, or cannot be written.
+            If the folder is in use, or cannot be written. If it holds the state all the same, this
+            object takes no further call: open the folder.
 
         Notes
         -----
         `add` alone changes memory. All of it is on the disk when `release`, `checkpoint` or `close`
-        returns. A job that was killed anywhere is run again as it is: batches that the folder holds
+        returns; a ``with`` block that an error ends adds nothing more to it, as if the job was
+        killed. A job that was killed anywhere is run again as it is: batches that the folder holds
         are skipped by their labels, and a release that had begun is completed by :meth:`open`, with
         the same noise on the same sums. The figures are those of a job that nothing stopped, bit
         for bit, under the same epsilon.
@@ -106,11 +110,17 @@ class KeptTable(TableFigures):
                         f"folder must be empty, {str(folder)!r} holds a table: PrivateCounter.open "
                         "resumes it"
                     )
-                journal.begin(self._state())
             except BaseException:
                 journal.close()
                 raise
-            self._journal, self._unsaved = journal, False
+            try:
+                journal.begin(self._state())
+                self._journal, self._unsaved = journal, False
+            except BaseException:
+                journal.close()
+                if journal.has_begun:  # whoever opens the folder has the key: it goes on alone
+                    self._journal = journal
+                raise
 
     @classmethod
     def open(
@@ -200,10 +210,18 @@ class KeptTable(TableFigures):
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Close; after an error without what was added since the last write, as after a kill.
+
+        The job is run again: events that were in the folder without the label of their batch would
+        be added, and counted, twice.
+        """
+        if kind is not None and self._journal is not None:
+            self._journal.close()
         self.close()
 
     def _refuse_unusable(self) -> None:
+        refuse_fork(self._process, self._running.noise.reproducible)
         if self._journal is not None:
             self._journal.refuse_unusable()
         if self._interrupted:
