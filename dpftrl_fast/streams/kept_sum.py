@@ -95,7 +95,7 @@ class KeptSum(SumCalls):
                 self._journal = journal
             except BaseException:
                 journal.close()
-                if journal.has_begun:  # whoever opens the folder has the key: it goes on alone
+                if journal.has_begun:  # whoever opens the folder has the key: it alone continues
                     self._journal = journal
                 raise
 

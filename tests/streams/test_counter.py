@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpftrl_fast.streams.bounding import Held
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from table_oracle import PARTS, Call, Event, Facts, columns, keeps, oracle, sums_of
 
 import dpftrl_fast as dpf
 from dpftrl_fast.accounting import MinSeparation, SinglePass
+from dpftrl_fast.streams.tables.bounding import Held
 
 NAN, INF = float("nan"), float("inf")
 
