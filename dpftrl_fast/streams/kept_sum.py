@@ -161,7 +161,7 @@ class KeptSum(SumErrors):
                 self._journal = journal
             except BaseException:
                 journal.close()
-                if journal.has_begun:  # whoever opens the folder has the key: it goes on alone
+                if journal.has_begun:  # whoever opens the folder has the key, and continues alone
                     self._journal = journal
                 raise
 
