@@ -95,7 +95,7 @@ class KeptSum(SumCalls):
                 self._journal = journal
             except BaseException:
                 journal.close()
-                if journal.has_begun:  # whoever opens the folder has the key: it alone continues
+                if journal.has_begun:  # whoever opens the folder has the key, and continues alone
                     self._journal = journal
                 raise
 

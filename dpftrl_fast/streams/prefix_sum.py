@@ -19,7 +19,14 @@ from dpftrl_fast.noise.outputs import writable_view
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.rounding import check_summands
 from dpftrl_fast.streams.calls import Call, sums_of_steps
-from dpftrl_fast.streams.contributions import Clipped, Floats, real_rows, rule_of, sum_of_step
+from dpftrl_fast.streams.contributions import (
+    Clipped,
+    Floats,
+    real_rows,
+    rule_of,
+    sum_of_step,
+    whole_numbers,
+)
 from dpftrl_fast.streams.kept_sum import KeptSum
 from dpftrl_fast.streams.users import Ids, Surplus, Users, ids_of, one_row_a_user, stream_pattern
 
@@ -343,9 +350,7 @@ class PrefixSum(KeptSum):
         >>> days.add_counts([509, 123]).shape
         (2,)
         """
-        given = np.asarray(counts)
-        if given.dtype.kind not in "iu":
-            raise TypeError(f"counts must be integers, got dtype {given.dtype}")
+        given = whole_numbers("counts", counts)
         if given.ndim not in (1, 2) or given.shape[-1] != self.size:
             raise ValueError(
                 f"counts must have shape ({self.size},) or (steps, {self.size}), got {given.shape}"

@@ -169,6 +169,7 @@ def test_validate_says_why_events_do_not_count(tmp_path: Path) -> None:
         ({"start": None}, "--start is needed with --time"),
         ({"periods": None}, "--until is needed with --folder, and without --periods"),
         ({"keys": None}, "--group-by and --keys, the public list of keys, go together"),
+        ({"keys": "EWR,,JFK"}, "--keys must be keys, separated by commas"),
         ({"column": "delay"}, "--column and --bounds, the public bounds of its values"),
         ({"user-periods": 3}, "--user-periods needs --user"),
         ({"rows": 5}, "--rows is of rows in file order"),

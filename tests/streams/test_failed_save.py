@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save that fails: either the folder or the object goes on with the noise, never both."""
+"""A save that fails: either the folder or the object has the noise, never both."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_sum_takes_no_call(call: str, tmp_path: Path) -> None:
         "RuntimeError: this process was forked"
     )
     assert not (tmp_path / "sum").exists()
-    assert np.isfinite(sums.add([1.0])).all()  # this process goes on
+    assert np.isfinite(sums.add([1.0])).all()  # this process continues
 
 
 def test_a_table_takes_no_call(tmp_path: Path) -> None:

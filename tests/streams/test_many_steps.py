@@ -128,6 +128,15 @@ def test_an_event_moves_the_exact_sums_by_one_step_of_one(steps: int) -> None:
         assert gaps[0] == 0 and gaps[1] == gaps[2] and gaps[1] in (0, 1)
 
 
+@pytest.mark.parametrize("counts", [[2**64, 1], [2**63, -1], [-(2**70), 2**80]], ids=str)
+def test_a_list_of_large_counts_is_one_of_integers(counts: list[int]) -> None:
+    """Its dtype would depend on the counts."""
+    sums, other = make(2, clip_norm=1.0), make(2, clip_norm=1.0)
+    most = 2**53 // 30
+    expected = other.add_counts([min(max(count, 0), most) for count in counts])
+    assert (sums.add_counts(counts) == expected).all()
+
+
 def test_steps_whose_sum_of_counts_could_be_inexact_are_refused() -> None:
     sums = make(1, 2**40, clip_norm=1.0, mechanism=Tree("vanilla"), memory="regenerate")
     sums._running.noise.advance_to(2**31)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -78,6 +79,13 @@ def test_a_minimum_separation_and_a_number_of_participations() -> None:
     refusing.add([[0.5, 0.0]], **one)
     with pytest.raises(ValueError, match="MinSeparation"):
         refusing.add([[0.5, 0.0]], **one)
+
+
+def test_a_uuid_is_its_text() -> None:
+    sums, user = make(), uuid4()
+    sums.add([[0.1, 0.0]], users=[user])
+    with pytest.raises(ValueError, match="used 1 times"):
+        sums.add([[0.1, 0.0]], users=[str(user)])
 
 
 def test_a_user_moves_the_sums_by_a_declared_participation_only() -> None:

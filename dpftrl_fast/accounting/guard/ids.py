@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -28,10 +29,11 @@ def canonical_id(label: object) -> str:
 
     Parameters
     ----------
-    label : int, str or float
+    label : int, str, float or UUID
         Python's or NumPy's. An integer stands for the text of its digits, so that 7 and "7" are one
-        user. A float must be whole, and small enough that no other integer rounds to it (below 2^53
-        in float64, 2^24 in float32, 2^11 in float16). Text is compared as spelt.
+        user, a UUID for its text. A float must be whole, and small enough that no other integer
+        rounds to it (below 2^53 in float64, 2^24 in float32, 2^11 in float16). Text is compared as
+        spelt.
 
     Raises
     ------
@@ -46,6 +48,8 @@ def canonical_id(label: object) -> str:
     >>> canonical_id(7), canonical_id("7"), canonical_id(np.float32(7)), canonical_id("007")
     ('7', '7', '7', '007')
     """
+    if isinstance(label, UUID):
+        return str(label)
     if isinstance(label, str):
         if not label:
             raise ValueError("a user's name must not be empty, got ''")

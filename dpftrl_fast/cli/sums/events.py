@@ -92,6 +92,8 @@ class EventSums:
             raise ValueError("--start is needed with --time: the start of the first period")
         if (self.key is None) != (self.keys is None):
             raise ValueError("--group-by and --keys, the public list of keys, go together")
+        if not all(self.declared_keys):
+            raise ValueError(f"--keys must be keys, separated by commas, got {self.keys!r}")
         if (self.column is None) != (self.bounds is None):
             raise ValueError("--column and --bounds, the public bounds of its values, go together")
         if self.is_numeric and _number(self.start or "") is None:

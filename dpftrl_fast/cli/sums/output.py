@@ -61,6 +61,8 @@ class SumOptions:
         """Refuse files to write that exist (but for those of a job in a folder), or are DATA."""
         if self.out is None:
             raise ValueError("--out is needed: a CSV file to write, or - for the standard output")
+        if self.out in others:
+            raise ValueError(f"--plot must be another file than --out, got {str(self.out)!r}")
         for path in (self.out, *others):
             if path is self.out and self.is_printed:
                 continue

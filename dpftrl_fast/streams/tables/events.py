@@ -149,6 +149,8 @@ def times_of(cells: Any, periods: Periods) -> NDArray[Any]:
         return np.asarray(
             cells.to_numpy(dtype=f"datetime64[{unit}]", na_value=np.datetime64("NaT"))
         )
+    if found in (np.float64, np.float32) and np.isnan(np.asarray(cells)).all():
+        return np.full(len(cells), "NaT", "datetime64[us]")  # the dtype of a column without any
     if _is_objects(cells) or kind_of(found) == "text":
         return parsed_times(as_labels(cells).tolist())
     raise TypeError(f"times must be times or text, as the start is, got dtype {found}")

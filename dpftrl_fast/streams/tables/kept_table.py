@@ -118,7 +118,7 @@ class KeptTable(TableFigures):
                 self._journal, self._unsaved = journal, False
             except BaseException:
                 journal.close()
-                if journal.has_begun:  # whoever opens the folder has the key: it alone continues
+                if journal.has_begun:  # whoever opens the folder has the key, and continues alone
                     self._journal = journal
                 raise
 
