@@ -293,3 +293,24 @@ def integer_array(name: str, values: ArrayLike, *, least: int | None = None) -> 
     if least is not None and (smallest := int(found.min())) < least:
         raise ValueError(f"{name} must be integers >= {least}, got {smallest}")
     return np.array(found, dtype=np.int64, order="C")
+
+
+def clamped_integers(name: str, x: ArrayLike) -> NDArray[Any]:
+    """Return integers as an array of them; of a list those beyond 64 bits at the nearest end.
+
+    Raises
+    ------
+    TypeError
+        If they are not integers.
+    """
+    array = np.asarray(x)
+    if array.dtype.kind not in "iu" and not hasattr(x, "dtype"):
+        # The dtype of a list of integers depends on their values.
+        cells = np.asarray(x, dtype=object)
+        if all(isinstance(cell, int) and not isinstance(cell, bool) for cell in cells.flat):
+            info = np.iinfo(np.int64)
+            ends = [min(max(cell, info.min), info.max) for cell in cells.flat]
+            array = np.array(ends, np.int64).reshape(cells.shape)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
+    return array

@@ -249,27 +249,6 @@ def real_rows(name: str, x: ArrayLike, size: int, shapes: tuple[int, ...]) -> Fl
         return np.ascontiguousarray(array, np.float64)
 
 
-def whole_numbers(name: str, x: ArrayLike) -> NDArray[Any]:
-    """Return integers as an array of them; of a list those beyond 64 bits at the nearest end.
-
-    Raises
-    ------
-    TypeError
-        If they are not integers.
-    """
-    array = np.asarray(x)
-    if array.dtype.kind not in "iu" and not hasattr(x, "dtype"):
-        # The dtype of a list of integers depends on their values.
-        cells = np.asarray(x, dtype=object)
-        if all(isinstance(cell, int) and not isinstance(cell, bool) for cell in cells.flat):
-            info = np.iinfo(np.int64)
-            ends = [min(max(cell, info.min), info.max) for cell in cells.flat]
-            array = np.array(ends, np.int64).reshape(cells.shape)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
-    return array
-
-
 def _real(cell: object) -> float:
     """Return a cell of an array of objects as a float; NaN if it is not a number."""
     if not isinstance(cell, (Real, Decimal)):

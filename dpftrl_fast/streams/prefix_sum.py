@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpftrl_fast._validate import flag, float_dtype, positive_integer, shown
+from dpftrl_fast._validate import clamped_integers, flag, float_dtype, positive_integer, shown
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
@@ -25,7 +25,6 @@ from dpftrl_fast.streams.contributions import (
     real_rows,
     rule_of,
     sum_of_step,
-    whole_numbers,
 )
 from dpftrl_fast.streams.kept_sum import KeptSum
 from dpftrl_fast.streams.users import Ids, Surplus, Users, ids_of, one_row_a_user, stream_pattern
@@ -350,7 +349,7 @@ class PrefixSum(KeptSum):
         >>> days.add_counts([509, 123]).shape
         (2,)
         """
-        given = whole_numbers("counts", counts)
+        given = clamped_integers("counts", counts)
         if given.ndim not in (1, 2) or given.shape[-1] != self.size:
             raise ValueError(
                 f"counts must have shape ({self.size},) or (steps, {self.size}), got {given.shape}"
