@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -96,18 +98,21 @@ def test_a_user_moves_the_sums_by_a_declared_participation_only() -> None:
         pattern = MinSeparation(steps, most, gap)
         comes = [rng.integers(0, 4, rng.integers(0, 6)) for _ in range(steps)]
         rows = [rng.normal(size=(len(ids), 2)) * 10 for ids in comes]
-        totals = []
+        paths = []
         for without in (None, 2):
             sums = make(steps, participation=pattern, surplus="drop")
-            path = [np.zeros(2)]
+            path = [[Fraction(0)] * 2]
             for ids, x in zip(comes, rows, strict=True):
                 keep = ids != without
                 sums.add(x[keep], users=ids[keep])
-                path.append(un_noised(sums))
-            totals.append(np.diff(path, axis=0))
-        norms = np.linalg.norm(totals[0] - totals[1], axis=1)
-        at = np.flatnonzero(norms > 1e-12)
-        assert (norms <= 1.0).all() and len(at) <= most and (np.diff(at) >= gap).all()
+                parts = zip(sums._running._sum, sums._running._low, strict=True)
+                path.append([Fraction(a) + Fraction(b) for a, b in parts])
+            paths.append(path)
+        gaps = [[a - b for a, b in zip(*both, strict=True)] for both in zip(*paths, strict=True)]
+        moved = [sum((y - x) ** 2 for x, y in zip(*pair, strict=True)) for pair in pairwise(gaps)]
+        assert max(moved) <= 1  # exactly: a contribution is at most the clip norm
+        at = np.flatnonzero([square > Fraction(1, 10**20) for square in moved])
+        assert len(at) <= most and (np.diff(at) >= gap).all()
 
 
 def test_epochs_have_the_same_users_again() -> None:
