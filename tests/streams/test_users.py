@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
