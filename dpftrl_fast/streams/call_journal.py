@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast._validate import positive_integer
+from dpftrl_fast.accounting.statement.statement import Guarantee
+from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.journal_files import CHECKPOINT
 
@@ -124,6 +126,58 @@ class CallJournal:
                 self._journal.checkpoint(state())
         finally:
             self._journal.close()
+
+
+class Journaled:
+    """Common part of the streams that a folder can keep."""
+
+    _plan: PrivacyPlan
+    _journal: CallJournal | None
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The plan, which made the noise and states the epsilon."""
+        return self._plan
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The plan's, for all declared steps; a folder that was forked has none: ValueError."""
+        if self._journal is not None and self._journal.forked:
+            raise ValueError(
+                "no epsilon can be stated: this folder is a copy taken with allow_fork, and another"
+                " run may have added the same noise to other sums"
+            )
+        return self._plan.guarantee
+
+    def _keep_in(
+        self,
+        folder: str | Path,
+        kind: str,
+        word: str,
+        state: Callable[[], Mapping[str, Any]],
+        **options: Any,
+    ) -> None:
+        """Keep this stream, a `word`, in an empty folder, beginning with its state now."""
+        if self._journal is not None:
+            raise ValueError(f"this {word} is kept in {self._journal.folder!r} already")
+        journal = CallJournal(folder, kind, **options)
+        try:
+            if journal.resume() is not None:
+                raise ValueError(
+                    f"folder must be empty, {str(folder)!r} holds a {word}: "
+                    f"{type(self).__name__}.open resumes it"
+                )
+        except BaseException:
+            journal.close()
+            raise
+        try:
+            journal.begin(state())
+            self._journal = journal
+        except BaseException:
+            journal.close()
+            if journal.has_begun:  # whoever opens the folder has the key, and continues alone
+                self._journal = journal
+            raise
 
 
 def _parts(value: Any) -> list[Any]:

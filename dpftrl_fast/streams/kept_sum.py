@@ -77,27 +77,15 @@ class KeptSum(SumCalls):
         """
         with self._lock:
             self._refuse_unusable()
-            if self._journal is not None:
-                raise ValueError(f"this sum is kept in {self._journal.folder!r} already")
-            journal = CallJournal(folder, _KIND, checkpoint_every=checkpoint_every)
-            try:
-                if journal.resume() is not None:
-                    raise ValueError(
-                        f"folder must be empty, {str(folder)!r} holds a running sum: PrefixSum.open"
-                        " resumes it"
-                    )
-            except BaseException:
-                journal.close()
-                raise
-            self._facts = dict(facts or {})
-            try:
-                journal.begin(self._state())
-                self._journal = journal
-            except BaseException:
-                journal.close()
-                if journal.has_begun:  # whoever opens the folder has the key, and continues alone
-                    self._journal = journal
-                raise
+            given = dict(facts or {})
+            self._keep_in(
+                folder,
+                _KIND,
+                "running sum",
+                lambda: {**self._state(), "facts": given},
+                checkpoint_every=checkpoint_every,
+            )
+            self._facts = given
 
     @classmethod
     def open(

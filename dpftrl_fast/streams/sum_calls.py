@@ -12,10 +12,10 @@ import numpy as np
 
 from dpftrl_fast._validate import integer
 from dpftrl_fast.accounting import SinglePass
-from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours
+from dpftrl_fast.accounting.statement.statement import Neighbours
 from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.call_journal import CallJournal
+from dpftrl_fast.streams.call_journal import CallJournal, Journaled
 from dpftrl_fast.streams.calls import Call
 from dpftrl_fast.streams.contributions import Floats
 from dpftrl_fast.streams.errors import SumErrors
@@ -23,7 +23,7 @@ from dpftrl_fast.streams.running_sum import RunningSum, refuse_fork
 from dpftrl_fast.streams.users import Users
 
 
-class SumCalls(SumErrors):
+class SumCalls(Journaled, SumErrors):
     """Common part of running sums: calls, written ahead where a folder keeps them, and facts."""
 
     _settings: dict[str, Any]
@@ -91,21 +91,6 @@ class SumCalls(SumErrors):
         """Return the state for a folder: **a secret**."""
 
     # ---- Facts ----
-
-    @property
-    def plan(self) -> PrivacyPlan:
-        """The plan, which made the noise and states the epsilon."""
-        return self._plan
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The plan's, for all declared steps; a folder that was forked has none: ValueError."""
-        if self._journal is not None and self._journal.forked:
-            raise ValueError(
-                "no epsilon can be stated: this folder is a copy taken with allow_fork, and another"
-                " run may have added the same noise to other sums"
-            )
-        return self._plan.guarantee
 
     @property
     def value(self) -> Floats:

@@ -10,7 +10,6 @@ import numpy as np
 
 from dpftrl_fast._validate import shown
 from dpftrl_fast.accounting.planner.choice import MechanismChoice
-from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.streams.tables.events import read_events
@@ -383,21 +382,6 @@ class PrivateCounter(KeptTable):
     def bounding(self) -> str:
         """The contribution bounding, in words."""
         return self._settings.bounding_words
-
-    @property
-    def plan(self) -> PrivacyPlan:
-        """The plan, which made the noise and states the epsilon; a step is a period."""
-        return self._plan
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The plan's, for all declared periods; a folder that was forked has none: ValueError."""
-        if self._journal is not None and self._journal.forked:
-            raise ValueError(
-                "no epsilon can be stated: this folder is a copy taken with allow_fork, and another"
-                " run may have added the same noise to other sums"
-            )
-        return self._plan.guarantee
 
     @property
     def keys(self) -> list[str | int]:

@@ -13,7 +13,7 @@ from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.call_journal import CallJournal
+from dpftrl_fast.streams.call_journal import CallJournal, Journaled
 from dpftrl_fast.streams.running_sum import RunningSum, refuse_fork
 from dpftrl_fast.streams.tables.bounding import Held, Rows, no_rows
 from dpftrl_fast.streams.tables.figures import Floats, TableFigures
@@ -25,7 +25,7 @@ _VERSION = 1
 T = TypeVar("T", bound="KeptTable")
 
 
-class KeptTable(TableFigures):
+class KeptTable(Journaled, TableFigures):
     """The state of a table, a secret, and the folder that keeps it."""
 
     _guard: Guard | None
@@ -101,26 +101,8 @@ class KeptTable(TableFigures):
         """
         with self._lock:
             self._refuse_unusable()
-            if self._journal is not None:
-                raise ValueError(f"this table is kept in {self._journal.folder!r} already")
-            journal = CallJournal(folder, _KIND)
-            try:
-                if journal.resume() is not None:
-                    raise ValueError(
-                        f"folder must be empty, {str(folder)!r} holds a table: PrivateCounter.open "
-                        "resumes it"
-                    )
-            except BaseException:
-                journal.close()
-                raise
-            try:
-                journal.begin(self._state())
-                self._journal, self._unsaved = journal, False
-            except BaseException:
-                journal.close()
-                if journal.has_begun:  # whoever opens the folder has the key, and continues alone
-                    self._journal = journal
-                raise
+            self._keep_in(folder, _KIND, "table", self._state)
+            self._unsaved = False
 
     @classmethod
     def open(
