@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from dataclasses import replace
 from typing import TypeVar
 
@@ -30,9 +31,9 @@ class PlanEnds(PrivacyStatement):
         return self.participation.steps
 
     @property
+    @abstractmethod
     def layout(self) -> Layout:
         """The mechanism, laid out over the declared steps."""
-        raise NotImplementedError
 
     def guarantee_at(self, t: int) -> Guarantee:
         """Return the guarantee of the outputs of the first `t` steps alone.
@@ -121,7 +122,7 @@ class PlanEnds(PrivacyStatement):
         (7.342, 7.726)
         """
         check_continues(self.participation, participation)
-        longer = replace(self, participation=participation)  # type: ignore[type-var]
+        longer = replace(self, participation=participation)  # type: ignore[type-var]  # a plan is a dataclass
         if not self.layout.begins(longer.layout):
             raise ValueError(
                 f"participation must leave the noise of the present {self.steps} steps as it is "

@@ -13,17 +13,20 @@ from the sums that are kept, with the same noise.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import equal, positive_integer, shown
 from dpftrl_fast.accounting.statement.statement import Guarantee
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.journal_files import CHECKPOINT
+
+J = TypeVar("J", bound="Journaled")
 
 
 class CallJournal:
@@ -81,11 +84,14 @@ class CallJournal:
     def write_ahead(self, call: Mapping[str, Any]) -> None:
         """Put a call on the disk before its noise is made, or find it there.
 
-        `call` holds arrays, numbers, text, lists and dictionaries: all that the call depends on.
+        `call` holds arrays, None and flags: all that the call depends on.
         """
         self.refuse_unusable()
         self._in_call = True
-        parts = [part for name in sorted(call) for part in (name, *_parts(call[name]))]
+        parts: list[Any] = []
+        for name in sorted(call):
+            value = call[name]
+            parts += [name, value if isinstance(value, np.ndarray) else repr(value)]
         step, replayed = self._journal.step + 1, self._journal.replaying
         self._journal.write_ahead(
             step, self._journal.digest(*parts), keep=None if replayed else call
@@ -129,10 +135,26 @@ class CallJournal:
 
 
 class Journaled:
-    """Common part of the streams that a folder can keep."""
+    """Common part of the streams that a folder can keep.
+
+    A subclass names the kind of its folder, itself in a word, and the version of its state.
+    """
+
+    _kind: ClassVar[str]
+    _word: ClassVar[str]
+    _version: ClassVar[int]
 
     _plan: PrivacyPlan
     _journal: CallJournal | None
+
+    @classmethod
+    @abstractmethod
+    def _resumed(cls: type[J], state: Mapping[str, Any], threads: int | None) -> J:
+        """Return the stream of a state."""
+
+    @abstractmethod
+    def _repeat(self, call: Mapping[str, Any]) -> None:
+        """Take a call that was written ahead."""
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -149,22 +171,44 @@ class Journaled:
             )
         return self._plan.guarantee
 
+    @classmethod
+    def _opened(cls: type[J], folder: str | Path, threads: int | None, **options: Any) -> J:
+        """Resume the stream that a folder keeps, with all calls that were on the disk."""
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(
+                f"folder must be one of {cls.__name__}.save, got {str(folder)!r}"
+            )
+        journal = CallJournal(folder, cls._kind, **options)
+        try:
+            state = journal.resume()
+            if state is None:
+                raise ValueError(f"folder must hold a {cls._word}, {str(folder)!r} holds none")
+            if not equal(state.get("version"), cls._version):
+                raise ValueError(
+                    f"the state of a {cls._word} must have version {cls._version}, got "
+                    f"{shown(state.get('version'))}: open it with the version of dpftrl_fast that "
+                    "saved it"
+                )
+            found = cls._resumed(state, threads)
+            found._journal = journal
+            while (kept := journal.pending()) is not None:
+                found._repeat(kept)
+        except BaseException:
+            journal.close()
+            raise
+        return found
+
     def _keep_in(
-        self,
-        folder: str | Path,
-        kind: str,
-        word: str,
-        state: Callable[[], Mapping[str, Any]],
-        **options: Any,
+        self, folder: str | Path, state: Callable[[], Mapping[str, Any]], **options: Any
     ) -> None:
-        """Keep this stream, a `word`, in an empty folder, beginning with its state now."""
+        """Keep this stream in an empty folder, beginning with its state now."""
         if self._journal is not None:
-            raise ValueError(f"this {word} is kept in {self._journal.folder!r} already")
-        journal = CallJournal(folder, kind, **options)
+            raise ValueError(f"this {self._word} is kept in {self._journal.folder!r} already")
+        journal = CallJournal(folder, self._kind, **options)
         try:
             if journal.resume() is not None:
                 raise ValueError(
-                    f"folder must be empty, {str(folder)!r} holds a {word}: "
+                    f"folder must be empty, {str(folder)!r} holds a {self._word}: "
                     f"{type(self).__name__}.open resumes it"
                 )
         except BaseException:
@@ -178,16 +222,3 @@ class Journaled:
             if journal.has_begun:  # whoever opens the folder has the key, and continues alone
                 self._journal = journal
             raise
-
-
-def _parts(value: Any) -> list[Any]:
-    """Return a part of a call as arrays, text and numbers that can be hashed."""
-    if isinstance(value, np.ndarray):
-        return [value]
-    if value is None or isinstance(value, (bool, float)):
-        return [repr(value)]
-    if isinstance(value, (int, str, bytes)):
-        return [value]
-    if isinstance(value, Mapping):
-        return [len(value), *(p for k in sorted(value) for p in (k, *_parts(value[k])))]
-    return [len(value), *(part for entry in value for part in _parts(entry))]

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -122,22 +123,14 @@ class Bounded(Contributions):
 
     low: Floats
     high: Floats
+    clip_norm: float
 
-    @property
-    def clip_norm(self) -> float:  # type: ignore[override]
-        """Norm of a record at its bounds in every coordinate, with the margin for rounding."""
-        exact = math.sqrt(self.low.size)
-        found = exact / clip_limit(1.0)
-        while clip_limit(found) < exact:
-            found = math.nextafter(found, math.inf)
-        return math.nextafter(found, math.inf)
-
-    @property
+    @cached_property
     def centre(self) -> Floats:
         """Middle of the bounds."""
         return self.low + self.unit
 
-    @property
+    @cached_property
     def unit(self) -> Floats:
         """Half the width of the bounds."""
         return self.high / 2 - self.low / 2
@@ -189,7 +182,16 @@ def bounded(bounds: Any, size: int) -> Bounded:
         raise ValueError(f"{expected}, in [-1e100, 1e100] and low < high, got {shown(bounds)}")
     if not bool(np.all(high / 2 - low / 2 >= 1e-100)):
         raise ValueError(f"{expected} at least 2e-100 apart, got {shown(bounds)}")
-    return Bounded(low, high)
+    return Bounded(low, high, _norm_of_box(size))
+
+
+def _norm_of_box(size: int) -> float:
+    """Return the norm of a record at its bounds in every coordinate, with the rounding margin."""
+    exact = math.sqrt(size)
+    found = exact / clip_limit(1.0)
+    while clip_limit(found) < exact:
+        found = math.nextafter(found, math.inf)
+    return math.nextafter(found, math.inf)
 
 
 def rule_of(clip_norm: Any, bounds: Any, size: int) -> Contributions:

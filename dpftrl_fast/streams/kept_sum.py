@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpftrl_fast._core import build_info
-from dpftrl_fast._validate import equal, non_negative, probability, shown, step_count
+from dpftrl_fast._validate import non_negative, probability, shown, step_count
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.call_journal import CallJournal
 from dpftrl_fast.streams.calls import Call
 from dpftrl_fast.streams.contributions import rule_of
 from dpftrl_fast.streams.sum_calls import SumCalls
 from dpftrl_fast.streams.users import Users
-
-_KIND = "dpftrl_fast.streams.PrefixSum"
-_VERSION = 1
 
 S = TypeVar("S", bound="KeptSum")
 
 
 class KeptSum(SumCalls):
     """Common part of running sums: the folder that keeps them, and a later end."""
+
+    _kind = "dpftrl_fast.streams.PrefixSum"
+    _word = "running sum"
+    _version = 1
 
     # ---- The folder ----
 
@@ -80,8 +80,6 @@ class KeptSum(SumCalls):
             given = dict(facts or {})
             self._keep_in(
                 folder,
-                _KIND,
-                "running sum",
                 lambda: {**self._state(), "facts": given},
                 checkpoint_every=checkpoint_every,
             )
@@ -123,32 +121,15 @@ class KeptSum(SumCalls):
         -----
         `t` tells which steps are taken: pass the records after them, and no other ones.
         """
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(f"folder must be one of PrefixSum.save, got {str(folder)!r}")
-        journal = CallJournal(
-            folder, _KIND, checkpoint_every=checkpoint_every, allow_fork=allow_fork
+        return cls._opened(
+            folder, threads, checkpoint_every=checkpoint_every, allow_fork=allow_fork
         )
-        try:
-            state = journal.resume()
-            if state is None:
-                raise ValueError(f"folder must hold a running sum, {str(folder)!r} holds none")
-            found = cls._resumed(state, threads)
-            found._journal = journal
-            while (kept := journal.pending()) is not None:
-                found._take(Call.from_dict(kept))
-        except BaseException:
-            journal.close()
-            raise
-        return found
+
+    def _repeat(self, call: Mapping[str, Any]) -> None:
+        self._take(Call.from_dict(call))
 
     @classmethod
     def _resumed(cls: type[S], state: Mapping[str, Any], threads: int | None) -> S:
-        if not equal(state.get("version"), _VERSION):
-            raise ValueError(
-                f"the state of a running sum must have version {_VERSION}, got "
-                f"{shown(state.get('version'))}: open it with the version of dpftrl_fast that "
-                "saved it"
-            )
         found = cls.__new__(cls)
         plan = PrivacyPlan.from_dict(state["plan"])
         rule = rule_of(state["rule"].get("clip_norm"), state["rule"].get("bounds"), state["size"])
@@ -162,7 +143,7 @@ class KeptSum(SumCalls):
 
     def _state(self) -> dict[str, Any]:
         return {
-            "version": _VERSION,
+            "version": self._version,
             "library": str(build_info()["version"]),
             "plan": self._plan.to_dict(),
             "rule": self._rule.to_dict(),

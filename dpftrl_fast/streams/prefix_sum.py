@@ -354,7 +354,7 @@ class PrefixSum(KeptSum):
             raise ValueError(
                 f"counts must have shape ({self.size},) or (steps, {self.size}), got {given.shape}"
             )
-        if "clip_norm" not in self._rule.to_dict() or self._rule.clip_norm < 1.0:
+        if not isinstance(self._rule, Clipped) or self._rule.clip_norm < 1.0:
             raise ValueError(
                 "clip_norm must be at least 1, the norm of an event, to count events, got "
                 f"{self._rule.words}"

@@ -144,11 +144,12 @@ def ids_of(users: ArrayLike, rows: int, surplus: Surplus = "refuse") -> Ids:
         raise ValueError(f"users must have shape ({rows},), one a row, got {labels.shape}")
     if labels.dtype.kind == "i" and (rows == 0 or int(labels.min()) >= 0):
         return labels.astype(np.int64)
-    number = _id_or_none if surplus == "drop" else user_id
+    number = id_or_none if surplus == "drop" else user_id
     return np.array([number(label) for label in labels.tolist()], np.int64).reshape(rows)
 
 
-def _id_or_none(label: object) -> int:
+def id_or_none(label: object) -> int:
+    """Return the integer that stands for a user, -1 for a label of no user."""
     try:
         return user_id(label)
     except Exception:  # of the label's own class too

@@ -153,10 +153,8 @@ def test_a_copy_states_no_epsilon(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpftrl_fast.streams.tables import kept_table
-
     table = FACTS.counter(2.0)
-    monkeypatch.setattr(kept_table, "_VERSION", 2)
+    monkeypatch.setattr(dpf.PrivateCounter, "_version", 2)
     table.save(tmp_path / "table")
     table.close()
     monkeypatch.undo()

@@ -29,7 +29,6 @@ from dpftrl_fast.cli.output import friendly
 from dpftrl_fast.cli.sums.events import EventSums, sum_events
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.cli.sums.rows import Missing, RowSums, sum_rows
-from dpftrl_fast.streams.tables.settings import Figures, Late
 from dpftrl_fast.tables import CsvOptions
 
 _ROWS, _EVENTS = "Rows in file order", "Events by time"
@@ -200,14 +199,12 @@ def command(
     _refuse_options(
         {"--rows": rows, "--missing": missing}, "is of rows in file order, not of events (--time)"
     )
-    kind: Figures = figures  # type: ignore[assignment]  # checked with the other settings
-    lateness: Late = late  # type: ignore[assignment]
     sum_events(
         options,
         EventSums(
             time=time, start=start, period=period, periods=periods, until=until, key=group_by,
             keys=keys, user=user, user_periods=user_periods, keys_per_period=keys_per_period,
-            events_per_key=events_per_key, figures=kind, window=window, late=lateness,
+            events_per_key=events_per_key, figures=figures, window=window, late=late,
             batch=batch, plot=plot, column=column, bounds=bounds,
         ),
     )  # fmt: skip

@@ -18,7 +18,6 @@ from dpftrl_fast.cli.output import facts_table, note, print_json, rounded_up, sh
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.files import write_files
 from dpftrl_fast.streams.tables.counter import PrivateCounter
-from dpftrl_fast.streams.tables.settings import Figures, Late
 from dpftrl_fast.tables import NOT_PRIVATE
 from dpftrl_fast.tables.cells import numbers
 from dpftrl_fast.tables.column_file import ColumnFile
@@ -43,9 +42,9 @@ class EventSums:
     user_periods: int | None
     keys_per_period: int
     events_per_key: int
-    figures: Figures
+    figures: str
     window: int | None
-    late: Late
+    late: str
     batch: str | None
     plot: Path | None
     column: str | None
@@ -180,8 +179,6 @@ def _new(options: SumOptions, sums: EventSums) -> PrivateCounter:
 
 def _refuse_others(counter: PrivateCounter, options: SumOptions, sums: EventSums) -> None:
     """Refuse other options than those with which the folder was begun."""
-    if options.budget is not None or options.noise_seed is not None:
-        raise ValueError("--budget and --noise-seed are of the first run of a folder")
     now = _new(options, sums)
     facts, others = ({"keys": x.keys, **x.declared} for x in (now, counter))
     if facts != others:
@@ -190,12 +187,7 @@ def _refuse_others(counter: PrivateCounter, options: SumOptions, sums: EventSums
             f"the options must be those of the first run of {str(options.folder)!r}, got another "
             f"{', '.join(names)}"
         )
-    stated = counter.epsilon(options.delta)
-    if not stated <= options.epsilon:
-        raise ValueError(
-            f"--epsilon must be at least {stated!r} at delta {options.delta!r}, the guarantee of "
-            f"the folder, got {options.epsilon!r}"
-        )
+    options.check_continued(counter.epsilon(options.delta))
 
 
 def _blocks(file: ColumnFile, sums: EventSums) -> Iterator[dict[str, Any]]:

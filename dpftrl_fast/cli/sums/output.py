@@ -70,6 +70,16 @@ class SumOptions:
             refuse_input(path, self.data)
             check_folder(path.parent)
 
+    def check_continued(self, epsilon: float) -> None:
+        """Refuse options of a first run, and a guarantee of the folder above --epsilon."""
+        if self.budget is not None or self.noise_seed is not None:
+            raise ValueError("--budget and --noise-seed are of the first run of a folder")
+        if not epsilon <= self.epsilon:
+            raise ValueError(
+                f"--epsilon must be at least {epsilon!r} at delta {self.delta!r}, the guarantee of "
+                f"the folder, got {self.epsilon!r}"
+            )
+
     def charge(self, run: Any, label: str) -> Any:
         """Charge a run to the budget, on the disk before a row is read; return it or None."""
         charged = opened_budget(self.budget, self.noise_seed, "sums are")

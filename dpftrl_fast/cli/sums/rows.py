@@ -114,14 +114,7 @@ def _refuse_others(running: PrefixSum, facts: dict[str, Any], options: SumOption
                 f"--{name} must be as in the first run of {str(options.folder)!r}, "
                 f"{running.facts.get(name)!r}, got {value!r}"
             )
-    if options.budget is not None or options.noise_seed is not None:
-        raise ValueError("--budget and --noise-seed are of the first run of a folder")
-    stated = running.epsilon(options.delta)
-    if not stated <= options.epsilon:
-        raise ValueError(
-            f"--epsilon must be at least {stated!r} at delta {options.delta!r}, the guarantee of "
-            f"the folder, got {options.epsilon!r}"
-        )
+    options.check_continued(running.epsilon(options.delta))
 
 
 def _run(

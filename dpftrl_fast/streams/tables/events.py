@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting.guard.ids import ID_BITS, refuse_id_dtype, user_id
+from dpftrl_fast.accounting.guard.ids import ID_BITS, refuse_id_dtype
 from dpftrl_fast.streams.tables.periods import Ints, Periods, parsed_times
+from dpftrl_fast.streams.users import id_or_none
 from dpftrl_fast.tables.frames import numbers_of_cells
 from dpftrl_fast.tables.labels import as_labels, comes_from, kind_of
 from dpftrl_fast.tables.values import category_form
@@ -193,17 +194,11 @@ def _users(cells: Any) -> Ints:
     elif kind_of(found) not in ("text", "numbers"):
         raise TypeError(f"users must be integers or text, got dtype {found}")
 
-    def number(cell: Any) -> int:
-        try:
-            return user_id(cell)
-        except Exception:  # of the cell's own class too
-            return -1
-
     labels = as_labels(cells)
     whole = labels.dtype.kind in "iu"
     if whole and (labels.size == 0 or (labels.min() >= 0 and labels.max() < 1 << ID_BITS)):
         return labels.astype(np.int64)
-    return _each(labels, number)
+    return _each(labels, id_or_none)
 
 
 def _values(cells: Any) -> NDArray[np.float64]:

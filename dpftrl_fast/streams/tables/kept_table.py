@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dpftrl_fast._core import build_info
-from dpftrl_fast._validate import equal, shown
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -19,14 +19,15 @@ from dpftrl_fast.streams.tables.bounding import Held, Rows, no_rows
 from dpftrl_fast.streams.tables.figures import Floats, TableFigures
 from dpftrl_fast.streams.tables.settings import CounterSettings
 
-_KIND = "dpftrl_fast.streams.PrivateCounter"
-_VERSION = 1
-
 T = TypeVar("T", bound="KeptTable")
 
 
 class KeptTable(Journaled, TableFigures):
     """The state of a table, a secret, and the folder that keeps it."""
+
+    _kind = "dpftrl_fast.streams.PrivateCounter"
+    _word = "table"
+    _version = 1
 
     _guard: Guard | None
     _held: Held
@@ -53,8 +54,9 @@ class KeptTable(Journaled, TableFigures):
         self._interrupted = False
         self._process = process_mark()
 
+    @abstractmethod
     def _close_periods(self, sums: Floats | None, count: int) -> None:
-        raise NotImplementedError
+        """Close so many periods: their sums are written ahead, or were before."""
 
     # ---- The folder ----
 
@@ -101,7 +103,7 @@ class KeptTable(Journaled, TableFigures):
         """
         with self._lock:
             self._refuse_unusable()
-            self._keep_in(folder, _KIND, "table", self._state)
+            self._keep_in(folder, self._state)
             self._unsaved = False
 
     @classmethod
@@ -133,23 +135,10 @@ class KeptTable(Journaled, TableFigures):
         OSError
             If it cannot be read and written.
         """
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(
-                f"folder must be one of PrivateCounter.save, got {str(folder)!r}"
-            )
-        journal = CallJournal(folder, _KIND, allow_fork=allow_fork)
-        try:
-            state = journal.resume()
-            if state is None:
-                raise ValueError(f"folder must hold a table, {str(folder)!r} holds none")
-            found = cls._resumed(state, threads)
-            found._journal = journal
-            while (kept := journal.pending()) is not None:
-                found._close_periods(kept["sums"], len(kept["sums"]))
-        except BaseException:
-            journal.close()
-            raise
-        return found
+        return cls._opened(folder, threads, allow_fork=allow_fork)
+
+    def _repeat(self, call: Mapping[str, Any]) -> None:
+        self._close_periods(call["sums"], len(call["sums"]))
 
     def checkpoint(self) -> None:
         """Put all events that were added into the folder, which holds them when this returns.
@@ -218,7 +207,7 @@ class KeptTable(Journaled, TableFigures):
     def _state(self) -> dict[str, Any]:
         self._held = self._held.bounded(*self._settings.limits)
         return {
-            "version": _VERSION,
+            "version": self._version,
             "library": str(build_info()["version"]),
             "settings": self._settings.to_dict(),
             "plan": self._plan.to_dict(),
@@ -233,12 +222,6 @@ class KeptTable(Journaled, TableFigures):
 
     @classmethod
     def _resumed(cls: type[T], state: Mapping[str, Any], threads: int | None) -> T:
-        if not equal(state.get("version"), _VERSION):
-            raise ValueError(
-                f"the state of a table must have version {_VERSION}, got "
-                f"{shown(state.get('version'))}: open it with the version of dpftrl_fast that "
-                "saved it"
-            )
         found = cls.__new__(cls)
         found._begin(
             CounterSettings.from_dict(state["settings"]),
