@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast.federated.cohorts import Cohort
-from dpftrl_fast.federated.ids import Client, client_id
+from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 
@@ -54,7 +54,7 @@ class Round:
         self.cohort = cohort.clients
         self.turned_away = dict(cohort.turned_away)
         self.absent = cohort.absent
-        self._ids = {client_id(client) for client in self.cohort}
+        self._ids, self._identify = set(cohort.ids.tolist()), cohort.identify
         self._answered: set[int] = set()
         self._accepted = 0
         self._within = 0
@@ -106,7 +106,7 @@ class Round:
             came = repr(token[:60]) if isinstance(token, str) else type(token).__name__
             return f"of another run or round: expected the token {self.token!r}, got {came}"
         try:
-            identity = client_id(client)
+            identity = self._identify(client)
         except (TypeError, ValueError) as error:
             return str(error)
         if identity not in self._ids:
