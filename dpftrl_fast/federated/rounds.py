@@ -178,7 +178,7 @@ class PrivateRounds(Stated):
         self._rounds_done = 0
         self._round: Round | None = None
         self._members: Ints = np.zeros(0, np.int64)  # of the open round
-        self._torn = False
+        self._torn = self._closed = False
         self._turn = threading.RLock()
         self._state = state
         self._journal: RunJournal | None = None

@@ -219,6 +219,7 @@ class ServerDPFTRL(Stated):
         self._rounds.checkpoint(self._update.state_dict())
 
     def _check_step(self) -> None:
+        self._check_whole()
         if self._steps != self._rounds.rounds_done:
             raise RuntimeError("a step was interrupted half-way: resume from the folder")
 
