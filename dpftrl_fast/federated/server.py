@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import choice, flag, positive_integer
+from dpftrl_fast.federated.buffered_round import BufferedRound
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdate
 from dpftrl_fast.federated.round import Round
@@ -183,6 +184,17 @@ class ServerDPFTRL(Stated):
         """
         self._check_step()
         return self._rounds.begin_round(clients)
+
+    def begin_buffered_round(
+        self, size: int, *, weights: Sequence[float] = (1.0,)
+    ) -> BufferedRound:
+        """Begin a round of the first `size` clients whose updates arrive, of older models too.
+
+        As :meth:`dpftrl_fast.federated.PrivateRounds.begin_buffered_round`. `BufferedServer` calls
+        it by itself.
+        """
+        self._check_step()
+        return self._rounds.begin_buffered_round(size, weights=weights)
 
     def end_round(self) -> Any:
         """End the open round: write its sum ahead, add the noise, take the step.
