@@ -11,7 +11,7 @@ from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import Ints, Round
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
-_NOBODY = Cohort((), {}, np.zeros(0, np.int64), 0)
+_NOBODY = np.zeros(0, np.int64)
 
 
 class BufferedRound(Round):
@@ -45,7 +45,8 @@ class BufferedRound(Round):
         clip_norm: float,
     ) -> None:
         self._arrived: list[Client] = []
-        super().__init__(number, f"{run}-{number}", _NOBODY, sums=sums, clip_norm=clip_norm)
+        nobody = Cohort((), _NOBODY, cohorts.id_of, {}, _NOBODY, 0)
+        super().__init__(number, f"{run}-{number}", nobody, sums=sums, clip_norm=clip_norm)
         self.size = positive_integer("size", size)
         self._weights = {
             f"{run}-{number - staleness}": weight
@@ -77,7 +78,7 @@ class BufferedRound(Round):
         TypeError, ValueError
             If it is not a client.
         """
-        return self._may_answer(client, self._identity(client))
+        return self._may_answer(client, self._identify(client))
 
     def _weight(self, token: object) -> float | str:
         if isinstance(token, str) and token in self._weights:
@@ -92,9 +93,6 @@ class BufferedRound(Round):
         if self.full:
             return "late: the round is full"
         return self._cohorts.why_not(client)
-
-    def _identity(self, client: Client) -> int:
-        return self._cohorts.id_of(client)
 
     def _answer(self, client: Client, identity: int) -> None:
         super()._answer(client, identity)

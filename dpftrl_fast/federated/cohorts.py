@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
 from dpftrl_fast.accounting.guard.state import guard_state
-from dpftrl_fast.federated.ids import Client, client_id, client_id_v1
+from dpftrl_fast.federated.ids import Client, ClientIds
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Ints = NDArray[np.int64]
@@ -25,10 +26,13 @@ class Cohort:
     """The clients of one round, and those turned away, with the reason.
 
     `members` are the ids of all users that count as having taken part: the clients, and the
-    `absent` ones, whom the plan has in the round and that are not connected.
+    `absent` ones, whom the plan has in the round and that are not connected. `ids` are those of the
+    clients, in their order, as `identify` has them.
     """
 
     clients: tuple[Client, ...]
+    ids: Ints
+    identify: Callable[[Client], int]
     turned_away: Mapping[Client, str]
     members: Ints
     absent: int
@@ -49,11 +53,11 @@ class Cohorts:
     def __init__(self, plan: PrivacyPlan) -> None:
         self._pattern = plan.participation
         self._guard = plan.guard()
-        self._ids_version = _IDS_VERSION
+        self._ids = ClientIds(_IDS_VERSION)
 
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Return for each client whether it may be in the next round."""
-        return self._guard.eligible(self._ids(_listed(clients)))
+        return self._guard.eligible(self._ids.of_all(_listed(clients)))
 
     def choose(self, clients: Iterable[Client]) -> Cohort:
         """Return the cohort of the next round out of the connected clients.
@@ -65,25 +69,21 @@ class Cohorts:
         """
         guard, given = self._guard, _listed(clients)
         self.check_left()
-        ids = self._ids(given)
-        if len(set(given)) < len(given):
-            twice = next(client for client in given if given.count(client) > 1)
-            raise ValueError(f"clients must be distinct, got {twice!r} twice")
-        cohort: dict[int, Client] = {}
-        turned_away: dict[Client, str] = {}
-        allowed = guard.eligible(ids).tolist()
-        for client, identity, may in zip(given, ids.tolist(), allowed, strict=True):
-            if not may:
-                turned_away[client] = self._why_not()
-            elif identity in cohort:
-                turned_away[client] = "has the same id as another client of this round"
-            else:
-                cohort[identity] = client
+        ids = self._ids.of_all(given)
+        _refuse_twice(given)
+        allowed = guard.eligible(ids)
+        first = np.zeros(ids.size, np.bool_)  # of several with one id
+        first[np.unique(ids, return_index=True)[1]] = True
+        turned_away = dict.fromkeys(_where(~allowed, given), self._why_not())
+        same = "has the same id as another client of this round"
+        turned_away.update(dict.fromkeys(_where(allowed & ~first, given), same))
+        cohort = ids[allowed & first]
         members = guard.expected()
         if members is None:
-            members = np.array(sorted(cohort), np.int64)
-        absent = int(np.unique(members).size) - len(cohort)
-        return Cohort(tuple(cohort.values()), turned_away, members, absent)
+            members = np.sort(cohort)
+        absent = int(np.unique(members).size) - cohort.size
+        clients = tuple(_where(allowed & first, given))
+        return Cohort(clients, cohort, self._ids.of, turned_away, members, absent)
 
     def check_left(self) -> None:
         """Refuse a round after the last declared one."""
@@ -109,7 +109,7 @@ class Cohorts:
         TypeError, ValueError
             If it is not a client.
         """
-        return int(self._ids([client])[0])
+        return self._ids.of(client)
 
     def why_not(self, client: Client) -> str | None:
         """Return the reason why a client may not take part in the next round, None if it may."""
@@ -133,7 +133,8 @@ class Cohorts:
     def state_dict(self) -> dict[str, Any]:
         """Return past participation: as secret as the ids."""
         state = self._guard.state_dict()
-        return state if self._ids_version == 1 else {**state, _IDS: self._ids_version}
+        version = self._ids.version
+        return state if version == 1 else {**state, _IDS: version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of the same plan; a run keeps the version of ids that it began with."""
@@ -143,11 +144,7 @@ class Cohorts:
         if version == _IDS_VERSION:
             state = {name: state[name] for name in state if name != _IDS}
         self._guard.load_state_dict(guard_state(state))
-        self._ids_version = version
-
-    def _ids(self, clients: Iterable[Client]) -> Ints:
-        of = client_id_v1 if self._ids_version == 1 else client_id
-        return np.array([of(client) for client in clients], np.int64)
+        self._ids = ClientIds(version)
 
 
 def _listed(clients: Iterable[Client]) -> list[Client]:
@@ -155,4 +152,21 @@ def _listed(clients: Iterable[Client]) -> list[Client]:
         raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
     if isinstance(clients, np.ndarray) and clients.ndim != 1:
         raise TypeError(f"clients must be an iterable of ids, got a {clients.ndim}-d array")
+    if isinstance(clients, np.ndarray) and clients.dtype.kind in "iuU":
+        return list(clients.tolist())
     return list(clients)
+
+
+def _refuse_twice(clients: list[Client]) -> None:
+    if len(set(clients)) == len(clients):
+        return
+    places: dict[Client, int] = {}
+    for place, client in enumerate(clients):
+        if (before := places.setdefault(client, place)) != place:
+            raise ValueError(
+                f"clients must be distinct, got one twice: at the places {before} and {place}"
+            )
+
+
+def _where(chosen: NDArray[np.bool_], clients: list[Client]) -> Iterable[Client]:
+    return compress(clients, chosen.tolist())

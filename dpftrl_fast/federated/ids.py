@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl_fast._validate import shown
 from dpftrl_fast.accounting.guard.ids import ID_BITS, hashed_id, user_id
 
 Client: TypeAlias = int | str
+Ints = NDArray[np.int64]
 
 _NONE = (bool, np.bool_, np.timedelta64)  # integers for Python or NumPy, refused here
 
@@ -61,6 +64,25 @@ def client_id_v1(client: object) -> int:
     """
     _check(client)
     return hashed_id(str.__str__(client)) if isinstance(client, str) else user_id(client)
+
+
+class ClientIds:
+    """The ids of one run, by the version of its states: 1 or 2.
+
+    Examples
+    --------
+    >>> ids = ClientIds(2)
+    >>> ids.of("7"), ids.of_all(["7", 7, 8]).tolist()
+    (7, [7, 7, 8])
+    """
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.of = client_id_v1 if version == 1 else client_id
+
+    def of_all(self, clients: Sequence[Client]) -> Ints:
+        """Return the ids of many clients: errors are those of the first one that is none."""
+        return np.fromiter(map(self.of, clients), np.int64, len(clients))
 
 
 def _check(client: object) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.federated.cohorts import Cohort
-from dpftrl_fast.federated.ids import Client, client_id
+from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 Ints = NDArray[np.int64]
@@ -57,7 +57,7 @@ class Round:
         self._cohort = cohort
         self.turned_away = dict(cohort.turned_away)
         self.absent = cohort.absent
-        self._ids = {client_id(client) for client in self.cohort}
+        self._ids, self._identify = set(cohort.ids.tolist()), cohort.identify
         self._answered: set[int] = set()
         self._accepted = 0
         self._within = 0
@@ -119,7 +119,7 @@ class Round:
         if isinstance(weight, str):
             return weight
         try:
-            identity = self._identity(client)
+            identity = self._identify(client)
         except (TypeError, ValueError) as error:
             return str(error)
         problem = self._may_answer(client, identity)
@@ -142,9 +142,6 @@ class Round:
             return 1.0
         came = repr(token[:60]) if isinstance(token, str) else type(token).__name__
         return f"of another run or round: expected the token {self.token!r}, got {came}"
-
-    def _identity(self, client: Client) -> int:
-        return client_id(client)
 
     def _may_answer(self, client: Client, identity: int) -> str | None:
         """Return the reason why a client has no slot in the round, by ids alone."""

@@ -20,6 +20,7 @@ from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.buffered_round import BufferedRound
 from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import Client
+from dpftrl_fast.federated.model_state import refuse_model_state
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
@@ -47,7 +48,7 @@ class PrivateRounds(Stated):
     Parameters
     ----------
     parameters : mapping of str to ndarray, or sequence of ndarray
-        The model, for names, shapes and dtypes.
+        The model, for names, shapes and dtypes. Running statistics (BatchNorm) are refused by name.
     plan : PrivacyPlan
         One step is one round, one record is one client. The clip norm is that of a whole update.
         The noise is that of its mechanism, of any kind.
@@ -148,6 +149,7 @@ class PrivateRounds(Stated):
         self._clipping = clipping
         self._goal = positive_integer("report_goal", report_goal)
         self._layout = ModelLayout(parameters)
+        refuse_model_state(self._layout.names)
         self._cohorts = Cohorts(plan)
         self._dtype = float_dtype(dtype)
         self._sums = PrivateSums(

@@ -126,7 +126,8 @@ class DPFTRLStrategy(Strategy):
 
     Arrays of integers and bools (counters in a state) are not trained and keep their first values;
     no folder holds them, and a resumed run takes those of its initial arrays. BatchNorm's running
-    statistics are floats: they are part of the update, and better avoided.
+    statistics are refused by name: leave them out of the arrays, so that clients keep their own,
+    or use GroupNorm.
 
     Examples
     --------
