@@ -45,7 +45,7 @@ class BufferedRound(Round):
         clip_norm: float,
     ) -> None:
         self._arrived: list[Client] = []
-        nobody = Cohort((), _NOBODY, cohorts.id_of, {}, _NOBODY, 0)
+        nobody = Cohort((), {}, _NOBODY, 0, _NOBODY, cohorts.id_of)
         super().__init__(number, f"{run}-{number}", nobody, sums=sums, clip_norm=clip_norm)
         self.size = positive_integer("size", size)
         self._weights = {

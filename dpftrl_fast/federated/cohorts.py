@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
@@ -12,13 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
+from dpftrl_fast.accounting.guard.keyed_ids import KEY_SIZE, KeyedIds
 from dpftrl_fast.accounting.guard.state import guard_state
-from dpftrl_fast.federated.ids import Client, ClientIds
+from dpftrl_fast.federated.ids import Client, ClientIds, client_id
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Ints = NDArray[np.int64]
 
-_IDS, _IDS_VERSION = "ids_version", 2  # states of version 1 have no such key
+# States of version 1 have no version, those before version 3 no check value of a key.
+_IDS, _CHECK = "ids_version", "ids_check"
+_PLAIN, _KEYED = 2, 3
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,22 @@ class Cohort:
     """
 
     clients: tuple[Client, ...]
-    ids: Ints
-    identify: Callable[[Client], int]
     turned_away: Mapping[Client, str]
     members: Ints
     absent: int
+    ids: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    identify: Callable[[Client], int] = client_id
 
 
 class Cohorts:
     """Selection of cohorts that the plan allows, with a record of past participation.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+        Of the run. A `FixedOrder` is itself a list of its clients, whose ids stay plain.
+    key : bytes, optional
+        32 secret bytes, under which the ids are hashed; default fresh ones, for a run in memory.
 
     Examples
     --------
@@ -50,10 +61,12 @@ class Cohorts:
     ('Edgar',)
     """
 
-    def __init__(self, plan: PrivacyPlan) -> None:
+    def __init__(self, plan: PrivacyPlan, key: bytes | None = None) -> None:
         self._pattern = plan.participation
         self._guard = plan.guard()
-        self._ids = ClientIds(_IDS_VERSION)
+        self._keyed = KeyedIds(secrets.token_bytes(KEY_SIZE) if key is None else key)
+        listed = isinstance(self._pattern, FixedOrder)
+        self._ids = ClientIds(_PLAIN) if listed else ClientIds(_KEYED, self._keyed)
 
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Return for each client whether it may be in the next round."""
@@ -79,11 +92,13 @@ class Cohorts:
         turned_away.update(dict.fromkeys(_where(allowed & ~first, given), same))
         cohort = ids[allowed & first]
         members = guard.expected()
+        absent = 0
         if members is None:
             members = np.sort(cohort)
-        absent = int(np.unique(members).size) - cohort.size
+        else:
+            absent = int(np.unique(members).size) - cohort.size
         clients = tuple(_where(allowed & first, given))
-        return Cohort(clients, cohort, self._ids.of, turned_away, members, absent)
+        return Cohort(clients, turned_away, members, absent, cohort, self._ids.of)
 
     def check_left(self) -> None:
         """Refuse a round after the last declared one."""
@@ -131,20 +146,30 @@ class Cohorts:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return past participation: as secret as the ids."""
-        state = self._guard.state_dict()
-        version = self._ids.version
-        return state if version == 1 else {**state, _IDS: version}
+        """Return past participation. Who has the key too can test guesses of who took part."""
+        state, version = self._guard.state_dict(), self._ids.version
+        if version == 1:
+            return state
+        more = {_CHECK: self._keyed.check_value} if version == _KEYED else {}
+        return {**state, _IDS: version, **more}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the same plan; a run keeps the version of ids that it began with."""
+        """Load a state of the same plan; a run keeps the version of ids that it began with.
+
+        Raises
+        ------
+        ValueError
+            If it is not of this plan, or not of this key. Nothing is then changed.
+        """
         version = state.get(_IDS, 1)
-        if version not in (1, _IDS_VERSION):
-            raise ValueError(f"state's {_IDS} must be at most {_IDS_VERSION}, got {version!r}")
-        if version == _IDS_VERSION:
-            state = {name: state[name] for name in state if name != _IDS}
+        if version not in (1, _PLAIN, _KEYED):
+            raise ValueError(f"state's {_IDS} must be at most {_KEYED}, got {version!r}")
+        if version == _KEYED and not self._keyed.fits(state.get(_CHECK)):
+            raise ValueError("user_key must be that of the run, which began with another or none")
+        if version > 1:
+            state = {name: state[name] for name in state if name not in (_IDS, _CHECK)}
         self._guard.load_state_dict(guard_state(state))
-        self._ids = ClientIds(version)
+        self._ids = ClientIds(version, self._keyed if version == _KEYED else None)
 
 
 def _listed(clients: Iterable[Client]) -> list[Client]:

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import choice, flag, float_dtype, positive_integer, real
+from dpftrl_fast.accounting import FixedOrder
+from dpftrl_fast.accounting.guard.keyed_ids import user_key_or_none
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.buffered_round import BufferedRound
 from dpftrl_fast.federated.cohorts import Cohorts
@@ -77,6 +79,10 @@ class PrivateRounds(Stated):
         For tests: the run is then `reproducible`, not private.
     key : bytes, optional
         32 secret bytes, used for no other run; default from the operating system.
+    user_key : bytes, optional
+        32 secret bytes that are kept outside of the folder: then the folder alone does not reveal
+        who took part (see docs/federated.md). They are given again when the run resumes. Not with
+        `FixedOrder`, whose plan is a list of its clients.
 
     Raises
     ------
@@ -137,6 +143,7 @@ class PrivateRounds(Stated):
         threads: int | None = None,
         noise_seed: Seed = None,
         key: bytes | None = None,
+        user_key: bytes | None = None,
     ) -> None:
         recover, allow_fork = flag("recover", recover), flag("allow_fork", allow_fork)
         if noise_seed is not None and key is not None:
@@ -145,12 +152,17 @@ class PrivateRounds(Stated):
             raise ValueError(
                 "adaptive clipping does not support spare_recoveries and recover, got one of them"
             )
+        user_key = user_key_or_none("user_key", user_key)
         self._account = RunAccount(plan, spare_recoveries)
+        if user_key is not None and isinstance(plan.participation, FixedOrder):
+            raise ValueError(
+                "user_key must be None with FixedOrder, whose plan lists its clients, got a key"
+            )
         self._clipping = clipping
         self._goal = positive_integer("report_goal", report_goal)
         self._layout = ModelLayout(parameters)
         refuse_model_state(self._layout.names)
-        self._cohorts = Cohorts(plan)
+        self._cohorts = Cohorts(plan, user_key)
         self._dtype = float_dtype(dtype)
         self._sums = PrivateSums(
             plan,
@@ -178,6 +190,7 @@ class PrivateRounds(Stated):
                 )
             self._journal = RunJournal(folder, {**facts, **more}, allow_fork=allow_fork)
             try:
+                self._cohorts = Cohorts(plan, self._journal.user_key(user_key))
                 self._begin(self._journal, recover, accept_epsilon)
             except BaseException:
                 self._journal.close()
