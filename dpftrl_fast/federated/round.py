@@ -13,6 +13,9 @@ from dpftrl_fast.federated.cohorts import Cohort
 from dpftrl_fast.federated.ids import Client, client_id
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
+ANSWERED = "answered already in this round"
+"""Reason for the second update of a client."""
+
 
 class Round:
     """An open round: made by `begin_round`, ended by `end_round`.
@@ -112,7 +115,7 @@ class Round:
         if identity not in self._ids:
             return self.turned_away.get(client, "not in the cohort of this round")
         if identity in self._answered:
-            return "answered already in this round"
+            return ANSWERED
         self._answered.add(identity)
         try:
             norm = self._sums.add(update)
@@ -123,6 +126,14 @@ class Round:
         self._accepted += 1
         self._within += 1 if norm <= self._clip_norm else -1
         return None
+
+    def refuse(self, client: Client, reason: str) -> None:
+        """Record the reason why a client sends no update, such as an error of its own.
+
+        Its slot stays empty unless an update comes; the first reason stays.
+        """
+        with self._turn:
+            self._refused.setdefault(_name(client), reason)
 
     def metrics(self) -> dict[str, Any]:
         """Return counts of the round: computed from private data, NOT PRIVATE, not to be published.
