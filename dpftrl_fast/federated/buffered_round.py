@@ -8,7 +8,7 @@ import numpy as np
 from dpftrl_fast._validate import positive_integer
 from dpftrl_fast.federated.cohorts import Cohort, Cohorts
 from dpftrl_fast.federated.ids import Client
-from dpftrl_fast.federated.round import Ints, Round
+from dpftrl_fast.federated.round import ANSWERED, Ints, Round
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 _NOBODY = np.zeros(0, np.int64)
@@ -89,7 +89,7 @@ class BufferedRound(Round):
 
     def _may_answer(self, client: Client, identity: int) -> str | None:
         if identity in self._answered:
-            return "answered already in this round"
+            return ANSWERED
         if self.full:
             return "late: the round is full"
         return self._cohorts.why_not(client)

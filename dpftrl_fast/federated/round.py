@@ -16,6 +16,9 @@ from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 Ints = NDArray[np.int64]
 
+ANSWERED = "answered already in this round"
+"""Reason for the second update of a client."""
+
 
 class Round:
     """An open round: made by `begin_round`, ended by `end_round`.
@@ -147,11 +150,19 @@ class Round:
         """Return the reason why a client has no slot in the round, by ids alone."""
         if identity not in self._ids:
             return self.turned_away.get(client, "not in the cohort of this round")
-        return "answered already in this round" if identity in self._answered else None
+        return ANSWERED if identity in self._answered else None
 
     def _answer(self, client: Client, identity: int) -> None:
         """Fill the slot of a client, whatever its update."""
         self._answered.add(identity)
+
+    def refuse(self, client: Client, reason: str) -> None:
+        """Record the reason why a client sends no update, such as an error of its own.
+
+        Its slot stays empty unless an update comes; the first reason stays.
+        """
+        with self._turn:
+            self._refused.setdefault(_name(client), reason)
 
     def metrics(self) -> dict[str, Any]:
         """Return counts of the round: computed from private data, NOT PRIVATE, not to be published.
