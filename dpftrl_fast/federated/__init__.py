@@ -11,5 +11,15 @@ from dpftrl_fast.federated.ids import client_id
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.server import ServerDPFTRL
+from dpftrl_fast.federated.sums.partial_sum import PartialSum, SumSpec, clipped_integers
 
-__all__ = ["AdaptiveClipping", "PrivateRounds", "Round", "ServerDPFTRL", "client_id"]
+__all__ = [
+    "AdaptiveClipping",
+    "PartialSum",
+    "PrivateRounds",
+    "Round",
+    "ServerDPFTRL",
+    "SumSpec",
+    "client_id",
+    "clipped_integers",
+]
