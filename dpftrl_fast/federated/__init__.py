@@ -13,14 +13,18 @@ from dpftrl_fast.federated.ids import client_id
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.server import ServerDPFTRL
+from dpftrl_fast.federated.sums.partial_sum import PartialSum, SumSpec, clipped_integers
 
 __all__ = [
     "AdaptiveClipping",
     "BufferedRound",
     "BufferedServer",
+    "PartialSum",
     "PrivateRounds",
     "Round",
     "ServerDPFTRL",
+    "SumSpec",
     "Ticket",
     "client_id",
+    "clipped_integers",
 ]

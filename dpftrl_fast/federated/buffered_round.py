@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dpftrl_fast._validate import positive_integer
@@ -69,6 +71,16 @@ class BufferedRound(Round):
     def members(self) -> Ints:
         """Ids of the clients that have arrived, ascending."""
         return np.array(sorted(self._answered), np.int64)
+
+    def add_sum(self, *_: Any, **__: Any) -> str | None:
+        """Refuse: a sum made elsewhere cannot be weighed by the staleness of its updates.
+
+        Raises
+        ------
+        RuntimeError
+            Always.
+        """
+        raise RuntimeError("a buffered round takes single updates, got add_sum: call add for each")
 
     def why_not(self, client: Client) -> str | None:
         """Return the reason why an update of a client would be refused now, None if it would not.

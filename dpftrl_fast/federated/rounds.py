@@ -357,6 +357,7 @@ class PrivateRounds(Stated):
                 cohort,
                 sums=self._sums.sums,
                 clip_norm=self.clip_norm,
+                adaptive=self._clipping is not None,
             )
             return self._round
 

@@ -352,6 +352,8 @@ def test_refusals_of_a_round() -> None:
         with pytest.raises(ValueError, match=words):
             rounds.begin_buffered_round(size, weights=weights)
     assert rounds.round is None
-    rounds.begin_buffered_round(2)
+    now = rounds.begin_buffered_round(2)
+    with pytest.raises(RuntimeError, match="takes single updates, got add_sum"):
+        now.add_sum(["a"], np.zeros(SIZE, np.int64))
     with pytest.raises(RuntimeError, match="got an open round 1"):
         rounds.begin_buffered_round(2)
