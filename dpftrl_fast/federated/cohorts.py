@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting import FixedEpochs, FixedOrder, SinglePass
+from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
 from dpftrl_fast.accounting.guard.keyed_ids import KEY_SIZE, KeyedIds
 from dpftrl_fast.accounting.guard.state import guard_state
 from dpftrl_fast.federated.ids import Client, ClientIds, client_id
@@ -81,10 +81,7 @@ class Cohorts:
             If all declared rounds are done; if an entry is not a client id, or appears twice.
         """
         guard, given = self._guard, _listed(clients)
-        if guard.steps_taken == guard.steps:
-            raise ValueError(
-                f"all {guard.steps} declared rounds are done: the epsilon is stated for no more"
-            )
+        self.check_left()
         ids = self._ids.of_all(given)
         _refuse_twice(given)
         allowed = guard.eligible(ids)
@@ -102,6 +99,36 @@ class Cohorts:
             absent = int(np.unique(members).size) - cohort.size
         clients = tuple(_where(allowed & first, given))
         return Cohort(clients, turned_away, members, absent, cohort, self._ids.of)
+
+    def check_left(self) -> None:
+        """Refuse a round after the last declared one."""
+        if self._guard.steps_taken == self._guard.steps:
+            raise ValueError(
+                f"all {self._guard.steps} declared rounds are done: the epsilon is stated for no "
+                "more"
+            )
+
+    def check_any_order(self) -> None:
+        """Refuse a plan under which clients may not take part in the order in which they arrive."""
+        if not isinstance(self._pattern, (SinglePass, MinSeparation)):
+            raise ValueError(
+                "buffered rounds must have a plan of SinglePass or MinSeparation, under which "
+                f"clients arrive in any order, got {type(self._pattern).__name__}"
+            )
+
+    def id_of(self, client: Client) -> int:
+        """Return the id by which a client is counted in this run.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is not a client.
+        """
+        return self._ids.of(client)
+
+    def why_not(self, client: Client) -> str | None:
+        """Return the reason why a client may not take part in the next round, None if it may."""
+        return None if self.eligible([client])[0] else self._why_not()
 
     def record(self, members: Ints) -> None:
         """Count a cohort as having taken part in the next round."""
