@@ -8,8 +8,17 @@ Flower, which is the extra ``federated``.
 
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
 from dpftrl_fast.federated.ids import client_id
+from dpftrl_fast.federated.plan_rounds import RoundsPlan, plan_rounds
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.server import ServerDPFTRL
 
-__all__ = ["AdaptiveClipping", "PrivateRounds", "Round", "ServerDPFTRL", "client_id"]
+__all__ = [
+    "AdaptiveClipping",
+    "PrivateRounds",
+    "Round",
+    "RoundsPlan",
+    "ServerDPFTRL",
+    "client_id",
+    "plan_rounds",
+]
