@@ -7,6 +7,8 @@ Flower, which is the extra ``federated``.
 """
 
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
+from dpftrl_fast.federated.buffered_round import BufferedRound
+from dpftrl_fast.federated.buffered_server import BufferedServer, Ticket
 from dpftrl_fast.federated.ids import client_id
 from dpftrl_fast.federated.plan_rounds import RoundsPlan, plan_rounds
 from dpftrl_fast.federated.round import Round
@@ -15,10 +17,13 @@ from dpftrl_fast.federated.server import ServerDPFTRL
 
 __all__ = [
     "AdaptiveClipping",
+    "BufferedRound",
+    "BufferedServer",
     "PrivateRounds",
     "Round",
     "RoundsPlan",
     "ServerDPFTRL",
+    "Ticket",
     "client_id",
     "plan_rounds",
 ]
