@@ -22,6 +22,7 @@ from dpftrl_fast.datasets.fashion_mnist import FASHION_MNIST_FOLDER
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 SAYS = {
     "accelerate_run.py": "60 steps, epsilon of the run: 8.000 at delta 1e-05",
+    "asynchronous_clients.py": "120 steps, 6000 updates",
     "audited_loop.py": "clipped to 1.5 by mistake: violated",
     "daily_counts.py": "epsilon 1 at delta 1e-09",
     "epochs.py": "epsilon 8 at delta 1e-06",
