@@ -382,7 +382,7 @@ def test_sums_of_limbs_do_not_wrap(clients: int, bits: int, seed: int) -> None:
     limbs = Limbs.of(clients, 3, bits)
     assert clients * 2**limbs.bits < 2**32 and limbs.bits * limbs.each >= bits
     rng = np.random.default_rng(seed)
-    edges = rng.choice([0, 1, 2 ** (bits - 1), 2**bits - 1], (2, 3)).astype(np.uint64)
+    edges = rng.choice(np.array([0, 1, 2 ** (bits - 1), 2**bits - 1], np.uint64), (2, 3))
     # The first client once, the second as often as there is room.
     vectors = [limbs.cut(each, 1) for each in edges]
     assert all((v >= -limbs.centre).all() and (v < limbs.centre).all() for v in vectors)
