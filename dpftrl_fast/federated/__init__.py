@@ -7,7 +7,10 @@ Flower, which is the extra ``federated``.
 """
 
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
+from dpftrl_fast.federated.buffered_round import BufferedRound
+from dpftrl_fast.federated.buffered_server import BufferedServer, Ticket
 from dpftrl_fast.federated.ids import client_id
+from dpftrl_fast.federated.plan_rounds import RoundsPlan, plan_rounds
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.server import ServerDPFTRL
@@ -15,11 +18,16 @@ from dpftrl_fast.federated.sums.partial_sum import PartialSum, SumSpec, clipped_
 
 __all__ = [
     "AdaptiveClipping",
+    "BufferedRound",
+    "BufferedServer",
     "PartialSum",
     "PrivateRounds",
     "Round",
+    "RoundsPlan",
     "ServerDPFTRL",
     "SumSpec",
+    "Ticket",
     "client_id",
     "clipped_integers",
+    "plan_rounds",
 ]

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting import FixedEpochs, FixedOrder, SinglePass
+from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
+from dpftrl_fast.accounting.guard.keyed_ids import KEY_SIZE, KeyedIds
 from dpftrl_fast.accounting.guard.state import guard_state
-from dpftrl_fast.federated.ids import Client, client_id, client_id_v1
+from dpftrl_fast.federated.ids import Client, ClientIds, client_id
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Ints = NDArray[np.int64]
 
-_IDS, _IDS_VERSION = "ids_version", 2  # states of version 1 have no such key
+# States of version 1 have no version, those before version 3 no check value of a key.
+_IDS, _CHECK = "ids_version", "ids_check"
+_PLAIN, _KEYED = 2, 3
 
 
 @dataclass(frozen=True)
@@ -25,17 +30,27 @@ class Cohort:
     """The clients of one round, and those turned away, with the reason.
 
     `members` are the ids of all users that count as having taken part: the clients, and the
-    `absent` ones, whom the plan has in the round and that are not connected.
+    `absent` ones, whom the plan has in the round and that are not connected. `ids` are those of the
+    clients, in their order, as `identify` has them.
     """
 
     clients: tuple[Client, ...]
     turned_away: Mapping[Client, str]
     members: Ints
     absent: int
+    ids: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    identify: Callable[[Client], int] = client_id
 
 
 class Cohorts:
     """Selection of cohorts that the plan allows, with a record of past participation.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+        Of the run. A `FixedOrder` is itself a list of its clients, whose ids stay plain.
+    key : bytes, optional
+        32 secret bytes, under which the ids are hashed; default fresh ones, for a run in memory.
 
     Examples
     --------
@@ -46,14 +61,16 @@ class Cohorts:
     ('Edgar',)
     """
 
-    def __init__(self, plan: PrivacyPlan) -> None:
+    def __init__(self, plan: PrivacyPlan, key: bytes | None = None) -> None:
         self._pattern = plan.participation
         self._guard = plan.guard()
-        self._ids_version = _IDS_VERSION
+        self._keyed = KeyedIds(secrets.token_bytes(KEY_SIZE) if key is None else key)
+        listed = isinstance(self._pattern, FixedOrder)
+        self._ids = ClientIds(_PLAIN) if listed else ClientIds(_KEYED, self._keyed)
 
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Return for each client whether it may be in the next round."""
-        return self._guard.eligible(self._ids(_listed(clients)))
+        return self._guard.eligible(self._ids.of_all(_listed(clients)))
 
     def choose(self, clients: Iterable[Client]) -> Cohort:
         """Return the cohort of the next round out of the connected clients.
@@ -64,29 +81,54 @@ class Cohorts:
             If all declared rounds are done; if an entry is not a client id, or appears twice.
         """
         guard, given = self._guard, _listed(clients)
-        if guard.steps_taken == guard.steps:
-            raise ValueError(
-                f"all {guard.steps} declared rounds are done: the epsilon is stated for no more"
-            )
-        ids = self._ids(given)
-        if len(set(given)) < len(given):
-            twice = next(client for client in given if given.count(client) > 1)
-            raise ValueError(f"clients must be distinct, got {twice!r} twice")
-        cohort: dict[int, Client] = {}
-        turned_away: dict[Client, str] = {}
-        allowed = guard.eligible(ids).tolist()
-        for client, identity, may in zip(given, ids.tolist(), allowed, strict=True):
-            if not may:
-                turned_away[client] = self._why_not()
-            elif identity in cohort:
-                turned_away[client] = "has the same id as another client of this round"
-            else:
-                cohort[identity] = client
+        self.check_left()
+        ids = self._ids.of_all(given)
+        _refuse_twice(given)
+        allowed = guard.eligible(ids)
+        first = np.zeros(ids.size, np.bool_)  # of several with one id
+        first[np.unique(ids, return_index=True)[1]] = True
+        turned_away = dict.fromkeys(_where(~allowed, given), self._why_not())
+        same = "has the same id as another client of this round"
+        turned_away.update(dict.fromkeys(_where(allowed & ~first, given), same))
+        cohort = ids[allowed & first]
         members = guard.expected()
+        absent = 0
         if members is None:
-            members = np.array(sorted(cohort), np.int64)
-        absent = int(np.unique(members).size) - len(cohort)
-        return Cohort(tuple(cohort.values()), turned_away, members, absent)
+            members = np.sort(cohort)
+        else:
+            absent = int(np.unique(members).size) - cohort.size
+        clients = tuple(_where(allowed & first, given))
+        return Cohort(clients, turned_away, members, absent, cohort, self._ids.of)
+
+    def check_left(self) -> None:
+        """Refuse a round after the last declared one."""
+        if self._guard.steps_taken == self._guard.steps:
+            raise ValueError(
+                f"all {self._guard.steps} declared rounds are done: the epsilon is stated for no "
+                "more"
+            )
+
+    def check_any_order(self) -> None:
+        """Refuse a plan under which clients may not take part in the order in which they arrive."""
+        if not isinstance(self._pattern, (SinglePass, MinSeparation)):
+            raise ValueError(
+                "buffered rounds must have a plan of SinglePass or MinSeparation, under which "
+                f"clients arrive in any order, got {type(self._pattern).__name__}"
+            )
+
+    def id_of(self, client: Client) -> int:
+        """Return the id by which a client is counted in this run.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is not a client.
+        """
+        return self._ids.of(client)
+
+    def why_not(self, client: Client) -> str | None:
+        """Return the reason why a client may not take part in the next round, None if it may."""
+        return None if self.eligible([client])[0] else self._why_not()
 
     def record(self, members: Ints) -> None:
         """Count a cohort as having taken part in the next round."""
@@ -104,23 +146,30 @@ class Cohorts:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return past participation: as secret as the ids."""
-        state = self._guard.state_dict()
-        return state if self._ids_version == 1 else {**state, _IDS: self._ids_version}
+        """Return past participation. Who has the key too can test guesses of who took part."""
+        state, version = self._guard.state_dict(), self._ids.version
+        if version == 1:
+            return state
+        more = {_CHECK: self._keyed.check_value} if version == _KEYED else {}
+        return {**state, _IDS: version, **more}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the same plan; a run keeps the version of ids that it began with."""
-        version = state.get(_IDS, 1)
-        if version not in (1, _IDS_VERSION):
-            raise ValueError(f"state's {_IDS} must be at most {_IDS_VERSION}, got {version!r}")
-        if version == _IDS_VERSION:
-            state = {name: state[name] for name in state if name != _IDS}
-        self._guard.load_state_dict(guard_state(state))
-        self._ids_version = version
+        """Load a state of the same plan; a run keeps the version of ids that it began with.
 
-    def _ids(self, clients: Iterable[Client]) -> Ints:
-        of = client_id_v1 if self._ids_version == 1 else client_id
-        return np.array([of(client) for client in clients], np.int64)
+        Raises
+        ------
+        ValueError
+            If it is not of this plan, or not of this key. Nothing is then changed.
+        """
+        version = state.get(_IDS, 1)
+        if version not in (1, _PLAIN, _KEYED):
+            raise ValueError(f"state's {_IDS} must be at most {_KEYED}, got {version!r}")
+        if version == _KEYED and not self._keyed.fits(state.get(_CHECK)):
+            raise ValueError("user_key must be that of the run, which began with another or none")
+        if version > 1:
+            state = {name: state[name] for name in state if name not in (_IDS, _CHECK)}
+        self._guard.load_state_dict(guard_state(state))
+        self._ids = ClientIds(version, self._keyed if version == _KEYED else None)
 
 
 def _listed(clients: Iterable[Client]) -> list[Client]:
@@ -128,4 +177,21 @@ def _listed(clients: Iterable[Client]) -> list[Client]:
         raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
     if isinstance(clients, np.ndarray) and clients.ndim != 1:
         raise TypeError(f"clients must be an iterable of ids, got a {clients.ndim}-d array")
+    if isinstance(clients, np.ndarray) and clients.dtype.kind in "iuU":
+        return list(clients.tolist())
     return list(clients)
+
+
+def _refuse_twice(clients: list[Client]) -> None:
+    if len(set(clients)) == len(clients):
+        return
+    places: dict[Client, int] = {}
+    for place, client in enumerate(clients):
+        if (before := places.setdefault(client, place)) != place:
+            raise ValueError(
+                f"clients must be distinct, got one twice: at the places {before} and {place}"
+            )
+
+
+def _where(chosen: NDArray[np.bool_], clients: list[Client]) -> Iterable[Client]:
+    return compress(clients, chosen.tolist())

@@ -9,13 +9,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl_fast._validate import integer, shown
 from dpftrl_fast.federated.cohorts import Cohort
-from dpftrl_fast.federated.ids import Client, client_id
+from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.sums.grid import bits_of_sum
 from dpftrl_fast.federated.sums.partial_sum import SumSpec
 from dpftrl_fast.federated.sums.round_sum import RoundSum
+
+Ints = NDArray[np.int64]
+
+ANSWERED = "answered already in this round"
+"""Reason for the second update of a client."""
 
 
 class Round:
@@ -56,10 +62,10 @@ class Round:
         adaptive: bool = False,
     ) -> None:
         self.number, self.token = number, token
-        self.cohort = cohort.clients
+        self._cohort = cohort
         self.turned_away = dict(cohort.turned_away)
         self.absent = cohort.absent
-        self._ids = {client_id(client) for client in self.cohort}
+        self._ids, self._identify = set(cohort.ids.tolist()), cohort.identify
         self._answered: set[int] = set()
         self._accepted = 0
         self._within = 0
@@ -67,6 +73,16 @@ class Round:
         self._sums, self._clip_norm, self._adaptive = sums, clip_norm, adaptive
         self._ended: str | None = None
         self._turn = threading.Lock()
+
+    @property
+    def cohort(self) -> tuple[Client, ...]:
+        """The clients that train, as they were named."""
+        return self._cohort.clients
+
+    @property
+    def members(self) -> Ints:
+        """Ids of all users that count as having taken part, absent ones too."""
+        return self._cohort.members
 
     @property
     def ended(self) -> bool:
@@ -182,8 +198,8 @@ class Round:
     def _add_sum(
         self, clients: list[Client], total: Any, bits: int, within: object, token: object
     ) -> str | None:
-        if (reason := self._misdirected(token)) is not None:
-            return reason
+        if isinstance(weight := self._weight_now(token), str):
+            return weight
         if not clients:
             return "a sum must have at least one client, got none"
         identities = [self._open_slot(client) for client in clients]
@@ -204,36 +220,28 @@ class Round:
         self._within += balance
         return None
 
-    def _misdirected(self, token: object) -> str | None:
-        """Return why nothing with this token can be added now, if so."""
-        if self._ended is not None:
-            return self._ended
-        if token is not None and not (isinstance(token, str) and token == self.token):
-            came = repr(token[:60]) if isinstance(token, str) else type(token).__name__
-            return f"of another run or round: expected the token {self.token!r}, got {came}"
-        return None
+    def _weight_now(self, token: object) -> float | str:
+        """Return the weight of what comes with a token now, or why it is refused."""
+        return self._weight(token) if self._ended is None else self._ended
 
     def _open_slot(self, client: Client) -> int | str:
         """Return the id of a client that has not answered, or why it cannot."""
         try:
-            identity = client_id(client)
+            identity = self._identify(client)
         except (TypeError, ValueError) as error:
             return str(error)
-        if identity not in self._ids:
-            return self.turned_away.get(client, "not in the cohort of this round")
-        if identity in self._answered:
-            return "answered already in this round"
-        return identity
+        problem = self._may_answer(client, identity)
+        return identity if problem is None else problem
 
     def _add(self, client: Client, update: Any, token: object) -> str | None:
-        if (reason := self._misdirected(token)) is not None:
-            return reason
+        if isinstance(weight := self._weight_now(token), str):
+            return weight
         identity = self._open_slot(client)
         if isinstance(identity, str):
             return identity
-        self._answered.add(identity)
+        self._answer(client, identity)
         try:
-            norm = self._sums.add(update)
+            norm = self._sums.add(update, weight)
         except ValueError as error:  # it does not fit the model
             return str(error)
         if not math.isfinite(norm):
@@ -241,6 +249,31 @@ class Round:
         self._accepted += 1
         self._within += 1 if norm <= self._clip_norm else -1
         return None
+
+    def _weight(self, token: object) -> float | str:
+        """Return the weight of an update, at most 1, or the reason why its token is refused."""
+        if token is None or (isinstance(token, str) and token == self.token):
+            return 1.0
+        came = repr(token[:60]) if isinstance(token, str) else type(token).__name__
+        return f"of another run or round: expected the token {self.token!r}, got {came}"
+
+    def _may_answer(self, client: Client, identity: int) -> str | None:
+        """Return the reason why a client has no slot in the round, by ids alone."""
+        if identity not in self._ids:
+            return self.turned_away.get(client, "not in the cohort of this round")
+        return ANSWERED if identity in self._answered else None
+
+    def _answer(self, client: Client, identity: int) -> None:
+        """Fill the slot of a client, whatever its update."""
+        self._answered.add(identity)
+
+    def refuse(self, client: Client, reason: str) -> None:
+        """Record the reason why a client sends no update, such as an error of its own.
+
+        Its slot stays empty unless an update comes; the first reason stays.
+        """
+        with self._turn:
+            self._refused.setdefault(_name(client), reason)
 
     def metrics(self) -> dict[str, Any]:
         """Return counts of the round: computed from private data, NOT PRIVATE, not to be published.

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import choice, flag, float_dtype, positive_integer
+from dpftrl_fast._validate import choice, flag, float_dtype, positive_integer, real
+from dpftrl_fast.accounting import FixedOrder
+from dpftrl_fast.accounting.guard.keyed_ids import user_key_or_none
 from dpftrl_fast.federated.adaptive_clipping import AdaptiveClipping
+from dpftrl_fast.federated.buffered_round import BufferedRound
 from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import Client
+from dpftrl_fast.federated.model_state import refuse_model_state
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
@@ -46,7 +50,7 @@ class PrivateRounds(Stated):
     Parameters
     ----------
     parameters : mapping of str to ndarray, or sequence of ndarray
-        The model, for names, shapes and dtypes.
+        The model, for names, shapes and dtypes. Running statistics (BatchNorm) are refused by name.
     plan : PrivacyPlan
         One step is one round, one record is one client. The clip norm is that of a whole update.
         The noise is that of its mechanism, of any kind.
@@ -75,6 +79,10 @@ class PrivateRounds(Stated):
         For tests: the run is then `reproducible`, not private.
     key : bytes, optional
         32 secret bytes, used for no other run; default from the operating system.
+    user_key : bytes, optional
+        32 secret bytes that are kept outside of the folder: then the folder alone does not reveal
+        who took part (see docs/federated.md). They are given again when the run resumes. Not with
+        `FixedOrder`, whose plan is a list of its clients.
 
     Raises
     ------
@@ -135,6 +143,7 @@ class PrivateRounds(Stated):
         threads: int | None = None,
         noise_seed: Seed = None,
         key: bytes | None = None,
+        user_key: bytes | None = None,
     ) -> None:
         recover, allow_fork = flag("recover", recover), flag("allow_fork", allow_fork)
         if noise_seed is not None and key is not None:
@@ -143,11 +152,17 @@ class PrivateRounds(Stated):
             raise ValueError(
                 "adaptive clipping does not support spare_recoveries and recover, got one of them"
             )
+        user_key = user_key_or_none("user_key", user_key)
         self._account = RunAccount(plan, spare_recoveries)
+        if user_key is not None and isinstance(plan.participation, FixedOrder):
+            raise ValueError(
+                "user_key must be None with FixedOrder, whose plan lists its clients, got a key"
+            )
         self._clipping = clipping
         self._goal = positive_integer("report_goal", report_goal)
         self._layout = ModelLayout(parameters)
-        self._cohorts = Cohorts(plan)
+        refuse_model_state(self._layout.names)
+        self._cohorts = Cohorts(plan, user_key)
         self._dtype = float_dtype(dtype)
         self._sums = PrivateSums(
             plan,
@@ -163,8 +178,7 @@ class PrivateRounds(Stated):
         self._run = secrets.token_hex(8)
         self._rounds_done = 0
         self._round: Round | None = None
-        self._members: Ints = np.zeros(0, np.int64)  # of the open round
-        self._torn = False
+        self._torn = self._closed = False
         self._turn = threading.RLock()
         self._state = state
         self._journal: RunJournal | None = None
@@ -176,6 +190,7 @@ class PrivateRounds(Stated):
                 )
             self._journal = RunJournal(folder, {**facts, **more}, allow_fork=allow_fork)
             try:
+                self._cohorts = Cohorts(plan, self._journal.user_key(user_key))
                 self._begin(self._journal, recover, accept_epsilon)
             except BaseException:
                 self._journal.close()
@@ -330,7 +345,6 @@ class PrivateRounds(Stated):
             self._check_between()
             cohort = self._cohorts.choose(clients)
             self._sums.check_room(cohort.members.size)
-            self._members = cohort.members
             self._sums.sums.clear()
             number = self._rounds_done + 1
             # A round that was abandoned, or open when the program was killed, begins again with the
@@ -346,6 +360,54 @@ class PrivateRounds(Stated):
                 adaptive=self._clipping is not None,
             )
             return self._round
+
+    def begin_buffered_round(
+        self, size: int, *, weights: Sequence[float] = (1.0,)
+    ) -> BufferedRound:
+        """Begin a round of the first `size` clients whose updates arrive, of older models too.
+
+        Parameters
+        ----------
+        size : int
+            Updates that the round takes. It may be ended earlier, for public reasons.
+        weights : sequence of float
+            Factors of a clipped update of the current model, of the model before, and so on, each
+            in (0, 1]; updates of older models are refused.
+
+        Returns
+        -------
+        BufferedRound
+
+        Raises
+        ------
+        RuntimeError
+            If a round is open, or rounds are to be replayed.
+        ValueError, TypeError
+            If an argument is not as above; if all declared rounds are done; if the plan's
+            participation is neither `SinglePass` nor `MinSeparation`; if the run's sums could
+            overflow their integers. Nothing is changed.
+        """
+        positive_integer("size", size)
+        factors = tuple(real("each of weights", w, above=0.0, most=1.0) for w in weights)
+        if not factors:
+            raise ValueError("weights must have an entry for the current model, got none")
+        with self._turn:
+            self._check_between()
+            self._cohorts.check_any_order()
+            self._cohorts.check_left()
+            self._sums.check_room(size)
+            self._sums.sums.clear()
+            now = BufferedRound(
+                self._rounds_done + 1,
+                self._run,
+                size,
+                factors,
+                cohorts=self._cohorts,
+                sums=self._sums.sums,
+                clip_norm=self.clip_norm,
+            )
+            self._round = now
+            return now
 
     def end_round(self, release: Release = "sum") -> Vector:
         """End the open round: write its sum ahead, add the noise, and return the noised result.
@@ -381,7 +443,7 @@ class PrivateRounds(Stated):
             if now is None:
                 raise RuntimeError("expected an open round, got end_round before begin_round")
             bits = now._end("late: the round has ended")
-            return self._take(self._members, self._sums.sums.total, bits, release, keep=True)
+            return self._take(now.members, self._sums.sums.total, bits, release, keep=True)
 
     def _take(self, ids: Ints, total: Ints, bits: int, release: Release, *, keep: bool) -> Vector:
         number, journal = self._rounds_done + 1, self._journal

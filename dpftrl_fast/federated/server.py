@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import choice, flag, positive_integer
+from dpftrl_fast.federated.answers import Answers
+from dpftrl_fast.federated.buffered_round import BufferedRound
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdate
 from dpftrl_fast.federated.round import Round
@@ -68,7 +70,7 @@ class ServerDPFTRL(Stated):
         Rounds between checkpoints; the sums of the rounds since the last one are kept.
     **options
         `clipping` (an :class:`AdaptiveClipping`), `spare_recoveries`, `recover`, `accept_epsilon`,
-        `allow_fork`, `memory`, `dtype`, `threads`, `noise_seed` and `key` of
+        `allow_fork`, `memory`, `dtype`, `threads`, `noise_seed`, `key` and `user_key` of
         :class:`dpftrl_fast.federated.PrivateRounds`.
 
     Raises
@@ -85,7 +87,17 @@ class ServerDPFTRL(Stated):
     key stay secret. Not covered: :meth:`Round.metrics`. Floating point:
     docs/floating_point.md.
 
+    Not private either is the log of the logger ``dpftrl_fast.not_private``: a warning for a round
+    that accepts under half of its cohort, with the commonest reason, and at the end of the run the
+    number of updates accepted. Every line ends in "(not private)"; where the log is published, turn
+    it off: ``logging.getLogger("dpftrl_fast.not_private").disabled = True``.
+
     The object holds un-noised sums and the key: it is not pickled.
+
+    Attributes
+    ----------
+    answers : Answers
+        Writer of that log.
 
     Examples
     --------
@@ -124,6 +136,7 @@ class ServerDPFTRL(Stated):
         if not bool(np.isfinite(theta_0).all()):
             raise ValueError("parameters must be finite, got NaN or infinity")
         self._every = positive_integer("checkpoint_every", checkpoint_every)
+        self.answers = Answers()
         self._update: ServerUpdate
         nesterov = flag("nesterov", nesterov)
         if optimizer != "adam" and (*betas, eps) != (0.9, 0.99, 1e-3):
@@ -184,6 +197,17 @@ class ServerDPFTRL(Stated):
         self._check_step()
         return self._rounds.begin_round(clients)
 
+    def begin_buffered_round(
+        self, size: int, *, weights: Sequence[float] = (1.0,)
+    ) -> BufferedRound:
+        """Begin a round of the first `size` clients whose updates arrive, of older models too.
+
+        As :meth:`dpftrl_fast.federated.PrivateRounds.begin_buffered_round`. `BufferedServer` calls
+        it by itself.
+        """
+        self._check_step()
+        return self._rounds.begin_buffered_round(size, weights=weights)
+
     def end_round(self) -> Any:
         """End the open round: write its sum ahead, add the noise, take the step.
 
@@ -200,7 +224,12 @@ class ServerDPFTRL(Stated):
             If the sum cannot be written ahead (then nothing was released, and `end_round` may be
             called again), or a checkpoint is due and cannot be written (then the round is done).
         """
+        now = self._rounds.round
         self._step(self._rounds.end_round(self._update.release))
+        if now is not None:
+            self.answers.ended(now)
+        if self._steps == self.plan.steps:
+            self.answers.finish()
         if self._steps % self._every == 0 or self._steps == self.plan.steps:
             self.checkpoint()
         return self.parameters
@@ -218,7 +247,13 @@ class ServerDPFTRL(Stated):
         self._check_step()
         self._rounds.checkpoint(self._update.state_dict())
 
+    def close(self) -> None:
+        """Release the folder and discard an open round; everything written is on disk already."""
+        super().close()
+        self.answers.finish()
+
     def _check_step(self) -> None:
+        self._check_whole()
         if self._steps != self._rounds.rounds_done:
             raise RuntimeError("a step was interrupted half-way: resume from the folder")
 

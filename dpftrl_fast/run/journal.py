@@ -49,6 +49,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import flag
+from dpftrl_fast.accounting.guard.keyed_ids import derived_key
 from dpftrl_fast.run.folder_lock import FolderLock
 from dpftrl_fast.run.journal_files import JournalFiles
 from dpftrl_fast.run.run_file import RunFile, claim_folder
@@ -204,6 +205,19 @@ class RunJournal:
             32 bytes.
         """
         return step_digest(self._run.secret, *parts)
+
+    def user_key(self, outer: bytes | None = None) -> bytes:
+        """Return the run's key for ids of users (`dpftrl_fast.accounting.guard.keyed_ids`).
+
+        It follows from the secret in ``run.json``, which no checkpoint, log or kept state holds.
+
+        Parameters
+        ----------
+        outer : bytes, optional
+            Another secret of 32 bytes, kept outside of the folder, without which the folder does
+            not give the key.
+        """
+        return derived_key(step_digest(self._run.secret, "ids of users"), outer)
 
     def write_ahead(self, step: int, digest: bytes, keep: Mapping[str, Any] | None = None) -> bool:
         """Record the sum that a step is about to use, before anything of the step is released.

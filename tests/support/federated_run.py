@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, SinglePass
-from dpftrl_fast.federated import AdaptiveClipping, ServerDPFTRL
+from dpftrl_fast.federated import AdaptiveClipping, BufferedServer, ServerDPFTRL
 from dpftrl_fast.mechanisms import BandedInverse, BufferedToeplitz, Tree
 
 KEY = hashlib.sha256(b"the same in every process").digest()
@@ -65,6 +65,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "clipping": AdaptiveClipping(noise_multiplier=5.0, quantile=0.9, learning_rate=1.0),
         "checkpoint_every": 2,
     },
+    "asynchronous": {
+        "plan": PrivacyPlan(0.5, 3.0, MinSeparation(12, 4, 3)),
+        "momentum": 0.9,
+        "checkpoint_every": 3,
+        "max_staleness": 3,
+    },
 }
 
 
@@ -98,6 +104,8 @@ def packed(model: dict[str, NDArray[Any]]) -> str:
 
 
 def run(kind: str, folder: Path | None, released: Path) -> None:
+    if kind == "asynchronous":
+        return run_asynchronous(kind, folder, released)
     with ServerDPFTRL(
         START, report_goal=GOAL, folder=folder, key=KEY, threads=1, **KINDS[kind]
     ) as server:
@@ -117,7 +125,28 @@ def run(kind: str, folder: Path | None, released: Path) -> None:
             file.write(f"end {server.epsilon(DELTA)!r} {server.clip_norm!r}\n")
 
 
-def leave(released: Path, number: int, server: ServerDPFTRL) -> None:
+def run_asynchronous(kind: str, folder: Path | None, released: Path) -> None:
+    """Clients of the last four models arrive: who they are follows from the step and the place."""
+    with BufferedServer(
+        START, buffer_size=GOAL, folder=folder, key=KEY, threads=1, **KINDS[kind]
+    ) as server:
+        leave(released, server.rounds_done, server)
+        while not server.done:
+            number, chances = server.rounds_done + 1, random.Random(server.rounds_done + 1)
+            current = server.check_out("nobody").token
+            while server.rounds_done < number:
+                client = f"client {chances.randrange(POPULATION)}"
+                model = {name: array + number for name, array in START.items()}
+                update = trained(client, number, model) or {}
+                age = min(chances.randrange(4), number - 1)
+                token = f"{str(current).rpartition('-')[0]}-{number - age}"
+                server.add(client, update, token=token)
+            leave(released, number, server)
+        with released.open("a") as file:
+            file.write(f"end {server.epsilon(DELTA)!r} {server.clip_norm!r}\n")
+
+
+def leave(released: Path, number: int, server: ServerDPFTRL | BufferedServer) -> None:
     with released.open("a") as file:
         file.write(f"{number} {packed(server.parameters)}\n")
 

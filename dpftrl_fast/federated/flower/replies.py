@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from flwr.app import Message
 
@@ -19,7 +20,15 @@ from dpftrl_fast.federated.flower.records import (
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import Round
 
-_LONGEST = 200  # characters of a reason, which a client can influence
+_FIRST, _LAST = 500, 3500  # characters of a reason that are kept: a client can influence it
+
+
+class Taken(NamedTuple):
+    """A reply that was added or refused: its node, its user, and the reason for a refusal."""
+
+    node: int
+    user: Client
+    reason: str | None
 
 
 def take_reply(
@@ -29,8 +38,8 @@ def take_reply(
     messages: Mapping[str, int],
     sent: Arrays,
     untrained: Collection[str],
-) -> tuple[Client, str | None]:
-    """Add the update of any reply to the round; return its user and a reason if it was refused.
+) -> Taken:
+    """Add the update of any reply to the round, or record the reason why it is refused.
 
     `users` are those of the nodes that were asked, `messages` the ids of the messages that asked
     them, with their nodes, `sent` the model that was sent, and `untrained` the names of arrays that
@@ -40,12 +49,17 @@ def take_reply(
     if node not in users and reply.has_error():  # Flower's own, for a node that is gone
         node = messages.get(reply.metadata.reply_to_message_id, node)
     if node not in users:
-        return f"node {node}", "was not asked in this round"
+        return Taken(node, f"node {node}", "was not asked in this round")
     try:
         reason = _add(reply, round_, users[node], sent, untrained)
     except Exception as error:  # no reply may end the round
         reason = f"cannot be read: {type(error).__name__}: {error}"
-    return users[node], reason if reason is None else reason[:_LONGEST]
+    if reason is None:
+        return Taken(node, users[node], None)
+    if len(reason) > _FIRST + _LAST:
+        reason = f"{reason[:_FIRST]} ... {reason[-_LAST:]}"
+    round_.refuse(users[node], reason)
+    return Taken(node, users[node], reason)
 
 
 def _add(

@@ -11,12 +11,15 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from dpftrl_fast.accounting.curve.rounding import short_up, text_up
-from dpftrl_fast.federated.ids import Client
+from dpftrl_fast.federated.answers import last_lines
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.server import ServerDPFTRL
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 _log = logging.getLogger("flwr")
+
+NOT_PRIVATE = logging.getLogger("flwr.not_private")
+"""Logger of the lines that follow from private data without noise."""
 
 
 def marked(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,9 +37,14 @@ def log_round(round_: Round, report_goal: int, turned_away: int) -> None:
     )
 
 
-def log_refused(number: int, user: Client, reason: str) -> None:
-    """Log why a user's update is not in the sum: private, for `report_metrics` only."""
-    _log.info("Round %d: update of %r refused: %s (not private)", number, user, reason)
+def log_refused(number: int, node: int, reason: str) -> None:
+    """Log why a node's update is not in the sum: private, for `report_metrics` only.
+
+    The log names no user: `DPFTRLStrategy.refused` does.
+    """
+    NOT_PRIVATE.info(
+        "Round %d: update of node %d refused: %s (not private)", number, node, last_lines(reason)
+    )
 
 
 def round_metrics(
@@ -76,7 +84,7 @@ def reported(strategy: Strategy, contents: list[RecordDict]) -> dict[str, Any]:
     try:
         return marked(strategy.train_metrics_aggr_fn(contents, strategy.weighted_by_key))
     except Exception as error:
-        _log.warning("metrics of clients cannot be aggregated (not private): %r", error)
+        NOT_PRIVATE.warning("metrics of clients cannot be aggregated: %r (not private)", error)
         return {}
 
 
@@ -88,7 +96,7 @@ def evaluated(strategy: Strategy, number: int, replies: Iterable[Message]) -> Me
     try:
         found = strategy.aggregate_evaluate(number, replies)
     except Exception as error:
-        _log.warning("evaluations of clients cannot be aggregated (not private): %r", error)
+        NOT_PRIVATE.warning("evaluations of clients cannot be aggregated: %r (not private)", error)
         return None
     return None if found is None else MetricRecord(marked(found))
 
@@ -116,6 +124,22 @@ def log_promise(
         )
     if server is not None and server.reproducible:
         _log.warning("\tnoise_seed was given: reproducible, not private")
+
+
+def log_evaluation(strategy: Strategy, *, report_metrics: bool) -> None:
+    """Log that the federated evaluation that a strategy asks for is off, with the remedy."""
+    if report_metrics or getattr(strategy, "fraction_evaluate", 1.0) == 0.0:
+        return
+    remedy = (
+        "report_metrics=True turns it on, with metrics marked as not private"
+        if isinstance(strategy, FedAvg)
+        else "only that of a FedAvg can be turned on (report_metrics=True)"
+    )
+    _log.warning(
+        "\tEvaluation by clients is off, since its metrics are not private: %s; evaluate_fn on "
+        "public data works as usual, and fraction_evaluate=0.0 removes this line",
+        remedy,
+    )
 
 
 def renumbered(result: Result, done: int, arrays: ArrayRecord) -> Result:

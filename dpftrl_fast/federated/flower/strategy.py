@@ -32,7 +32,9 @@ from dpftrl_fast.federated.flower.records import (
 )
 from dpftrl_fast.federated.flower.replies import take_reply
 from dpftrl_fast.federated.flower.report import (
+    NOT_PRIVATE,
     evaluated,
+    log_evaluation,
     log_promise,
     log_refused,
     log_round,
@@ -92,9 +94,9 @@ class DPFTRLStrategy(Strategy):
         does below its minima) before `start` ends with TimeoutError.
     report_metrics : bool, default False
         Run the wrapped strategy's federated evaluation, aggregate the clients' training metrics,
-        count the updates of each round that are accepted, refused and missing, and log why an
-        update is refused. All of this follows from private data without noise, also whether a
-        client answers: keys and lines end in "(not private)".
+        count the updates of each round that are accepted, refused and missing, and log why a
+        node's update is refused. All of this follows from private data without noise, also whether
+        a client answers: keys and lines end in "(not private)".
     folder : str or Path, optional
         Folder that keeps the run, **a secret** (docs/resume.md): a server that was killed resumes
         from it, bit for bit. None: in memory only.
@@ -105,8 +107,9 @@ class DPFTRLStrategy(Strategy):
     Attributes
     ----------
     refused : dict of int to dict
-        Round to {client: reason why its update is not in the sum}. **Not private**: for the owner
-        of the server who looks for a fault, and in no log or result by itself.
+        Round to {client: reason why its update is not in the sum}, with the client's traceback.
+        **Not private**: for the owner of the server who looks for a fault, and in no result by
+        itself. The log names nodes, never users.
     turned_away : dict of int to dict
         Round to {node or client: reason why it was not asked}: depends on ids only, and is public
         if ids are.
@@ -122,11 +125,15 @@ class DPFTRLStrategy(Strategy):
     one user, whose updates are replaced by zero; `epsilon_spent` states the epsilon, of `plan` with
     spare recoveries and `clipping`, for the models of all rounds. The caller must ensure that
     `client_id` names one person each time it names a user, and that the folder stays secret. Not
-    covered: `refused`, and metrics marked as not private.
+    covered: `refused`, and metrics and lines of the log marked as not private. By default these are
+    a warning for a round that accepts under half of its cohort, and the number of accepted updates
+    at the end of the run; where the log is published, turn them off:
+    ``logging.getLogger("flwr.not_private").disabled = True``.
 
     Arrays of integers and bools (counters in a state) are not trained and keep their first values;
     no folder holds them, and a resumed run takes those of its initial arrays. BatchNorm's running
-    statistics are floats: they are part of the update, and better avoided.
+    statistics are refused by name: leave them out of the arrays, so that clients keep their own,
+    or use GroupNorm.
 
     Examples
     --------
@@ -203,6 +210,7 @@ class DPFTRLStrategy(Strategy):
             self._untrained = untrained(model)
             self._names = list(model)
             self._server = self._settings.server(parameters)
+            self._server.answers.log = NOT_PRIVATE
 
     def close(self) -> None:
         """Release the folder: the run can be read, and resumed with another object."""
@@ -308,6 +316,7 @@ class DPFTRLStrategy(Strategy):
             )
         finally:
             self._before = 0
+            self.server.answers.finish()
         return renumbered(result, done, self.arrays)
 
     # ---- A round ----
@@ -372,11 +381,11 @@ class DPFTRLStrategy(Strategy):
         reporting = self._settings.report_metrics
         ids = {data.message_id: data.dst_node_id for data in self._sent if data.message_id}
         for reply in replies:
-            user, reason = take_reply(reply, round_, self._asked, ids, sent, self._untrained)
+            node, user, reason = take_reply(reply, round_, self._asked, ids, sent, self._untrained)
             if reason is not None:
                 refused[user] = reason
                 if reporting:
-                    log_refused(round_.number, user, reason)
+                    log_refused(round_.number, node, reason)
             elif reporting:
                 contents.append(RecordDict(dict(reply.content.metric_records)))  # no arrays
         refused.update(round_.metrics()["refused"])  # the first reason stays
@@ -407,8 +416,9 @@ class DPFTRLStrategy(Strategy):
         return evaluated(self.strategy, server_round + self._before, replies)
 
     def summary(self) -> None:
-        """Log the guarantee of the plan, and then the wrapped strategy's summary."""
+        """Log the guarantee, whether clients' evaluation is off, and the wrapped summary."""
         log_promise(self.plan, self.delta, self._server, by_node=self._settings.by_node)
+        log_evaluation(self.strategy, report_metrics=self._settings.report_metrics)
         self.strategy.summary()
 
     def __repr__(self) -> str:

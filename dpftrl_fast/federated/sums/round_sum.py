@@ -77,11 +77,13 @@ class RoundSum:
         view.flags.writeable = False
         return view
 
-    def add(self, update: Arrays) -> float:
-        """Add an update, clipped; return its norm before clipping, which is private.
+    def add(self, update: Arrays, weight: float = 1.0) -> float:
+        """Add an update, clipped and then times `weight`; return its norm before, a secret.
 
-        The norm is at most the largest float64, and infinity or NaN if the update is not finite, in
-        which case nothing was added. The update must not be changed during the call.
+        `weight` is public and in (0, 1]: the vector that is added has a norm of at most the clip
+        norm times the weight. The norm that is returned is at most the largest float64, and
+        infinity or NaN if the update is not finite, in which case nothing was added. The update
+        must not be changed during the call.
 
         Raises
         ------
@@ -97,7 +99,7 @@ class RoundSum:
         if not math.isfinite(measured.norm):
             return measured.norm
         self.count += 1
-        self._sum.add(measured, rounding_factor(measured, self._limit, self.unit))
+        self._sum.add(measured, rounding_factor(measured, self._limit, self.unit) * weight)
         return measured.length()
 
     def add_total(self, total: object, updates: int, *, modulus_bits: int = 64) -> None:
