@@ -7,7 +7,6 @@ package imports that.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -21,8 +20,6 @@ from dpftrl_fast.federated.flower.secure_sum import secure_sum
 from dpftrl_fast.federated.flower.strategy import DPFTRLStrategy
 
 __all__ = ["SecAggStrategy", "secagg_mods"]
-
-_log = logging.getLogger("flwr")
 
 
 class SecAggStrategy(DPFTRLStrategy):
@@ -142,8 +139,8 @@ class SecAggStrategy(DPFTRLStrategy):
             self.failures.pop(round_.number, None)
             return
         self.failures[round_.number] = reason
-        if self._settings.report_metrics:
-            _log.warning("Round %d: a step of nobody: %s (not private)", round_.number, reason)
+        for user in round_.cohort:
+            round_.refuse(user, reason)
 
     def __repr__(self) -> str:
         return f"SecAgg{super().__repr__().removeprefix('DPFTRL')}"

@@ -25,7 +25,7 @@ Vector = NDArray[np.float64]
 
 
 class Limbs(NamedTuple):
-    """How integers of a round are cut into limbs: public.
+    """Division of the integers of a round into limbs: public.
 
     Examples
     --------

@@ -91,7 +91,8 @@ def secure_sum(
     """Return the sum of the updates of the nodes that `messages` ask, or the reason why not.
 
     Each node is sent the content of its message in the protocol's third stage. No reply ends it
-    with an error. With `quiet`, Flower logs nothing of it: its lines count replies.
+    with an error; an error of the grid itself is raised. With `quiet`, Flower logs nothing of it:
+    its lines count replies.
     """
     asked = {message.metadata.dst_node_id: message.content for message in messages}
     if len(asked) < 2:
@@ -120,6 +121,8 @@ def secure_sum(
             return "too few nodes completed the protocol"
         total, within = limbs.joined(found.mean * len(found.nodes), len(found.nodes))
     except Exception as error:  # no reply may end the run
+        if error is checked.broken:
+            raise
         return f"{type(error).__name__}: {error}"
     return SecureSum(found.nodes, total, bits, within)
 
@@ -150,13 +153,14 @@ class CheckedGrid:
     """A grid for the workflow: adds the round's records to messages, and checks replies.
 
     `contents` are the records for each node, `own` the record of the round, and `length` the number
-    of masked numbers.
+    of masked numbers. `broken` is the error of the grid, if it had one.
     """
 
     def __init__(
         self, grid: Grid, contents: Mapping[int, RecordDict], own: ConfigRecord, length: int
     ) -> None:
         self._grid, self._contents, self._own, self._length = grid, contents, own, length
+        self.broken: Exception | None = None
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -172,11 +176,18 @@ class CheckedGrid:
                 content.update(self._contents[node])
                 content[RECORD] = self._own
         valid: dict[int, Message] = {}
-        for reply in self._grid.send_and_receive(sent, timeout=timeout):
+        for reply in self._replies(sent, timeout):
             node = reply.metadata.src_node_id
             if node in asked and node not in valid and self._is_valid(node, asked[node], reply):
                 valid[node] = reply
         return list(valid.values())
+
+    def _replies(self, sent: list[Message], timeout: float | None) -> list[Message]:
+        try:
+            return list(self._grid.send_and_receive(sent, timeout=timeout))
+        except Exception as error:
+            self.broken = error
+            raise
 
     def _is_valid(self, node: int, asked: ConfigRecord, reply: Message) -> bool:
         if reply.has_error():
