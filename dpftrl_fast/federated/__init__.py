@@ -14,16 +14,19 @@ from dpftrl_fast.federated.plan_rounds import RoundsPlan, plan_rounds
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.server import ServerDPFTRL
+from dpftrl_fast.federated.user_ledger import LedgerTask, UserLedger
 
 __all__ = [
     "AdaptiveClipping",
     "BufferedRound",
     "BufferedServer",
+    "LedgerTask",
     "PrivateRounds",
     "Round",
     "RoundsPlan",
     "ServerDPFTRL",
     "Ticket",
+    "UserLedger",
     "client_id",
     "plan_rounds",
 ]
