@@ -235,6 +235,18 @@ def test_the_ledger_and_the_run_must_fit():
         pickle.dumps(ledger)
 
 
+def test_flower_offers_and_asks_none_whose_budget_is_spent():
+    cases = pytest.importorskip("tests.support.flower_cases")
+    ledger = UserLedger(None, 8.0, DELTA)
+    ledger.task("other", plan_of(8.0)).charge([2])
+    task = ledger.task("flower", cases.every_round())
+    grid = cases.LocalGrid(cases.client_app(), 5)
+    strategy = cases.private(noise_seed=None, key=KEY, ledger=task)
+    strategy.start(grid, cases.record(cases.model()))
+    assert {partition for _, partition in grid.trained} == {0, 1, 3, 4}
+    assert len(grid.trained) == 4 * cases.ROUNDS and task.users == 4
+
+
 # ---- Resuming ----
 
 
@@ -333,6 +345,16 @@ def test_every_flipped_byte_is_found_and_a_torn_end_is_cut_off(tmp_path):
             assert again.users == ends.index(start)
         again.charge(["Edgar"])  # in place of the torn block
         assert UserLedger(tmp_path / "ledger", 8.0, DELTA).epsilon_of("Edgar") > 0
+
+
+def test_a_torn_block_that_is_longer_than_the_next_one_leaves_nothing(tmp_path):
+    ledger = UserLedger(tmp_path / "ledger", 8.0, DELTA)
+    path = tmp_path / "ledger" / "users.log"
+    ledger.task("one", plan_of(4.0)).charge(range(1_000))
+    path.write_bytes(path.read_bytes()[:-1])
+    again = UserLedger(tmp_path / "ledger", 8.0, DELTA).task("one", plan_of(4.0))
+    assert again.users == 0 and again.charge(["Lear"]).all()
+    assert UserLedger(tmp_path / "ledger", 8.0, DELTA).task("one", plan_of(4.0)).users == 1
 
 
 def test_a_folder_of_another_budget_or_key_is_refused(tmp_path):
