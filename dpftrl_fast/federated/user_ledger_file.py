@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from dpftrl_fast.accounting.guard.keyed_ids import KEY_SIZE, KeyedIds
 from dpftrl_fast.federated.user_ledger_book import UserTerms
+from dpftrl_fast.files import naming_path
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder
 
 _FORMAT, _VERSION = "dpftrl_fast.UserLedger", 1
@@ -108,7 +109,8 @@ class LedgerFile:
         head = bytes([block.kind]) + len(block.body).to_bytes(8, "little")
         head += _hash(self.key, self._mac, head)
         mac = _hash(self.key, head, block.body)
-        os.ftruncate(self._handle, self._end)
+        with naming_path(self._path):
+            os.ftruncate(self._handle, self._end)
         try:
             self._write(head + block.body + mac, self._end)
         except OSError as error:
@@ -218,7 +220,7 @@ def _create(path: Path, terms: UserTerms, key: bytes | None) -> None:
     line = _text({**facts, "key": own.hex() if key is None else None, "mac": mac}) + b"\n"
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming_path(path), os.fdopen(handle, "wb") as file:
             file.write(line)
             file.flush()
             os.fsync(handle)

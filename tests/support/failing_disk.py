@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-BY_PATH = ("open", "replace", "mkdir", "unlink", "chmod")
-BY_HANDLE = ("write", "fsync", "ftruncate")
+BY_PATH = ("open", "replace", "mkdir", "unlink", "chmod", "link")
+BY_HANDLE = ("write", "pwrite", "fsync", "ftruncate")
 
 
 class Disk:
@@ -67,8 +67,8 @@ class Disk:
     def by_handle(self, name: str, real: Any) -> Any:
         def call(handle: int, *args: Any) -> Any:
             if handle in self._handles and self.fails(name):
-                if name == "write" and self._half:
-                    return real(handle, args[0][: len(args[0]) // 2])
+                if name.endswith("write") and self._half and len(args[0]) > 1:
+                    return real(handle, args[0][: len(args[0]) // 2], *args[1:])
                 self.refuse()
             return real(handle, *args) if name != "fsync" else None
 

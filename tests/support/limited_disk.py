@@ -22,7 +22,7 @@ from federated_run import DELTA, GOAL, KEY, START, packed, trained
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import MinSeparation
-from dpftrl_fast.federated import BufferedServer, ServerDPFTRL
+from dpftrl_fast.federated import BufferedServer, ServerDPFTRL, UserLedger
 
 PLAN = PrivacyPlan(0.5, 3.0, MinSeparation(3, 2, 2))
 FILES = {"run.json", "checkpoint", "kept"}  # the log is smaller than all of them
@@ -46,8 +46,11 @@ class Finished:
 
 
 def opened(folder: Path | None, job: str = "rounds", key: bytes = KEY) -> Any:
-    """Open a run: a server that asks for cohorts, or one of buffered rounds."""
+    """Open a run: a server that asks for cohorts, one with a ledger of users, or a buffered one."""
     options: dict[str, Any] = {"key": key, "threads": 1, "checkpoint_every": 2}
+    if job == "ledger":
+        place = None if folder is None else folder.with_name(f"{folder.name}-ledger")
+        options["ledger"] = UserLedger(place, 20.0, DELTA).task("the only one", PLAN)
     if job == "buffered":
         return BufferedServer(START, plan=PLAN, buffer_size=GOAL, folder=folder, **options)
     return ServerDPFTRL(START, plan=PLAN, report_goal=GOAL, folder=folder, **options)
