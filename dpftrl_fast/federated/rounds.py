@@ -207,6 +207,11 @@ class PrivateRounds(Stated):
             if self._journal is not None:
                 self._cohorts = Cohorts(plan, self._journal.user_key(user_key))
                 self._begin(self._journal, recover, accept_epsilon)
+                if user_key is not None and not self._cohorts.keyed:
+                    raise ValueError(
+                        "user_key must be None for this folder, which was begun with plain ids, "
+                        "got a key"
+                    )
             if ledger is not None:
                 ledger.claim(self._claim, self.guarantee, self._asked)
         except BaseException:

@@ -148,6 +148,19 @@ def test_another_user_key_is_refused(
     opened(folder, user_key=began).close()
 
 
+def test_a_key_for_a_folder_of_plain_ids_is_refused(tmp_path: Path) -> None:
+    """It would hide nobody."""
+    with opened(tmp_path / "run") as rounds:
+        rounds._cohorts._ids = ClientIds(2)
+        rounds.begin_round(USERS)
+        rounds.end_round()
+        rounds.checkpoint()
+    with pytest.raises(ValueError, match="user_key must be None for this folder"):
+        opened(tmp_path / "run", user_key=OUTER)
+    with opened(tmp_path / "run") as rounds:
+        assert not rounds._cohorts.keyed and not rounds.eligible(USERS).any()
+
+
 def test_wrong_user_keys() -> None:
     with pytest.raises(TypeError, match="user_key must be 32 secret bytes, got str"):
         opened(None, user_key="k" * 32)
