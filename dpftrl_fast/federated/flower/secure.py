@@ -102,8 +102,7 @@ class SecAggStrategy(DPFTRLStrategy):
             # Flower tells clients of one share fewer than it makes neighbours.
             raise ValueError(f"num_shares must be odd or a fraction, got {num_shares}")
         self._threshold = _share("reconstruction_threshold", reconstruction_threshold, 2)
-        counts = [n for n in (self._shares, self._threshold) if type(n) is int]
-        if len(counts) == 2 and self._threshold >= counts[0]:
+        if self._shares is not None and 1 < self._shares <= self._threshold:
             raise ValueError(
                 f"reconstruction_threshold must be less than num_shares, {num_shares}, got "
                 f"{reconstruction_threshold}"
