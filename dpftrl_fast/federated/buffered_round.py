@@ -10,6 +10,7 @@ from dpftrl_fast.federated.cohorts import Cohort, Cohorts
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import ANSWERED, Ints, Round
 from dpftrl_fast.federated.sums.round_sum import RoundSum
+from dpftrl_fast.federated.user_ledger import SPENT, LedgerTask
 
 _NOBODY = np.zeros(0, np.int64)
 
@@ -43,6 +44,7 @@ class BufferedRound(Round):
         cohorts: Cohorts,
         sums: RoundSum,
         clip_norm: float,
+        task: LedgerTask | None = None,
     ) -> None:
         self._arrived: list[Client] = []
         nobody = Cohort((), {}, _NOBODY, 0, _NOBODY, cohorts.id_of)
@@ -53,7 +55,7 @@ class BufferedRound(Round):
             for staleness, weight in enumerate(weights)
             if staleness < number
         }
-        self._cohorts = cohorts
+        self._cohorts, self._task = cohorts, task
 
     @property
     def cohort(self) -> tuple[Client, ...]:
@@ -78,7 +80,10 @@ class BufferedRound(Round):
         TypeError, ValueError
             If it is not a client.
         """
-        return self._may_answer(client, self._identify(client))
+        problem = self._plan_refuses(client, self._identify(client))
+        if problem is None and self._task is not None and not self._task.eligible([client])[0]:
+            return SPENT
+        return problem
 
     def _weight(self, token: object) -> float | str:
         if isinstance(token, str) and token in self._weights:
@@ -88,6 +93,13 @@ class BufferedRound(Round):
         return f"of another run, or older than the model of round {oldest}: got the token {came}"
 
     def _may_answer(self, client: Client, identity: int) -> str | None:
+        problem = self._plan_refuses(client, identity)
+        # The ledger has the client on the disk before its update is in the sum.
+        if problem is None and self._task is not None and not self._task.charge([client])[0]:
+            return SPENT
+        return problem
+
+    def _plan_refuses(self, client: Client, identity: int) -> str | None:
         if identity in self._answered:
             return ANSWERED
         if self.full:
