@@ -15,6 +15,7 @@ from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
 from dpftrl_fast.federated.rounds_plan import RoundsPlan
 from dpftrl_fast.federated.server import ServerDPFTRL
+from dpftrl_fast.federated.sums.partial_sum import PartialSum, SumSpec, clipped_integers
 from dpftrl_fast.federated.user_ledger import LedgerTask, UserLedger
 
 __all__ = [
@@ -22,12 +23,15 @@ __all__ = [
     "BufferedRound",
     "BufferedServer",
     "LedgerTask",
+    "PartialSum",
     "PrivateRounds",
     "Round",
     "RoundsPlan",
     "ServerDPFTRL",
+    "SumSpec",
     "Ticket",
     "UserLedger",
     "client_id",
+    "clipped_integers",
     "plan_rounds",
 ]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dpftrl_fast._validate import positive_integer
@@ -12,6 +14,7 @@ from dpftrl_fast.federated.round import ANSWERED, Ints, Round
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 from dpftrl_fast.federated.user_ledger import SPENT, LedgerTask
 
+_DIGITS = 20  # of a number of a round, and more
 _NOBODY = np.zeros(0, np.int64)
 
 
@@ -50,11 +53,7 @@ class BufferedRound(Round):
         nobody = Cohort((), {}, _NOBODY, 0, _NOBODY, cohorts.id_of)
         super().__init__(number, f"{run}-{number}", nobody, sums=sums, clip_norm=clip_norm)
         self.size = positive_integer("size", size)
-        self._weights = {
-            f"{run}-{number - staleness}": weight
-            for staleness, weight in enumerate(weights)
-            if staleness < number
-        }
+        self._run, self._weights = run, weights
         self._cohorts, self._task = cohorts, task
 
     @property
@@ -72,6 +71,16 @@ class BufferedRound(Round):
         """Ids of the clients that have arrived, ascending."""
         return np.array(sorted(self._answered), np.int64)
 
+    def add_sum(self, *_: Any, **__: Any) -> str | None:
+        """Refuse: a sum made elsewhere cannot be weighed by the staleness of its updates.
+
+        Raises
+        ------
+        RuntimeError
+            Always.
+        """
+        raise RuntimeError("a buffered round takes single updates, got add_sum: call add for each")
+
     def why_not(self, client: Client) -> str | None:
         """Return the reason why an update of a client would be refused now, None if it would not.
 
@@ -86,9 +95,12 @@ class BufferedRound(Round):
         return problem
 
     def _weight(self, token: object) -> float | str:
-        if isinstance(token, str) and token in self._weights:
-            return self._weights[token]
-        oldest = self.number - len(self._weights) + 1
+        text = token.rpartition("-")[2] if isinstance(token, str) else ""
+        number = int(text) if text.isdecimal() and len(text) < _DIGITS else 0
+        staleness = self.number - number
+        if token == f"{self._run}-{number}" and number and 0 <= staleness < len(self._weights):
+            return self._weights[staleness]
+        oldest = max(1, self.number - len(self._weights) + 1)
         came = repr(token[:60]) if isinstance(token, str) else type(token).__name__
         return f"of another run, or older than the model of round {oldest}: got the token {came}"
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import integer, shown
 from dpftrl_fast.federated.cohorts import Cohort
 from dpftrl_fast.federated.ids import Client
+from dpftrl_fast.federated.sums.grid import bits_of_sum
+from dpftrl_fast.federated.sums.partial_sum import SumSpec
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
 Ints = NDArray[np.int64]
@@ -55,6 +59,7 @@ class Round:
         *,
         sums: RoundSum,
         clip_norm: float,
+        adaptive: bool = False,
     ) -> None:
         self.number, self.token = number, token
         self._cohort = cohort
@@ -65,7 +70,7 @@ class Round:
         self._accepted = 0
         self._within = 0
         self._refused: dict[Any, str] = {}
-        self._sums, self._clip_norm = sums, clip_norm
+        self._sums, self._clip_norm, self._adaptive = sums, clip_norm, adaptive
         self._ended: str | None = None
         self._turn = threading.Lock()
 
@@ -115,19 +120,125 @@ class Round:
                 self._refused[name] = reason  # the first reason stays
             return reason
 
-    def _add(self, client: Client, update: Any, token: object) -> str | None:
-        if self._ended is not None:
-            return self._ended
-        weight = self._weight(token)
-        if isinstance(weight, str):
+    @property
+    def sum_spec(self) -> SumSpec:
+        """Clip norm, unit and layout of the round's sum, public: for sums made elsewhere."""
+        return SumSpec(self.token, self._clip_norm, self._sums.unit, self._sums.layout)
+
+    def add_sum(
+        self,
+        clients: Iterable[Client],
+        total: Any,
+        *,
+        modulus_bits: int = 64,
+        within: int | None = None,
+        token: object = None,
+    ) -> str | None:
+        """Add a sum of clipped updates that was made elsewhere, for instance by a `PartialSum`.
+
+        The result is that of `add` for each update, bit for bit.
+
+        Parameters
+        ----------
+        clients : iterable of int or str
+            The clients in the sum, as they are named in `cohort`.
+        total : (size,) array of integers, or integer arrays in the structure of the model
+            Sum of the updates, clipped and in units (see `sum_spec`), modulo 2^modulus_bits. It is
+            neither kept nor changed.
+        modulus_bits : int, default 64
+            At least ``sum_spec.modulus_bits(len(clients))``.
+        within : int, optional
+            Number of updates within the clip norm minus those above it: required by
+            `AdaptiveClipping`.
+        token : str, optional
+            As for `add`.
+
+        Returns
+        -------
+        str or None
+            None if the total is in the sum; otherwise the reason why not. Nothing changes if one of
+            the clients is outside of the cohort, is named twice or has answered already, for a sum
+            of another run or round, and after the end. A total that does not fit the model, or has
+            a norm above that of so many clipped updates, is an answer: the slots of all its clients
+            stay empty.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `clients` is no iterable, `modulus_bits` leaves no room for the sum of so many
+            clients, or `within` is missing. Nothing changes.
+
+        Notes
+        -----
+        **Formal guarantee.** As for `PrivateRounds`, if the clients, or the workers that sum for
+        them, clip every update to the clip norm: the server cannot check it. It never sees a single
+        update, and it adds the noise. A client that does not clip voids the guarantee of the
+        clients that share its sum. `metrics` counts all clients of a sum as accepted.
+        """
+        if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
+            raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
+        named = list(clients)
+        bits = integer("modulus_bits", modulus_bits, 1, 64)
+        least = bits_of_sum(self._clip_norm, self._sums.unit, len(named))
+        if bits < least:
+            raise ValueError(
+                f"modulus_bits must be at least {least} for a sum of {len(named)} clients, got "
+                f"{bits}"
+            )
+        if within is None and self._adaptive:
+            raise ValueError("within must be given with adaptive clipping, got None")
+        with self._turn:
+            answers = len(self._answered)
+            reason = self._add_sum(named, total, bits, within, token)
+            for name in map(_name, named if reason is not None else ()):
+                if name not in self._refused or len(self._answered) > answers:
+                    self._refused[name] = str(reason)
+            return reason
+
+    def _add_sum(
+        self, clients: list[Client], total: Any, bits: int, within: object, token: object
+    ) -> str | None:
+        if isinstance(weight := self._weight_now(token), str):
             return weight
+        if not clients:
+            return "a sum must have at least one client, got none"
+        identities = [self._open_slot(client) for client in clients]
+        for client, found in zip(clients, identities, strict=True):
+            if isinstance(found, str):
+                return f"client {shown(client)}: {found}"
+        members = {found for found in identities if isinstance(found, int)}
+        if len(members) < len(clients):
+            return "a client is named twice in the sum"
+        self._answered.update(members)
+        count = len(members)
+        try:
+            balance = 0 if within is None else integer("within", within, -count, count)
+            self._sums.add_total(total, count, modulus_bits=bits)
+        except (TypeError, ValueError) as error:
+            return str(error)
+        self._accepted += count
+        self._within += balance
+        return None
+
+    def _weight_now(self, token: object) -> float | str:
+        """Return the weight of what comes with a token now, or why it is refused."""
+        return self._weight(token) if self._ended is None else self._ended
+
+    def _open_slot(self, client: Client) -> int | str:
+        """Return the id of a client that has not answered, or why it cannot."""
         try:
             identity = self._identify(client)
         except (TypeError, ValueError) as error:
             return str(error)
         problem = self._may_answer(client, identity)
-        if problem is not None:
-            return problem
+        return identity if problem is None else problem
+
+    def _add(self, client: Client, update: Any, token: object) -> str | None:
+        if isinstance(weight := self._weight_now(token), str):
+            return weight
+        identity = self._open_slot(client)
+        if isinstance(identity, str):
+            return identity
         self._answer(client, identity)
         try:
             norm = self._sums.add(update, weight)

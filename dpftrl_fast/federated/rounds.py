@@ -190,7 +190,7 @@ class PrivateRounds(Stated):
         self._run = secrets.token_hex(8)
         self._rounds_done = 0
         self._round: Round | None = None
-        self._torn = False
+        self._torn = self._closed = False
         self._turn = threading.RLock()
         self._state = state
         self._task = ledger
@@ -387,6 +387,7 @@ class PrivateRounds(Stated):
                 cohort,
                 sums=self._sums.sums,
                 clip_norm=self.clip_norm,
+                adaptive=self._clipping is not None,
             )
             return self._round
 

@@ -253,6 +253,7 @@ class ServerDPFTRL(Stated):
         self.answers.finish()
 
     def _check_step(self) -> None:
+        self._check_whole()
         if self._steps != self._rounds.rounds_done:
             raise RuntimeError("a step was interrupted half-way: resume from the folder")
 

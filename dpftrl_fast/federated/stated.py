@@ -40,6 +40,7 @@ class Stated(PrivacyStatement):
     _rounds_done: int
     _round: Round | None
     _torn: bool
+    _closed: bool
     _turn: AbstractContextManager[Any]
 
     @property
@@ -147,16 +148,25 @@ class Stated(PrivacyStatement):
             self._round = None
 
     def _check_whole(self) -> None:
-        if self._private._torn:
+        private = self._private
+        if private._closed:
+            kept = private._journal is not None
+            way = "open its folder with a new object" if kept else "it was kept in memory only"
+            raise RuntimeError(f"this run is closed: {way}")
+        if private._torn:
             raise RuntimeError(
                 "a round was interrupted half-way: resume from the folder, with a new object"
             )
 
     def close(self) -> None:
-        """Release the folder and discard an open round; everything written is on disk already."""
+        """Release the folder and discard an open round; everything written is on disk already.
+
+        A closed run takes no more calls that would change it.
+        """
         private = self._private
         with private._turn:
             private._discard()
+            private._closed = True
             if private._journal is not None:
                 private._journal.close()
 

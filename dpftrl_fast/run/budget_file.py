@@ -28,6 +28,7 @@ from dpftrl_fast._validate import choice, positive, probability
 from dpftrl_fast.accounting.curve.gaussian import sensitivity
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
 from dpftrl_fast.accounting.statement.statement import GaussianMechanism, Guarantee, Neighbours
+from dpftrl_fast.files import naming_path
 from dpftrl_fast.run.sealed_files import sync_folder
 
 _FORMAT = "dpftrl_fast.PrivacyBudget"
@@ -126,10 +127,14 @@ class Locked:
         text = json.dumps(entry, allow_nan=False).encode()
         digest = _hash(self._hash, text)
         line = digest.encode() + b" " + text + b"\n"
-        self._cut(self._end)
-        if (written := os.write(self._handle, line)) != len(line):
-            raise OSError(f"expected to write {len(line)} bytes, the system took {written}")
-        os.fsync(self._handle)
+        with naming_path(self.path):
+            self._cut(self._end)
+            if (written := os.write(self._handle, line)) != len(line):
+                raise OSError(
+                    f"{str(self.path)!r}: expected to write {len(line)} bytes, the system took "
+                    f"{written}"
+                )
+            os.fsync(self._handle)
         self._end, self._hash = self._end + len(line), digest
         self._hashes.append(digest)
 

@@ -280,6 +280,9 @@ def test_a_folder_of_other_weights_is_refused(tmp_path: Path) -> None:
             made(folder=tmp_path / "run", **options)
     with made(folder=tmp_path / "run") as server:
         assert server.rounds_done == 0
+    for call in (lambda: server.check_out("a"), lambda: server.add("a", {}, token="b")):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
 
 
 def test_threads() -> None:
@@ -352,6 +355,8 @@ def test_refusals_of_a_round() -> None:
         with pytest.raises(ValueError, match=words):
             rounds.begin_buffered_round(size, weights=weights)
     assert rounds.round is None
-    rounds.begin_buffered_round(2)
+    now = rounds.begin_buffered_round(2)
+    with pytest.raises(RuntimeError, match="takes single updates, got add_sum"):
+        now.add_sum(["a"], np.zeros(SIZE, np.int64))
     with pytest.raises(RuntimeError, match="got an open round 1"):
         rounds.begin_buffered_round(2)

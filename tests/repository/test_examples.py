@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ SAYS = {
     "asynchronous_clients.py": "120 steps, 6000 updates",
     "audited_loop.py": "clipped to 1.5 by mistake: violated",
     "daily_counts.py": "epsilon 1 at delta 1e-09",
+    "dask_users.py": "as_csr: accuracy 1.00\nepsilon of each run: 8.000 at delta 1e-05",
     "epochs.py": "epsilon 8 at delta 1e-06",
     "hourly_departures.py": "departures in 24 hours: 300 an airport",
     "images.py": "epsilon of the run: 8.000 at delta 1e-05",
@@ -33,29 +35,36 @@ SAYS = {
     "mechanisms.py": "no mechanism has a smaller rms than",
     "out_of_core.py": "the model of the rows in memory: True",
     "private_torch.py": "epsilon of the run: 8.000 at delta 1e-06",
+    "ray_users.py": "epsilon of the run: 8.000 at delta 1e-05",
     "sgd_with_residuals.py": "epsilon 2.000",
     "shards.py": "the same bits: True",
     "torch_bert.py": "epsilon of the run: 8.000 at delta 1e-05 (replace-one 19.1",
     "torch_lora_gpt2.py": "trainable params: 5,632 ||",
     "torch_resnet.py": "bn1 (BatchNorm2d): now a GroupNorm of 16 groups",
     "torch_run.py": ": from step 20 of 60\naccuracy",
+    "torchrun_users.py": ": from round 8 of 40\naccuracy",
     "trainer_run.py": "60 steps, of which the ledger has 60\nepsilon of the run: 8.000 at",
 }
 #: Of the examples that take any: small settings.
 ARGUMENTS = {
     "images.py": ["1", "2000"],
     "mechanisms.py": ["memory.png", "20", "3"],
+    "ray_users.py": ["run"],
     "torch_lora_gpt2.py": ["--save", "adapters"],
     "torch_run.py": ["run", "--fail-at", "30"],
+    "torchrun_users.py": ["run", "--fail-at", "8"],
 }
 #: The last number of a kind that an example prints, and the limit that a model beats which has
 #: learnt: a guess has an accuracy of 0.5, the LoRA model begins at a loss of 3.9.
 LEARNT = {
+    "dask_users.py": (r"accuracy ([\d.]+)", 0.8, 1.0),
+    "ray_users.py": (r"accuracy on other users ([\d.]+)", 0.8, 1.0),
     "torch_bert.py": (r"accuracy on test data ([\d.]+)", 0.7, 1.0),
     "torch_lora_gpt2.py": (r"loss on test data ([\d.]+)", 0.5, 2.5),
     "torch_resnet.py": (r"accuracy on test data ([\d.]+)", 0.7, 1.0),
     "trainer_run.py": (r"accuracy on test data ([\d.]+)", 0.7, 1.0),
     "torch_run.py": (r"accuracy on test data ([\d.]+)", 0.8, 1.0),
+    "torchrun_users.py": (r"accuracy on other users ([\d.]+)", 0.8, 1.0),
 }
 #: Packages that no part of this one needs.
 TOOLS = {
@@ -69,9 +78,21 @@ TOOLS = {
 #: Examples that start processes of their own, and the program before their name.
 # Restarts are left for a start whose port another program took first.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
-WITH_CHILDREN: dict[str, list[str]] = {"shards.py": [], "torch_run.py": TORCHRUN}
+WITH_CHILDREN: dict[str, list[str]] = {
+    "dask_users.py": [],
+    "ray_users.py": [],
+    "shards.py": [],
+    "torch_run.py": TORCHRUN,
+    "torchrun_users.py": TORCHRUN,
+}
+#: Packages that only processes of their own import.
+IMPORTED_THERE = {"dask_users.py": ["dask", "distributed", "pandas"], "ray_users.py": ["ray"]}
 #: Without the second, gloo finds the addresses of the first start again.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 def test_each_example_has_its_line() -> None:
@@ -98,7 +119,14 @@ def one_script() -> Iterator[None]:
 
 # A script of its own process would import torch and compile the kernels anew; only the one whose
 # children import it needs that.
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.process] if path.name in WITH_CHILDREN else [])
+        for path in EXAMPLES
+    ],
+    ids=lambda path: path.name,
+)
 def test_example(
     path: Path,
     tmp_path: Path,
@@ -116,6 +144,9 @@ def test_example(
         torchvision_ops.declare()
     for tool in TOOLS.get(path.name, []):
         pytest.importorskip(tool)
+    for package in IMPORTED_THERE.get(path.name, []):
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}")
     # From another folder: the installed package is meant, not the sources beside examples/.
     words = [str(path), *ARGUMENTS.get(path.name, [])]
     if path.name in WITH_CHILDREN:

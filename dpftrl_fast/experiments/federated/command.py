@@ -7,6 +7,7 @@ The paper's table of report goals is included; it needs no training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from dpftrl_fast.experiments.federated.report import (
 from dpftrl_fast.experiments.federated.search import Found, largest_noise
 from dpftrl_fast.experiments.federated.text import Clients, load_shakespeare
 from dpftrl_fast.experiments.federated.tuning import Stage, tuned
-from dpftrl_fast.experiments.fitted import MOMENTUM, SIZES, Size, mechanisms_tables
+from dpftrl_fast.experiments.fitted import SIZES, Size, mechanisms_tables
 from dpftrl_fast.experiments.study import Laboratory, Progress, Report, neighbours_table
 from dpftrl_fast.kernels.blas_threads import one_blas_thread
 
@@ -60,7 +61,12 @@ def study(clients: Clients, laboratory: Laboratory, size: Size, plan: Grid) -> R
         largest_noise(laboratory, test, leading, target, plan.seeds) for target in plan.targets
     ]
     searches: list[Found] = [one for one in found if one is not None]
-    compared = (plan.cells[0].method, Method("planned", MOMENTUM))
+    leader = plan.cells[0].method
+    compared = [
+        replace(method, momentum=momentum)
+        for momentum in (leader.momentum, 0.0)
+        for method in (leader, Method("planned"))
+    ]
     plans = [
         (*one.cell, ftrl_plan(*one.cell, len(clients), 1.0, one.noise))
         for one in fitted

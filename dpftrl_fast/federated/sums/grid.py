@@ -89,6 +89,50 @@ def most_contributions(clip_norm: float, unit: float) -> int:
     return 1 << (_BITS - 1 - (math.frexp(clip_norm)[1] - math.frexp(unit)[1]))
 
 
+def bits_of_sum(clip_norm: float, unit: float, updates: int) -> int:
+    """Return the fewest bits b such that a sum of clipped updates is known from itself modulo 2^b.
+
+    That is, updates 2^(k+1) < 2^(b-1).
+
+    Examples
+    --------
+    >>> bits_of_sum(1.0, 2.0**-31, 100)
+    40
+    """
+    k = math.frexp(clip_norm)[1] - math.frexp(unit)[1]
+    return 1 + (updates << (k + 1)).bit_length()
+
+
+def centred(integers: NDArray[np.uint64], modulus_bits: int) -> NDArray[np.int64]:
+    """Return the smallest numbers that equal `integers` modulo 2^modulus_bits: the memory itself.
+
+    Examples
+    --------
+    >>> centred(np.array([1, 7, 4], np.uint64), 3).tolist()
+    [1, -1, -4]
+    """
+    shift = 64 - modulus_bits
+    integers <<= np.uint64(shift)
+    signed = integers.view(np.int64)
+    signed >>= np.int64(shift)
+    return signed
+
+
+def norm_of(total: NDArray[np.int64]) -> float:
+    """Return the norm of integers, with a relative error below 2^-30.
+
+    Examples
+    --------
+    >>> norm_of(np.array([3, -4]))
+    5.0
+    """
+    squares = 0.0
+    for start in range(0, total.size, _BLOCK):
+        part = total[start : start + _BLOCK].astype(np.float64)
+        squares += float(np.dot(part, part))
+    return math.sqrt(squares)
+
+
 def noisy_sum(
     total: NDArray[np.int64],
     noise: NDArray[Any],

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl_fast._validate import FLOATS, vector_of
 
@@ -19,6 +20,9 @@ Arrays = Mapping[str, Array] | Sequence[Array]
 # Operations turn a 0-d array into a scalar of NumPy.
 _ARRAYS = (np.ndarray, np.generic)
 _FLOATS = "efd"  # characters of float16, float32 and float64
+_INTEGERS = np.typecodes["AllInteger"]
+_WORDS = {_FLOATS: "float16, float32 or float64", _INTEGERS: "integers"}
+_STRUCTURES: dict[str, type[Any]] = {kind.__name__: kind for kind in (dict, list, tuple)}
 _SHOWN, _LONGEST = 3, 60  # names in a message, letters of a name
 
 
@@ -119,7 +123,7 @@ class ModelLayout:
         found = self._read(update)
         return found if isinstance(found, str) else None
 
-    def _read(self, update: object) -> list[Array] | str:
+    def _read(self, update: object, chars: str = _FLOATS) -> list[Array] | str:
         """Return the arrays of an update, or the reason why it does not fit."""
         try:
             problem = self._misfit(update)
@@ -130,9 +134,9 @@ class ModelLayout:
             return problem
         for label, array, shape in zip(self._labels, arrays, self.shapes, strict=True):
             # The fast path: there may be a thousand arrays.
-            if type(array) is np.ndarray and array.shape == shape and array.dtype.char in _FLOATS:
+            if type(array) is np.ndarray and array.shape == shape and array.dtype.char in chars:
                 continue
-            problem = _problem_of(label, array, shape)
+            problem = _problem_of(label, array, shape, chars)
             if problem is not None:
                 return problem
         return [np.asarray(array) for array in arrays]
@@ -161,6 +165,35 @@ class ModelLayout:
         if isinstance(found, str):
             raise ValueError(f"update does not fit the model: {found}")
         return found
+
+    def integers(self, total: object) -> NDArray[np.uint64]:
+        """Return integers modulo 2^64 as one new vector; ValueError if they do not fit.
+
+        `total` is one vector of shape (size,), or has the model's structure and shapes; signed and
+        unsigned integers of any width. A negative number x stands for 2^64 + x.
+
+        Examples
+        --------
+        >>> layout = ModelLayout({"w": np.zeros((1, 2)), "b": np.zeros(1)})
+        >>> layout.integers({"b": np.array([3]), "w": np.array([[1, 2]], np.int8)}).tolist()
+        [1, 2, 3]
+        >>> layout.integers(np.array([1, 2]))
+        Traceback (most recent call last):
+        ValueError: total does not fit the model: vector must have shape (3,), got (2,)
+        """
+        found: list[Array] | str
+        if isinstance(total, np.ndarray):
+            problem = _problem_of("vector", total, (self.size,), _INTEGERS)
+            found = [total] if problem is None else problem
+        else:
+            found = self._read(total, _INTEGERS)
+        if isinstance(found, str):
+            raise ValueError(f"total does not fit the model: {found}")
+        vector, start = np.empty(self.size, np.uint64), 0
+        for array in found:
+            vector[start : start + array.size] = array.ravel().astype(np.uint64)
+            start += array.size
+        return vector
 
     def flatten(self, update: Arrays, out: Array | None = None) -> Array:
         """Return an update, or the model itself, as one vector: `out`, or a new float64 array.
@@ -210,6 +243,34 @@ class ModelLayout:
             dict(zip(self.names, arrays, strict=True)) if self._kind is dict else self._kind(arrays)
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return structure, names, shapes and dtypes, JSON-able."""
+        each = zip(self.names, self.shapes, self.dtypes, strict=True)
+        return {
+            "structure": self._kind.__name__,
+            "arrays": [[name, list(shape), dtype.name] for name, shape, dtype in each],
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> ModelLayout:
+        """Return the layout of a dictionary of `to_dict`; ValueError for any other.
+
+        Examples
+        --------
+        >>> layout = ModelLayout({"w": np.zeros((2, 2)), "b": np.zeros(1, np.float32)})
+        >>> ModelLayout.from_dict(layout.to_dict()) == layout
+        True
+        """
+        try:
+            kind, arrays = _STRUCTURES[d["structure"]], dict[str, Array]()
+            for name, shape, dtype in d["arrays"]:
+                if name in arrays:
+                    raise ValueError(f"name {_show(name)} appears twice")
+                arrays[name] = np.broadcast_to(np.zeros((), dtype), tuple(shape))  # no memory
+            return cls(arrays if kind is dict else kind(arrays.values()))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"expected the layout of a model: {error}") from None
+
 
 def _structure(parameters: object) -> type[Any]:
     for kind in (list, tuple):
@@ -223,13 +284,15 @@ def _structure(parameters: object) -> type[Any]:
     )
 
 
-def _problem_of(label: str, array: object, shape: tuple[int, ...] | None = None) -> str | None:
+def _problem_of(
+    label: str, array: object, shape: tuple[int, ...] | None = None, chars: str = _FLOATS
+) -> str | None:
     if not isinstance(array, _ARRAYS):
         return f"{label} must be a NumPy array, got {type(array).__name__}"
     if isinstance(array, np.ma.MaskedArray):
         return f"{label} must be a plain NumPy array, got a masked one"
-    if array.dtype.char not in _FLOATS:
-        return f"{label} must be of float16, float32 or float64, got {array.dtype.name}"
+    if array.dtype.char not in chars:
+        return f"{label} must be of {_WORDS[chars]}, got {array.dtype.name}"
     if shape is not None and array.shape != shape:
         return f"{label} must have shape {shape}, got {array.shape}"
     return None

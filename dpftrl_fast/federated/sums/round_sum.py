@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import norm_bound, real
-from dpftrl_fast.federated.sums.grid import check_unit, most_contributions
+from dpftrl_fast.federated.sums.grid import centred, check_unit, most_contributions, norm_of
 from dpftrl_fast.federated.sums.layout import Array, Arrays, ModelLayout
 from dpftrl_fast.kernels.client_sums import (
     IntegerSum,
@@ -55,8 +55,8 @@ class RoundSum:
     """
 
     def __init__(self, layout: ModelLayout, clip_norm: float, unit: float) -> None:
-        self._layout = layout
-        clip_norm = norm_bound("clip_norm", clip_norm)
+        self.layout = layout
+        self.clip_norm = clip_norm = norm_bound("clip_norm", clip_norm)
         self.unit = check_unit(clip_norm, layout.size, real("unit", unit))
         self._limit = clip_limit(clip_norm)
         self._most = most_contributions(clip_norm, unit)
@@ -92,7 +92,7 @@ class RoundSum:
         OverflowError
             If one more update could overflow int64. In both cases nothing is changed.
         """
-        parts = self._parts(self._layout.arrays(update))
+        parts = self._parts(self.layout.arrays(update))
         if self.count >= self._most:
             raise OverflowError(f"a sum on this grid takes at most {self._most} updates")
         measured = measure(parts, self._blocks)
@@ -101,6 +101,38 @@ class RoundSum:
         self.count += 1
         self._sum.add(measured, rounding_factor(measured, self._limit, self.unit) * weight)
         return measured.length()
+
+    def add_total(self, total: object, updates: int, *, modulus_bits: int = 64) -> None:
+        """Add a sum of clipped updates that was made elsewhere, in the same units.
+
+        Parameters
+        ----------
+        total : vector, or arrays in the structure of the model
+            Integers, modulo 2^modulus_bits.
+        updates : int
+            Number of updates in it.
+        modulus_bits : int
+            At least `bits_of_sum`.
+
+        Raises
+        ------
+        ValueError
+            If the total does not fit the model, or its norm is above that of so many updates.
+        OverflowError
+            If so many updates could overflow int64. In both cases nothing is changed.
+        """
+        vector = centred(self.layout.integers(total), modulus_bits)
+        if self.count + updates > self._most:
+            raise OverflowError(f"a sum on this grid takes at most {self._most} updates")
+        # The limit of one update is below the clip norm by far more than the error of this norm.
+        if not norm_of(vector) * self.unit <= updates * self.clip_norm:
+            raise ValueError(
+                f"total must be the sum of {updates} clipped updates, in units of {self.unit} and "
+                f"modulo 2^{modulus_bits}, got a norm above {updates} clip norms"
+            )
+        memory = self._sum.total()
+        memory += vector
+        self.count += updates
 
     def _parts(self, arrays: list[Array]) -> list[Part]:
         """Return the float64 arrays, and the others converted to float32, as parts."""
