@@ -18,9 +18,9 @@ from processes import child
 
 
 @pytest.fixture(scope="module")
-def whole() -> Any:
-    """The run that nothing stops, in memory."""
-    return finished(None)
+def wholes() -> Any:
+    """The runs that nothing stops, in memory."""
+    return {job: finished(None, job) for job in ("rounds", "buffered")}
 
 
 FAULTS = {
@@ -31,9 +31,15 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_goes_on_after_a_fault_at_every_call(fault: str, tmp_path: Path, whole: Any) -> None:
+@pytest.mark.parametrize(
+    ("job", "fault"),
+    [*(("rounds", fault) for fault in FAULTS), *(("buffered", fault) for fault in [*FAULTS][:2])],
+)
+def test_a_run_goes_on_after_a_fault_at_every_call(
+    job: str, fault: str, tmp_path: Path, wholes: Any
+) -> None:
     """What was released before is that of the whole run, and so is the end; also tried again."""
+    whole = wholes[job]
     error, lasting, half = FAULTS[fault]
     seen: set[str] = set()
     call, got_as_far = 0, True
@@ -44,24 +50,24 @@ def test_a_run_goes_on_after_a_fault_at_every_call(fault: str, tmp_path: Path, w
         released: dict[int, str] = {}
         with failing(folder, call, error, lasting=lasting, half=half) as disk:
             try:
-                played(folder, released)
+                played(folder, released, job)
             except OSError as caught:
                 assert str(folder) in str(caught), f"call {call}: {caught!r} names no path"
         got_as_far = bool(disk.failed)
         seen.update(disk.failed[:1])
         assert released.items() <= whole.released.items(), f"call {call}"
         with failing(folder, 0, error):  # without waits for the disk
-            assert finished(folder).is_end_of(whole), f"call {call}: {disk.failed[:1]}"
+            assert finished(folder, job).is_end_of(whole), f"call {call}: {disk.failed[:1]}"
         assert not list(folder.glob(".writing-*"))
     assert call > 40
     assert seen == {"file.write", *failing_disk.BY_HANDLE, *failing_disk.BY_PATH} - {"chmod"}
 
 
-def test_a_fault_that_is_not_noticed_would_be_found(tmp_path: Path, whole: Any) -> None:
+def test_a_fault_that_is_not_noticed_would_be_found(tmp_path: Path, wholes: Any) -> None:
     """A negative control: the run of another noise has other releases."""
     other: dict[int, str] = {}
     played(tmp_path / "run", other, key=bytes(32))
-    assert other.items() & whole.released.items() == {(0, whole.released[0])}
+    assert other.items() & wholes["rounds"].released.items() == {(0, wholes["rounds"].released[0])}
 
 
 @pytest.mark.parametrize("job", ["limits", "read-only"])

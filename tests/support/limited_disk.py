@@ -13,16 +13,16 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from federated_run import DELTA, GOAL, KEY, START, packed, trained
 
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast.accounting import MinSeparation
-from dpftrl_fast.federated import ServerDPFTRL
+from dpftrl_fast.federated import BufferedServer, ServerDPFTRL
 
 PLAN = PrivacyPlan(0.5, 3.0, MinSeparation(3, 2, 2))
 FILES = {"run.json", "checkpoint", "kept"}  # the log is smaller than all of them
@@ -45,41 +45,66 @@ class Finished:
         )
 
 
-def played(folder: Path | None, released: dict[int, str], key: bytes = KEY) -> ServerDPFTRL:
-    """Play a run to its end; a round whose end fails is ended once more, as the docs allow."""
-    with ServerDPFTRL(
-        START, plan=PLAN, report_goal=GOAL, folder=folder, key=key, threads=1, checkpoint_every=2
-    ) as server:
+def opened(folder: Path | None, job: str = "rounds", key: bytes = KEY) -> Any:
+    """Open a run: a server that asks for cohorts, or one of buffered rounds."""
+    options: dict[str, Any] = {"key": key, "threads": 1, "checkpoint_every": 2}
+    if job == "buffered":
+        return BufferedServer(START, plan=PLAN, buffer_size=GOAL, folder=folder, **options)
+    return ServerDPFTRL(START, plan=PLAN, report_goal=GOAL, folder=folder, **options)
+
+
+def played(
+    folder: Path | None, released: dict[int, str], job: str = "rounds", key: bytes = KEY
+) -> Any:
+    """Play a run to its end; a step that fails is tried once more, as the docs allow."""
+    with opened(folder, job, key) as server:
         released[server.rounds_done] = packed(server.parameters)
         while server.rounds_done < PLAN.steps:
             number = server.rounds_done + 1
-            now = server.begin_round(USERS[number % 3 :: 2])
-            for user in now.cohort:
-                now.add(user, trained(str(user), number, server.parameters))
-            with suppress(OSError):
-                server.end_round()
-            if server.rounds_done < number:
-                try:
-                    server.end_round()
-                except OSError:
-                    if server.rounds_done < number:
-                        raise
+            (_arrivals if job == "buffered" else _round)(server, number)
             released[number] = packed(server.parameters)
         return server
 
 
-def finished(folder: Path | None) -> Finished:
+def _round(server: ServerDPFTRL, number: int) -> None:
+    now = server.begin_round(USERS[number % 3 :: 2])
+    for user in now.cohort:
+        now.add(user, trained(str(user), number, server.parameters))
+    _twice(server, number, server.end_round, server.end_round)
+
+
+def _arrivals(server: BufferedServer, number: int) -> None:
+    model = server.parameters
+    for user in [f"{number}-{i}" for i in range(GOAL)]:
+        token = server.check_out(user).token
+        assert token is not None
+        update = trained(user, number, model)
+        _twice(
+            server,
+            number,
+            lambda user=user, update=update, token=token: server.add(user, update, token=token),
+            lambda user=user: server.check_out(user),
+        )
+
+
+def _twice(server: Any, number: int, call: Callable[[], Any], again: Callable[[], Any]) -> None:
+    """Call; where the disk refuses, and the step was not taken, call again."""
+    try:
+        call()
+    except OSError:
+        if server.rounds_done < number:
+            try:
+                again()
+            except OSError:
+                if server.rounds_done < number:
+                    raise
+
+
+def finished(folder: Path | None, job: str = "rounds") -> Finished:
     """Play a run to its end, from wherever its folder is."""
     released: dict[int, str] = {}
-    with played(folder, released) as server:
+    with played(folder, released, job) as server:
         return Finished(released, server.epsilon(DELTA))
-
-
-def begin(folder: Path) -> None:
-    """Begin a run in a folder."""
-    ServerDPFTRL(
-        START, plan=PLAN, report_goal=GOAL, folder=folder, key=KEY, threads=1, checkpoint_every=2
-    ).close()
 
 
 def stopped(folder: Path, whole: Finished) -> OSError | None:
@@ -100,7 +125,7 @@ def limits(place: Path, whole: Finished) -> None:
     for begun, size in product((False, True), (*range(0, 700, 100), *range(700, 6000, 500))):
         folder = place / f"{begun}-{size}"
         if begun:
-            begin(folder)
+            opened(folder).close()
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         error = stopped(folder, whole)
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -119,7 +144,7 @@ def read_only(place: Path, whole: Finished) -> None:
     assert isinstance(error, PermissionError) and error.filename == str(place / "run"), error
     place.chmod(0o700)
     folder = place / "run"
-    begin(folder)
+    opened(folder).close()
     for path, mode in ((folder, 0o500), (folder / "steps-0.log", 0o400), (folder / "lock", 0o400)):
         before = path.stat().st_mode
         path.chmod(mode)

@@ -91,6 +91,8 @@ class SecAggStrategy(DPFTRLStrategy):
     SecAggStrategy(FedAvg, ServerDPFTRL's step)
     """
 
+    _trains_openly = False
+
     def __init__(
         self,
         strategy: Strategy,
