@@ -420,6 +420,13 @@ def test_the_log_states_the_guarantee_and_its_conditions(
     assert "if every client clips its update" in text and "dropping out does not depend" in text
 
 
+def test_a_check_trains_nobody() -> None:
+    grid = SecureGrid()
+    assert secure().check(grid, record(model())).ok
+    assert grid.stages == [] and grid.trained == []
+    assert not secure().check(SecureGrid(0), record(model())).ok
+
+
 # ---- Limbs ----
 
 
