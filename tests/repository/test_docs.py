@@ -31,6 +31,7 @@ RUNNABLE = (
     "pipelines",
     "running_sums",
     "streams",
+    "thousand_nodes",
 )
 # Not a name to call.
 NOT_LISTED = {"__version__"}
