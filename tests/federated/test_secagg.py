@@ -265,9 +265,9 @@ def test_a_node_that_sends_garbage_has_dropped_out(kind: str) -> None:
     def fate(stage: str, user: int, reply: Message) -> Message:
         return change(reply) if (stage, user) == (at, 2) else reply
 
-    strategy = started(SecureGrid(fate=fate))
+    strategy = started(SecureGrid(fate=fate), 1)
     assert strategy.failures == {}
-    same_bits(strategy.arrays, of_these(EVERYBODY if at == "unmask" else [0, 1, 3, 4]))
+    same_bits(strategy.arrays, of_these(EVERYBODY if at == "unmask" else [0, 1, 3, 4], 1))
 
 
 POISON: dict[str, tuple[str, Callable[[Message], Message]]] = {
@@ -303,11 +303,11 @@ def test_no_node_can_end_the_run(kind: str) -> None:
     def fate(stage: str, user: int, reply: Message) -> Message:
         return change(reply) if (stage, user) == (at, 2) else reply
 
-    strategy = started(SecureGrid(fate=fate))
+    strategy = started(SecureGrid(fate=fate), 1)
     assert all(np.isfinite(array).all() for array in arrays(strategy.arrays).values())
     if kind != "a vector of its own":  # a small change of the sum cannot be told from an update
-        assert list(strategy.failures) == [1, 2]
-        same_bits(strategy.arrays, of_these([]))
+        assert list(strategy.failures) == [1]
+        same_bits(strategy.arrays, of_these([], 1))
 
 
 @pytest.mark.parametrize("call", range(4))
@@ -408,6 +408,23 @@ def test_no_log_tells_who_answered_unless_asked_for(caplog: pytest.LogCaptureFix
     assert all(line.endswith("(not private)") for line in said)
     # Flower's own lines, of the protocol, are there with report_metrics only.
     assert lines(True, [1]) != lines(True, [])
+
+
+def test_the_log_states_the_guarantee_and_its_conditions(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        secure().summary()
+    text = caplog.text
+    assert "epsilon 3.787 at delta 1e-05" in text
+    assert "if every client clips its update" in text and "dropping out does not depend" in text
+
+
+def test_a_check_trains_nobody() -> None:
+    grid = SecureGrid()
+    assert secure().check(grid, record(model())).ok
+    assert grid.stages == [] and grid.trained == []
+    assert not secure().check(SecureGrid(0), record(model())).ok
 
 
 # ---- Limbs ----

@@ -72,6 +72,7 @@ class SecureGrid(LocalGrid):
             message_type=message.metadata.message_type,
             group_id=message.metadata.group_id,
         )
+        own.metadata.__dict__["_message_id"] = message.metadata.message_id
         try:
             reply = self.app(own, context)
         except Exception as error:

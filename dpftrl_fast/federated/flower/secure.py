@@ -7,6 +7,7 @@ package imports that.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -20,6 +21,8 @@ from dpftrl_fast.federated.flower.secure_sum import secure_sum
 from dpftrl_fast.federated.flower.strategy import DPFTRLStrategy
 
 __all__ = ["SecAggStrategy", "secagg_mods"]
+
+_log = logging.getLogger("flwr")
 
 _ALL, _SHARES = 32, 31  # users that share keys with all, and the shares of more
 
@@ -115,6 +118,14 @@ class SecAggStrategy(DPFTRLStrategy):
         """Run all rounds: as `DPFTRLStrategy.start`; `timeout` is that of a stage of SecAgg+."""
         secure = cast(Grid, _SecureGrid(grid, self))
         return super().start(secure, initial_arrays, *args, **named)
+
+    def summary(self) -> None:
+        """Log the guarantee, its conditions, and the wrapped strategy's summary."""
+        super().summary()
+        _log.info(
+            "\tSecure aggregation: the guarantee holds if every client clips its update "
+            "(secagg_mods), and if dropping out does not depend on a user's data"
+        )
 
     def _sum(self, grid: Grid, messages: list[Message], timeout: float | None) -> None:
         """Run the protocol among the nodes that the messages ask; add the sum to the round."""
