@@ -10,7 +10,8 @@ import math
 import os
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,26 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+
+@contextmanager
+def naming_path(path: str | Path) -> Iterator[None]:
+    """Let an OSError of the block name this path, if it names none: a full disk does not.
+
+    Examples
+    --------
+    >>> with naming_path("run/steps.log"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    ...
+    OSError: [Errno 28] No space left on device: 'run/steps.log'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def check_folder(directory: str | Path) -> None:
@@ -60,7 +81,7 @@ def write_files(directory: str | Path, contents: Mapping[str, bytes]) -> None:
         for name, content in contents.items():
             handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=directory)
             waiting.append((Path(temporary), directory / name))
-            with os.fdopen(handle, "wb") as file:
+            with naming_path(directory / name), os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -18,6 +18,7 @@ from dpftrl_fast.cli import (
     guarantee,
     info,
     plan,
+    plan_rounds,
     predict,
     schema,
 )
@@ -53,6 +54,7 @@ app.command("sum")(sum_command)
 app.command("epsilon")(guarantee.epsilon)
 app.command("calibrate")(guarantee.calibrate)
 app.command("plan")(plan.command)
+app.command("plan-rounds")(plan_rounds.command)
 app.command("audit")(audit.command)
 app.command("demo")(demo.command)
 app.command("bench")(bench.command)

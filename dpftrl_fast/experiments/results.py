@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from dpftrl_fast.files import naming_path
+
 Setting: TypeAlias = Mapping[str, Any]
 Values: TypeAlias = Mapping[str, float]
 
@@ -79,13 +81,14 @@ class Results:
         try:
             if os.fstat(handle).st_size != self._size:
                 raise FileExistsError(f"another process writes to {str(self.path)!r}")
-            os.ftruncate(handle, self._whole)
-            os.lseek(handle, 0, os.SEEK_END)
-            written = 0
-            while written < len(line):
-                written += os.write(handle, line[written:])
-                self._size = self._whole + written
-            os.fsync(handle)
+            with naming_path(self.path):
+                os.ftruncate(handle, self._whole)
+                os.lseek(handle, 0, os.SEEK_END)
+                written = 0
+                while written < len(line):
+                    written += os.write(handle, line[written:])
+                    self._size = self._whole + written
+                os.fsync(handle)
         finally:
             os.close(handle)
         self._whole += len(line)

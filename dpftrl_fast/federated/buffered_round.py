@@ -13,6 +13,7 @@ from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import ANSWERED, Ints, Round
 from dpftrl_fast.federated.sums.round_sum import RoundSum
 
+_DIGITS = 20  # of a number of a round, and more
 _NOBODY = np.zeros(0, np.int64)
 
 
@@ -50,11 +51,7 @@ class BufferedRound(Round):
         nobody = Cohort((), {}, _NOBODY, 0, _NOBODY, cohorts.id_of)
         super().__init__(number, f"{run}-{number}", nobody, sums=sums, clip_norm=clip_norm)
         self.size = positive_integer("size", size)
-        self._weights = {
-            f"{run}-{number - staleness}": weight
-            for staleness, weight in enumerate(weights)
-            if staleness < number
-        }
+        self._run, self._weights = run, weights
         self._cohorts = cohorts
 
     @property
@@ -93,9 +90,12 @@ class BufferedRound(Round):
         return self._may_answer(client, self._identify(client))
 
     def _weight(self, token: object) -> float | str:
-        if isinstance(token, str) and token in self._weights:
-            return self._weights[token]
-        oldest = self.number - len(self._weights) + 1
+        text = token.rpartition("-")[2] if isinstance(token, str) else ""
+        number = int(text) if text.isdecimal() and len(text) < _DIGITS else 0
+        staleness = self.number - number
+        if token == f"{self._run}-{number}" and number and 0 <= staleness < len(self._weights):
+            return self._weights[staleness]
+        oldest = max(1, self.number - len(self._weights) + 1)
         came = repr(token[:60]) if isinstance(token, str) else type(token).__name__
         return f"of another run, or older than the model of round {oldest}: got the token {came}"
 

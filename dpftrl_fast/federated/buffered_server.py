@@ -120,7 +120,7 @@ class BufferedServer(Stated):
         **options: Any,
     ) -> None:
         self._size = positive_integer("buffer_size", buffer_size)
-        self._weights = _weights(weight, integer("max_staleness", max_staleness, 0, 10**6))
+        self._weights = _weights(weight, integer("max_staleness", max_staleness, 0, 10**4))
         self._server = ServerDPFTRL(
             parameters,
             plan=plan,

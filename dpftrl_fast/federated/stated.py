@@ -17,6 +17,7 @@ from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.federated.sums.private_sums import PrivateSums
+from dpftrl_fast.federated.user_ledger import LedgerTask
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
@@ -34,10 +35,12 @@ class Stated(PrivacyStatement):
     _cohorts: Cohorts
     _sums: PrivateSums
     _journal: RunJournal | None
+    _task: LedgerTask | None
     _reproducible: bool
     _rounds_done: int
     _round: Round | None
     _torn: bool
+    _closed: bool
     _turn: AbstractContextManager[Any]
 
     @property
@@ -116,7 +119,10 @@ class Stated(PrivacyStatement):
         """
         private = self._private
         with private._turn:
-            return private._cohorts.eligible(clients)
+            if private._task is None:
+                return private._cohorts.eligible(clients)
+            given = list(clients)
+            return private._cohorts.eligible(given) & private._task.eligible(given)
 
     def abandon_round(self) -> None:
         """Discard the open round: nothing of it was released, nobody took part, it begins again.
@@ -142,16 +148,25 @@ class Stated(PrivacyStatement):
             self._round = None
 
     def _check_whole(self) -> None:
-        if self._private._torn:
+        private = self._private
+        if private._closed:
+            kept = private._journal is not None
+            way = "open its folder with a new object" if kept else "it was kept in memory only"
+            raise RuntimeError(f"this run is closed: {way}")
+        if private._torn:
             raise RuntimeError(
                 "a round was interrupted half-way: resume from the folder, with a new object"
             )
 
     def close(self) -> None:
-        """Release the folder and discard an open round; everything written is on disk already."""
+        """Release the folder and discard an open round; everything written is on disk already.
+
+        A closed run takes no more calls that would change it.
+        """
         private = self._private
         with private._turn:
             private._discard()
+            private._closed = True
             if private._journal is not None:
                 private._journal.close()
 

@@ -28,6 +28,7 @@ from dpftrl_fast._validate import choice, positive, probability
 from dpftrl_fast.accounting.curve.gaussian import sensitivity
 from dpftrl_fast.accounting.sensitivity.delta_floor import Touched
 from dpftrl_fast.accounting.statement.statement import GaussianMechanism, Guarantee, Neighbours
+from dpftrl_fast.files import naming_path
 from dpftrl_fast.run.sealed_files import sync_folder
 
 _FORMAT = "dpftrl_fast.PrivacyBudget"
@@ -120,20 +121,20 @@ class Locked:
 
     def append(self, charge: Charge) -> None:
         """Write a charge; it is durable when this returns."""
-        own = charge.guarantee
-        other = None if own.otherwise is None else _figures(own.other)
-        self._append(
-            {"label": charge.label[:_LABEL], "mechanisms": _figures(own), "otherwise": other}
-        )
+        self._append({"label": charge.label[:_LABEL], **guarantee_to_dict(charge.guarantee)})
 
     def _append(self, entry: dict[str, Any]) -> None:
         text = json.dumps(entry, allow_nan=False).encode()
         digest = _hash(self._hash, text)
         line = digest.encode() + b" " + text + b"\n"
-        self._cut(self._end)
-        if (written := os.write(self._handle, line)) != len(line):
-            raise OSError(f"expected to write {len(line)} bytes, the system took {written}")
-        os.fsync(self._handle)
+        with naming_path(self.path):
+            self._cut(self._end)
+            if (written := os.write(self._handle, line)) != len(line):
+                raise OSError(
+                    f"{str(self.path)!r}: expected to write {len(line)} bytes, the system took "
+                    f"{written}"
+                )
+            os.fsync(self._handle)
         self._end, self._hash = self._end + len(line), digest
         self._hashes.append(digest)
 
@@ -235,9 +236,20 @@ def _terms(entry: dict[str, Any]) -> Terms:
 
 
 def _charge(entry: dict[str, Any]) -> Charge:
+    return Charge(str(entry["label"]), guarantee_from_dict(entry))
+
+
+def guarantee_to_dict(guarantee: Guarantee) -> dict[str, Any]:
+    """Return the figures from which all epsilons of a guarantee follow, JSON-able."""
+    other = None if guarantee.otherwise is None else _figures(guarantee.other)
+    return {"mechanisms": _figures(guarantee), "otherwise": other}
+
+
+def guarantee_from_dict(entry: dict[str, Any]) -> Guarantee:
+    """Return the guarantee of `guarantee_to_dict`; other keys are not read."""
     other = entry["otherwise"]
     otherwise = None if other is None else partial(Guarantee, _mechanisms(other))
-    return Charge(str(entry["label"]), Guarantee(_mechanisms(entry["mechanisms"]), otherwise))
+    return Guarantee(_mechanisms(entry["mechanisms"]), otherwise)
 
 
 def _figures(guarantee: Guarantee) -> list[list[int | float]]:

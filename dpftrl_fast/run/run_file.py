@@ -16,13 +16,13 @@ from typing import Any
 from dpftrl_fast._core import STREAM_VERSION
 from dpftrl_fast._validate import equal, flag, shown
 from dpftrl_fast.plan.plan_file import other_mechanism
+from dpftrl_fast.run.differences import differences
 from dpftrl_fast.run.folder_lock import LOCK
 from dpftrl_fast.run.sealed_files import TEMPORARY, sync_folder, write_secret
 
 _FORMAT = "dpftrl_fast.RunJournal"
 _VERSION = 2  # 1 held no version of the stream, which was 1
 _NAME = "run.json"
-_SHOWN = 60
 
 
 def claim_folder(folder: Path) -> None:
@@ -167,14 +167,13 @@ def _canonical(value: Mapping[str, Any]) -> str:
 
 def _refuse_other(had: str, came: str) -> None:
     old, new = json.loads(had), json.loads(came)
-    names = sorted(k for k in {*old, *new} if old.get(k) != new.get(k) or (k in old) != (k in new))
-    first = names[0]
-    shown = [
-        (text := json.dumps(of.get(first)))[:_SHOWN] + (".." if len(text) > _SHOWN else "")
-        for of in (old, new)
+    names = [
+        name
+        for name in sorted({*old, *new})
+        if differences(*({name: of[name]} if name in of else {} for of in (old, new)))
     ]
     advice = other_mechanism(old.get("plan"), new.get("plan"))
     raise ValueError(
-        f"the folder is of another run: they differ in {', '.join(names)}; its {first} is "
-        f"{shown[0]}, got {shown[1]}{advice and '; '}{advice}"
+        f"the folder is of another run: they differ in {', '.join(names)}; "
+        f"{differences(old, new)}{advice and '; '}{advice}"
     )

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import MOST_BITS
+from dpftrl_fast.files import naming_path
 
 TEMPORARY = ".writing-"
 
@@ -34,7 +35,8 @@ def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming_path(folder):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -44,7 +46,7 @@ def write_secret(path: Path, content: Callable[[int], bytes]) -> None:
 
     `content` is called with the inode of the file and returns the bytes. An older file is replaced.
     """
-    with _Replacing(path) as file:
+    with naming_path(path), _Replacing(path) as file:
         file.write(content(os.fstat(file.fileno()).st_ino))
 
 
@@ -66,7 +68,7 @@ def write_sealed(path: Path, state: Mapping[str, Any], secret: bytes, label: str
             "a state must be nested less deeply, got one beyond Python's limit"
         ) from None
     members = {f"array{i}": array for i, array in enumerate(arrays)}
-    with _Replacing(path) as file:
+    with naming_path(path), _Replacing(path) as file:
         np.savez(file, tree=np.frombuffer(tree, np.uint8), **members)  # type: ignore[arg-type]
         with zipfile.ZipFile(file, "a") as archive:
             archive.comment = bytes(_SEAL)

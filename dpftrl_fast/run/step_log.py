@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast.files import naming_path
+
 DIGEST_SIZE = 32
 
 _RECORD = 64
@@ -86,8 +88,9 @@ def create_log(path: Path, generation: int, secret: bytes) -> None:
     """Write an empty log, durable but for its name in the folder; an older file is replaced."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(handle, _header(generation, secret))
-        os.fsync(handle)
+        with naming_path(path):
+            _write(handle, _header(generation, secret), path)
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -124,7 +127,11 @@ class StepLog:
                     f"{str(path)!r} is damaged: the record of step {step} does not fit"
                 )
         self._handle = os.open(path, os.O_WRONLY)
-        self._cut()
+        try:
+            self._cut()
+        except BaseException:
+            os.close(self._handle)
+            raise
 
     @property
     def last(self) -> int:
@@ -159,14 +166,14 @@ class StepLog:
         self.check_untouched()
         record = self._record(self.last + 1, digest)
         self._broken = True
-        try:
-            if (written := os.write(self._handle, record)) != _RECORD:
-                raise OSError(f"expected to write {_RECORD} bytes, the system took {written}")
-        except OSError:
-            self._cut()
-            self._broken = False
-            raise
-        os.fsync(self._handle)
+        with naming_path(self._path):
+            try:
+                _write(self._handle, record, self._path)
+            except OSError:
+                self._cut()
+                self._broken = False
+                raise
+            os.fsync(self._handle)
         self._digests.append(digest)
         self._mac = record[-_MAC:]
         self._broken = False
@@ -177,9 +184,10 @@ class StepLog:
 
     def _cut(self) -> None:
         """End the file after the last whole record."""
-        os.ftruncate(self._handle, self._end)
-        os.lseek(self._handle, self._end, os.SEEK_SET)
-        os.fsync(self._handle)
+        with naming_path(self._path):
+            os.ftruncate(self._handle, self._end)
+            os.lseek(self._handle, self._end, os.SEEK_SET)
+            os.fsync(self._handle)
 
     @property
     def _end(self) -> int:
@@ -188,6 +196,13 @@ class StepLog:
     def _record(self, step: int, digest: bytes) -> bytes:
         body = step.to_bytes(8, "little") + digest
         return body + _mac(self._secret, self._mac + body)
+
+
+def _write(handle: int, record: bytes, path: Path) -> None:
+    if (written := os.write(handle, record)) != _RECORD:
+        raise OSError(
+            f"{str(path)!r}: expected to write {_RECORD} bytes, the system took {written}"
+        )
 
 
 def _header(generation: int, secret: bytes) -> bytes:

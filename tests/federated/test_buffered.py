@@ -280,6 +280,9 @@ def test_a_folder_of_other_weights_is_refused(tmp_path: Path) -> None:
             made(folder=tmp_path / "run", **options)
     with made(folder=tmp_path / "run") as server:
         assert server.rounds_done == 0
+    for call in (lambda: server.check_out("a"), lambda: server.add("a", {}, token="b")):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
 
 
 def test_threads() -> None:

@@ -20,6 +20,7 @@ from flower_cases import (
     every_round,
     fedavg,
     model,
+    on_a_clock,
     private,
     record,
     same_bits,
@@ -126,6 +127,7 @@ def test_nodes_that_answer_nonsense_or_nothing_are_asked_again() -> None:
 
     grid = LocalGrid(app, CLIENTS, order=spoilt)
     strategy = private()
+    on_a_clock(strategy)
     strategy.start(grid, record(model()))
     assert calls == [5, 4]
     assert len(strategy.turned_away[1]) == 4

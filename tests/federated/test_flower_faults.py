@@ -322,7 +322,11 @@ def test_a_slow_node_is_asked_once_a_round_and_is_not_waited_for_again() -> None
         return replies[1:]
 
     grid = LocalGrid(client_app(), CLIENTS, order=slow)
-    users = NodeUsers(AskClients())
+
+    def sleep(pause: float) -> None:
+        now[0] += pause
+
+    users = NodeUsers(AskClients(), lambda: now[0], sleep)
     offered = OfferedNodes(
         grid, CLIENTS, users, lambda u: np.ones(len(u), bool), 300.0, clock=lambda: now[0]
     )

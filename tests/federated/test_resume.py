@@ -117,7 +117,8 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     server(tmp_path / "run", momentum=0.5).close()
     with pytest.raises(ValueError, match="of another run: they differ in update"):
         server(tmp_path / "run", momentum=0.4)
-    with pytest.raises(ValueError, match="of another run: they differ in plan"):
+    said = r"differ in plan; plan\.noise_multiplier: the folder has 3\.0, this run 3\.1$"
+    with pytest.raises(ValueError, match=said):
         server(tmp_path / "run", momentum=0.5, plan=PrivacyPlan(0.5, 3.1, SinglePass(6)))
     with pytest.raises(ValueError, match="of another run: they differ in spare_restarts"):
         server(tmp_path / "run", momentum=0.5, spare_recoveries=1)
@@ -125,6 +126,25 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="in use by another run of this process"):
             server(tmp_path / "run", momentum=0.5)
         assert one.rounds_done == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    "made", [server, lambda f: PrivateRounds(START, plan=PLAN, report_goal=GOAL, folder=f)]
+)
+def test_a_closed_run_takes_no_call(made: Any, kept: bool, tmp_path: Path) -> None:
+    one = made(tmp_path / "run" if kept else None)
+    now = one.begin_round(["a"])
+    one.close()
+    one.close()
+    assert now.add("a", START) == "the round was abandoned"
+    way = "open its folder with a new object" if kept else "it was kept in memory only"
+    for call in (one.end_round, one.abandon_round, one.checkpoint, lambda: one.begin_round([])):
+        with pytest.raises(RuntimeError, match=f"this run is closed: {way}"):
+            call()
+    assert one.rounds_done == 0 and one.epsilon(DELTA) > 0
+    if kept:
+        made(tmp_path / "run").close()
 
 
 TREES = PrivacyPlan(0.5, 3.0, SinglePass(6), Tree(restart_every=2))

@@ -99,7 +99,7 @@ def test_other_parameters_are_refused(tmp_path: Path, name: str) -> None:
     with make(DPFTRLRegressor, horizon=60).keep_stream(tmp_path / "stream"):
         pass
     shown = "reproducible" if name == "noise_seed" else name
-    with pytest.raises(ValueError, match=f"of another run: they differ in {shown}; its"):
+    with pytest.raises(ValueError, match=f"of another run: they differ in {shown}; {shown}"):
         make(DPFTRLRegressor, **{"horizon": 60, name: OTHER[name]}).keep_stream(tmp_path / "stream")
 
 

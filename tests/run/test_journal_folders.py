@@ -17,6 +17,7 @@ import pytest
 from journal_cases import IDENTITY, KEY, begun, digests
 from processes import child
 
+from dpftrl_fast.run.differences import differences
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.run_file import _check
 from dpftrl_fast.run.sealed_files import read_sealed, write_sealed
@@ -156,13 +157,38 @@ def test_a_copy_is_refused_unless_a_fork_is_allowed_and_is_marked_for_good(tmp_p
 
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", 1)
-    with pytest.raises(ValueError, match='differ in order; its order is "abc", got "abd"'):
+    said = 'differ in order; order: the folder has "abc", this run "abd"$'
+    with pytest.raises(ValueError, match=said):
         RunJournal(folder, {**IDENTITY, "order": "abd"})
-    with pytest.raises(ValueError, match="differ in more, plan; its more is null, got 1"):
+    said = "differ in more, plan; more: the folder has no such entry, this run 1; plan: .* run 0$"
+    with pytest.raises(ValueError, match=said):
         RunJournal(folder, {"more": 1, "plan": 0, "order": "abc"})
     with pytest.raises(TypeError, match="identity must be a mapping, got int"):
         RunJournal(folder, 3)  # type: ignore[arg-type]
     RunJournal(folder, dict(reversed(IDENTITY.items()))).close()
+
+
+def test_every_leaf_that_differs_is_named() -> None:
+    plan = {
+        "noise_multiplier": 4.0,
+        "mechanism": {"kind": "Tree", "trees": [1, 2]},
+        "users": [0] * 9,
+    }
+    other = json.loads(json.dumps(plan).replace("4.0", "5.0").replace("[1, 2]", "[1, 3]"))
+    assert differences({"plan": plan}, {"plan": other}) == (
+        "plan.mechanism.trees[1]: the folder has 2, this run 3; "
+        "plan.noise_multiplier: the folder has 4.0, this run 5.0"
+    )
+    other["users"] = [0] * 8 + [77]  # may be a list of users: none is shown
+    assert differences(plan, other).endswith("; users: lists of 9 entries, which differ")
+    many = {str(i): i for i in range(9)}
+    assert differences(many, {name: 99 for name in many}).endswith(
+        "3: the folder has 3, this run 99; and more"
+    )
+    assert differences({"a": 1}, {"a": True}) == "a: the folder has 1, this run true"
+    assert differences({"a": None}, {}) == "a: the folder has null, this run no such entry"
+    assert len(differences({"a": "x" * 999}, {"a": [1] * 999})) < 130
+    assert differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 2}]}) == ""
 
 
 def test_foreign_folders_files_and_versions(tmp_path: Path) -> None:

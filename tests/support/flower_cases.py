@@ -36,6 +36,7 @@ from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.federated import ServerDPFTRL
 from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, answer_client_id
+from dpftrl_fast.federated.flower.clients import NodeUsers
 from dpftrl_fast.mechanisms import Tree
 
 with contextlib.suppress(ImportError):  # an older flwr has none, and needs none
@@ -135,6 +136,7 @@ class LocalGrid(Grid):
         self.app, self.first, self.count, self.order = app, first, count, order
         self.config = config or {}
         self.sent: list[Message] = []
+        self.pushed, self.replies = 0, dict[str, Message]()
         self.trained: list[tuple[int, int]] = []  # (round, partition), in the order of asking
 
     def set_run(self, run: Any) -> None:
@@ -151,10 +153,19 @@ class LocalGrid(Grid):
         return range(self.first, self.first + self.count)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise AssertionError
+        """Send, as a SuperLink does: the id is written into the message, replies are kept."""
+        sent = list(messages)
+        for message in sent:
+            self.pushed += 1
+            message.metadata.__dict__["_message_id"] = f"push {self.pushed}"
+        self.sent += sent
+        for reply in self.order([self.answer(message) for message in sent]):
+            self.replies[reply.metadata.reply_to_message_id] = reply
+        return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise AssertionError
+        """Return each reply once."""
+        return [self.replies.pop(name) for name in list(message_ids) if name in self.replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -179,6 +190,7 @@ class LocalGrid(Grid):
             message_type=message.metadata.message_type,
             group_id=message.metadata.group_id,
         )
+        own.metadata.__dict__["_message_id"] = message.metadata.message_id
         try:
             return self.app(own, context)
         except Exception as error:
@@ -208,6 +220,27 @@ def private(strategy: Strategy | None = None, **named: Any) -> DPFTRLStrategy:
         **named,
     }
     return DPFTRLStrategy(strategy or fedavg(), **settings)
+
+
+class Clock:
+    """Time that passes in pauses only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, pause: float) -> None:
+        assert 0 < pause <= 1
+        self.now += pause
+
+
+def on_a_clock(strategy: DPFTRLStrategy) -> Clock:
+    """Let a strategy wait for the users of nodes on a clock of the test."""
+    clock = Clock()
+    strategy._users = NodeUsers(strategy._settings.client_id or "node", clock, clock.sleep)
+    return clock
 
 
 def by_hand(

@@ -9,7 +9,8 @@ restarted after each, and every pass, the last one too, counts as whole:
 
     zeta = ceil(1600/pass) (floor(log2 pass) + 1)
 
-which is `sensitivity_squared` of fixed epochs with a restart after each. The paper converts it to
+which is `sensitivity_squared` of fixed epochs with a restart after each, the plan that
+`plan_rounds` makes with ``mechanism="tree each pass"``. The paper converts it to
 epsilon by Renyi differential privacy at a fixed set of orders. Beside that figure stand the exact
 epsilon of the same zeta, and the exact epsilon where only prefixes of the tree are released
 (`bound="released"`), both of which hold for the runs of the paper.
@@ -28,6 +29,7 @@ from dpftrl_fast._validate import integer
 from dpftrl_fast.accounting.curve.rounding import fixed_up
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
+from dpftrl_fast.federated.rounds_plan import rounds_participation
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plots import Line, Panel, panels_png
 
@@ -83,13 +85,14 @@ def pass_sensitivity(population: int, goal: int, bound: Bound = "exact") -> int 
     >>> pass_sensitivity(342_477, 5_060)
     168
     """
-    return _zeta(min(population // integer("goal", goal, 1, population), ROUNDS), bound)
+    cohort = integer("goal", goal, 1, population)
+    return _zeta(rounds_participation(population, ROUNDS, cohort, "passes"), bound)
 
 
 @cache
-def _zeta(rounds: int, bound: Bound) -> int | float:
-    passes = acc.FixedEpochs(rounds, -(-ROUNDS // rounds))
-    return acc.sensitivity_squared(passes, Tree(restart_every=rounds), bound=bound)
+def _zeta(passes: acc.FixedEpochs | acc.SinglePass, bound: Bound) -> int | float:
+    tree = Tree(restart_every=passes.least_separation())
+    return acc.sensitivity_squared(passes, tree, bound=bound)
 
 
 def epsilons(noise_multiplier: float, exact: int | float, released: int | float) -> Values:

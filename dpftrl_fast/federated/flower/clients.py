@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
-from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import positive
-from dpftrl_fast.federated.flower.mod import CLIENT_ID_ACTION
-from dpftrl_fast.federated.flower.records import CLIENT_ID, RECORD
+from dpftrl_fast.federated.answers import last_lines
+from dpftrl_fast.federated.flower.questions import NO_ANSWER, Answer, Questions
 from dpftrl_fast.federated.ids import Client, client_id
 
 _random = random.SystemRandom()
@@ -37,8 +36,15 @@ class AskClients:
     Parameters
     ----------
     timeout : float, default 600
-        Seconds to wait for answers. A node that has not answered is turned away from the round, and
-        asked again in a later one.
+        Seconds for which a question is valid, and the longest wait for answers.
+
+    Notes
+    -----
+    Nodes are asked in the background. A round begins as soon as enough users are known, where
+    `cohort_size` says how many are. Otherwise it waits for the nodes that are asked for the first
+    time: once half of them have answered, 8 times the median time to an answer, and 5 seconds at
+    least. An answer that comes later counts from the next round on. A node that did not answer is
+    not waited for again, and asked less and less often: one round later, then two, four, eight.
     """
 
     timeout: float = 600.0
@@ -51,9 +57,17 @@ ClientIdSource: TypeAlias = Literal["node"] | AskClients | Callable[[int], Clien
 
 
 class NodeUsers:
-    """The users of nodes, from `client_id` of `DPFTRLStrategy`, each looked up once."""
+    """The users of nodes, from `client_id` of `DPFTRLStrategy`, each looked up once.
 
-    def __init__(self, source: ClientIdSource) -> None:
+    `clock` and `sleep` measure and pass the time in which nodes answer.
+    """
+
+    def __init__(
+        self,
+        source: ClientIdSource,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         if source != "node" and not isinstance(source, AskClients) and not callable(source):
             raise TypeError(
                 "client_id must be 'node', AskClients() or a callable, got "
@@ -62,21 +76,42 @@ class NodeUsers:
         self._source = source
         self._known: dict[int, Client] = {}
         self._why_not: dict[int, str] = {}
+        self._tried: set[int] = set()  # nodes that were looked up in this round
+        timeout = source.timeout if isinstance(source, AskClients) else 1.0
+        self._questions = Questions(timeout, clock, sleep)
 
-    def of(self, nodes: Sequence[int], grid: Grid) -> dict[int, Client]:
-        """Return the users of nodes, without nodes that have none or gave no valid answer.
+    def next_round(self) -> None:
+        """Begin a round, in which a node without a user is asked once more if its turn has come."""
+        self._questions.next_turn()
+        self._tried = set()
 
-        The first answer of a node stays valid for the lifetime of this object.
+    def of(
+        self, nodes: Sequence[int], grid: Grid, enough: Callable[[], bool] = lambda: False
+    ) -> dict[int, Client]:
+        """Return the users of nodes, without nodes that have none or gave no valid answer yet.
+
+        The first answer of a node stays valid for the lifetime of this object. Nodes that are asked
+        are waited for until `enough` says so (see `AskClients`).
         """
         new = [node for node in dict.fromkeys(nodes) if node not in self._known]
-        self._why_not.update(dict.fromkeys(new, "no answer"))
-        for node, user in self._found(new, grid):
-            self._take(node, user)
-        unknown = [node for node in new if node not in self._known]
-        if unknown and isinstance(self._source, AskClients):
+        if not isinstance(self._source, AskClients):
+            new = [node for node in new if node not in self._tried]
+            self._tried.update(new)
+            self._why_not.update(dict.fromkeys(new, "no answer"))
+            for node, user in self._found(new):
+                self._take(node, user)
+            return self.known(nodes)
+        for node in new:
+            self._why_not.setdefault(node, NO_ANSWER)
+        bad: list[int] = []
+        self._questions.send(new, grid)
+        slow = self._questions.wait(
+            new, lambda answers: bad.extend(self._heard(answers)), enough, grid
+        )
+        if without := bad + slow:
             _log.warning(
                 "%d of %d nodes did not name their user (answer_client_id): node %d, %s",
-                *(len(unknown), len(set(nodes)), unknown[0], self._why_not[unknown[0]]),
+                *(len(without), len(set(nodes)), without[0], self._shown_reason(without[0])),
             )
         return self.known(nodes)
 
@@ -87,6 +122,23 @@ class NodeUsers:
     def why_not(self, node: int) -> str:
         """Return the reason why the user of a node is not known."""
         return f"its user is not known: {self._why_not.get(node, 'not asked')}"
+
+    def _shown_reason(self, node: int) -> str:
+        """Return the reason for the log, without the value that a node gave as its user."""
+        return last_lines(self._why_not[node].split(", got ")[0])
+
+    def _heard(self, answers: Iterable[Answer]) -> list[int]:
+        """Take answers; return the nodes whose answer is none."""
+        bad: list[int] = []
+        for answer in answers:
+            if answer.error is None:
+                self._take(answer.node, answer.user)
+            elif answer.node not in self._known:
+                self._why_not[answer.node] = answer.error[-_LONGEST:]
+            if answer.node not in self._known:
+                self._questions.failed(answer.node)
+                bad.append(answer.node)
+        return bad
 
     def _take(self, node: int, user: object) -> None:
         if node in self._known:
@@ -103,32 +155,13 @@ class NodeUsers:
             return
         self._known.setdefault(node, cast(Client, user))  # of two threads the first one's
 
-    def _found(self, nodes: Sequence[int], grid: Grid) -> Iterable[tuple[int, object]]:
+    def _found(self, nodes: Sequence[int]) -> Iterable[tuple[int, object]]:
         source = self._source
-        if isinstance(source, AskClients):
-            return self._asked(nodes, grid, source.timeout)
         if isinstance(source, str):
             # Node ids have 64 bits, ids of the accounting 63: a name has room for all of them.
             return [(node, f"node {node}") for node in nodes]
+        assert callable(source)
         return [(node, source(node)) for node in nodes]
-
-    def _asked(
-        self, nodes: Sequence[int], grid: Grid, timeout: float
-    ) -> Iterable[tuple[int, object]]:
-        if not nodes:
-            return
-        query = f"{MessageType.QUERY}.{CLIENT_ID_ACTION}"
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=query) for node in nodes]
-        asked = set(nodes)
-        for reply in grid.send_and_receive(messages, timeout=timeout):
-            node = reply.metadata.src_node_id
-            if node not in asked:
-                continue
-            if reply.has_error():
-                self._why_not[node] = f"error {reply.error.code}: {reply.error.reason}"[:_LONGEST]
-                continue
-            record = reply.content.config_records.get(RECORD)
-            yield node, None if record is None else record.get(CLIENT_ID)
 
 
 def distinct_users(
@@ -169,7 +202,6 @@ class OfferedNodes:
     ) -> None:
         self._grid, self._size, self._users, self._eligible = grid, size, users, eligible
         self._offered: list[int] = []
-        self._met: set[int] = set()
         self._clock, self._until = clock, clock() + max_wait
 
     def get_node_ids(self) -> list[int]:
@@ -194,25 +226,39 @@ class OfferedNodes:
         return list(self._offered)
 
     def _users_of(self, connected: Sequence[int]) -> dict[int, Client]:
-        new = [node for node in connected if node not in self._met]
-        self._met.update(new)
-        before = self._clock()
-        self._users.of(new, self._grid)
+        before, seen = self._clock(), -1
+
+        def enough() -> bool:
+            # No more than a look at numbers, until they change.
+            nonlocal seen
+            known = self._users.known(connected)
+            if len(known) == seen or len(known) < self._size:
+                return False
+            seen = len(known)
+            users = list(known.values())
+            free = self._eligible(users)
+            able = {client_id(user) for user, may in zip(users, free, strict=True) if may}
+            return len(able) >= self._size
+
+        users = self._users.of(connected, self._grid, enough)
         self._until += self._clock() - before
-        return self._users.known(connected)
+        return users
 
     def _fill(self, users: Mapping[int, Client]) -> None:
         self._offered = [node for node in self._offered if node in users]
+        if len(self._offered) == self._size:
+            return
+        offered = set(self._offered)
         taken = {client_id(users[node]) for node in self._offered}
-        others = [node for node in users if node not in set(self._offered)]
+        others = [node for node in users if node not in offered]
         free = self._eligible([users[node] for node in others])
         candidates = [node for node, may in zip(others, free, strict=True) if may]
         _random.shuffle(candidates)
         for node in candidates:
             if len(self._offered) == self._size:
                 break
-            if client_id(users[node]) not in taken:
-                taken.add(client_id(users[node]))
+            if (identity := client_id(users[node])) not in taken:
+                taken.add(identity)
                 self._offered.append(node)
 
     def __getattr__(self, name: str) -> Any:

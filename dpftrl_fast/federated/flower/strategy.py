@@ -343,6 +343,7 @@ class DPFTRLStrategy(Strategy):
         if server.round is not None:  # its replies never came: nothing of it was released
             server.abandon_round()
         offered = grid
+        self._users.next_round()
         if (size := self._settings.cohort_size) is not None:
             wait = self._settings.max_wait
             offered = cast(Grid, OfferedNodes(grid, size, self._users, server.eligible, wait))

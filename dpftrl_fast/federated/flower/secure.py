@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User-level DP-FTRL over Flower's secure aggregation, SecAgg+: `SecAggStrategy`, `secagg_mods`.
+
+Flower's protocol stands on its older interface, which is in flwr 1.28 to 1.42; nothing else of the
+package imports that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, Message, MessageType
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from dpftrl_fast._validate import integer, real
+from dpftrl_fast.federated.flower.secure_mod import secagg_mods
+from dpftrl_fast.federated.flower.secure_sum import secure_sum
+from dpftrl_fast.federated.flower.strategy import DPFTRLStrategy
+
+__all__ = ["SecAggStrategy", "secagg_mods"]
+
+
+class SecAggStrategy(DPFTRLStrategy):
+    """`DPFTRLStrategy` whose server sees the sum of the updates of a round, and no single one.
+
+    Each client clips its update, rounds it to the grid of the sum, and masks it by Flower's SecAgg+
+    (its client app has the mods `secagg_mods`). The server unmasks the sum, adds the plan's noise
+    and takes the step. Without drop-outs the model has the bits of `DPFTRLStrategy`.
+
+    A node that drops out before its masked update has arrived is an empty slot; one that drops out
+    later is in the sum. If fewer than the threshold are left, nobody's update is in the sum: the
+    round is a step like any other, with noise, and its cohort counts as having taken part.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        As for `DPFTRLStrategy`: it chooses the nodes of a round.
+    num_shares : float or odd int, default 1.0
+        Shares of each client's keys: a number, or a fraction of the users in a round. As for
+        Flower's ``SecAggPlusWorkflow``.
+    reconstruction_threshold : float or int, default 2/3
+        Shares that unmask, a number or a fraction of `num_shares`: fewer nodes than that complete
+        no sum.
+    **options
+        Of :class:`DPFTRLStrategy`: `plan`, `report_goal`, `delta`, `client_id`, `folder` and the
+        others. Metrics of clients are not collected.
+
+    Attributes
+    ----------
+    failures : dict of int to str
+        Round to the reason why nobody's update is in its sum. **Not private**: it depends on
+        replies.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as above.
+
+    Notes
+    -----
+    **Formal guarantee.** As for `DPFTRLStrategy`, with the same epsilon, for the models of all
+    rounds, if (a) every client of the cohort clips its update (the mods do; the server cannot
+    check it), and (b) whether a node drops out does not depend on its user's data. A client whose
+    app fails, or whose update is not finite, sends zeros for this reason. Neighbours differ in one
+    user, whose updates are replaced by zero.
+
+    What secure aggregation adds is protection of single updates from the server, as strong as
+    Flower's: its masks come from generators with seeds of 32 bits, which a server that keeps the
+    masked vectors can search. It holds against a server that follows the protocol and looks at
+    sums only. The sum without noise is a secret of the run. See docs/federated.md.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.federated.flower import AskClients
+    >>> plan = PrivacyPlan(0.3, 4.0, accounting.MinSeparation(100, 4, 20))
+    >>> strategy = SecAggStrategy(
+    ...     FedAvg(fraction_train=1.0, fraction_evaluate=0.0),
+    ...     plan=plan, report_goal=50, delta=1e-6, cohort_size=60, client_id=AskClients(),
+    ... )
+    >>> strategy
+    SecAggStrategy(FedAvg, ServerDPFTRL's step)
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        num_shares: float = 1.0,
+        reconstruction_threshold: float = 2 / 3,
+        **options: Any,
+    ) -> None:
+        super().__init__(strategy, **options)
+        self._shares = _share("num_shares", num_shares, 3)
+        if self._shares % 2 == 0:
+            # Flower tells clients of one share fewer than it makes neighbours.
+            raise ValueError(f"num_shares must be odd or a fraction, got {num_shares}")
+        self._threshold = _share("reconstruction_threshold", reconstruction_threshold, 2)
+        if (
+            isinstance(self._shares, int)
+            and isinstance(self._threshold, int)
+            and self._threshold >= self._shares
+        ):
+            raise ValueError(
+                f"reconstruction_threshold must be less than num_shares, {num_shares}, got "
+                f"{reconstruction_threshold}"
+            )
+        self.failures: dict[int, str] = {}
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **named: Any) -> Result:
+        """Run all rounds: as `DPFTRLStrategy.start`; `timeout` is that of a stage of SecAgg+."""
+        secure = cast(Grid, _SecureGrid(grid, self))
+        return super().start(secure, initial_arrays, *args, **named)
+
+    def _sum(self, grid: Grid, messages: list[Message], timeout: float | None) -> None:
+        """Run the protocol among the nodes that the messages ask; add the sum to the round."""
+        round_ = self.server.round
+        assert round_ is not None
+        found = secure_sum(
+            grid,
+            messages,
+            round_.sum_spec,
+            number=round_.number,
+            num_shares=self._shares,
+            threshold=self._threshold,
+            timeout=timeout,
+            quiet=not self._settings.report_metrics,
+        )
+        reason = found if isinstance(found, str) else round_.add_sum(
+            [self._asked[node] for node in found.nodes],
+            found.total,
+            modulus_bits=found.modulus_bits,
+            within=found.within,
+        )  # fmt: skip
+        if reason is None:
+            self.failures.pop(round_.number, None)
+            return
+        self.failures[round_.number] = reason
+        for user in round_.cohort:
+            round_.refuse(user, reason)
+
+    def __repr__(self) -> str:
+        return f"SecAgg{super().__repr__().removeprefix('DPFTRL')}"
+
+
+class _SecureGrid:
+    """A grid in which train messages start the protocol, and no update comes back."""
+
+    def __init__(self, grid: Grid, strategy: SecAggStrategy) -> None:
+        self._grid, self._strategy = grid, strategy
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        sent = list(messages)
+        if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
+            return self._grid.send_and_receive(sent, timeout=timeout)
+        self._strategy._sum(self._grid, sent, timeout)
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+
+def _share(name: str, value: Any, least: int) -> float:
+    """Return a number of shares as an int, or a fraction as a float."""
+    if isinstance(value, float):
+        return real(name, value, above=0.0, most=1.0)
+    return integer(name, value, least)
