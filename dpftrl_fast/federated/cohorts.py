@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
-from dpftrl_fast.accounting.guard.keyed_ids import KEY_SIZE, KeyedIds
+from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 from dpftrl_fast.accounting.guard.state import guard_state
 from dpftrl_fast.federated.ids import KEYED, Client, ClientIds, client_id
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -64,7 +63,7 @@ class Cohorts:
     def __init__(self, plan: PrivacyPlan, key: bytes | None = None) -> None:
         self._pattern = plan.participation
         self._guard = plan.guard()
-        self._keyed = KeyedIds(secrets.token_bytes(KEY_SIZE) if key is None else key)
+        self._keyed = KeyedIds(key)
         listed = isinstance(self._pattern, FixedOrder)
         self._ids = ClientIds(_PLAIN) if listed else ClientIds(_KEYED, self._keyed)
 

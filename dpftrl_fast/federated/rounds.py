@@ -417,11 +417,6 @@ class PrivateRounds(Stated):
             participation is neither `SinglePass` nor `MinSeparation`; if the run's sums could
             overflow their integers. Nothing is changed.
         """
-        if self._task is not None:
-            raise ValueError(
-                "buffered rounds do not support a ledger, which charges a cohort before it trains: "
-                "use begin_round"
-            )
         positive_integer("size", size)
         factors = tuple(real("each of weights", w, above=0.0, most=1.0) for w in weights)
         if not factors:
@@ -440,6 +435,7 @@ class PrivateRounds(Stated):
                 cohorts=self._cohorts,
                 sums=self._sums.sums,
                 clip_norm=self.clip_norm,
+                task=self._task,
             )
             self._round = now
             return now

@@ -68,20 +68,20 @@ class UserLedger:
     delta)-private for that user, also if the tasks, their plans, their order and the users that
     each asks are chosen by outputs of earlier ones, and if tasks run at the same time.
 
-    A task costs a user its whole declared guarantee from the first round that the user is asked
-    in. So the loss of a user is at most the sum of mu^2 of that user's tasks, a number that is
-    known before anything of the user enters a task, and a user whose sum would exceed the budget is
-    not asked. That is a privacy filter for each user: Gaussian differential privacy composes fully
-    adaptively (Smith and Thakurta 2022), and individually (Feldman and Zrnic 2021; Koskela,
-    Tobaben and Honkela 2023). A fixed part of delta, 2^-10 of it, is kept for the finite tails of
-    the noise of users with several tasks.
+    A task costs a user its whole declared guarantee from the first round that the user is asked in
+    (in buffered rounds, from its first update). So the loss of a user is at most the sum of mu^2 of
+    that user's tasks, a number that is known before anything of the user enters a task, and a user
+    whose sum would exceed the budget is not asked. That is a privacy filter for each user: Gaussian
+    differential privacy composes fully adaptively (Smith and Thakurta 2022), and individually
+    (Feldman and Zrnic 2021; Koskela, Tobaben and Honkela 2023). A fixed part of delta, 2^-10 of it,
+    is kept for the finite tails of the noise of users with several tasks.
 
     Each server must be given its task, one label must stand for one run, and a client must have
     one name in all tasks. Not protected: who took part in which task. That decides who is turned
     away, as everywhere in this package.
 
-    The file of users is written before a cohort is returned. After a crash a user may be counted
-    who sent nothing; no user who sent something is missing.
+    Users are written before their cohort is returned, or their update is added. After a crash a
+    user may be counted who sent nothing; no user who sent something is missing.
 
     Examples
     --------

@@ -17,6 +17,7 @@ from scipy.special import log_ndtr, ndtr
 from dpftrl_fast import PrivacyPlan
 from dpftrl_fast import accounting as acc
 from dpftrl_fast.federated import BufferedServer, PrivateRounds, ServerDPFTRL, UserLedger
+from dpftrl_fast.federated.user_ledger import SPENT
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run import RunAccount
 
@@ -224,15 +225,31 @@ def test_the_ledger_and_the_run_must_fit():
     for option in ({"noise_seed": 1}, {"allow_fork": True}, {"accept_epsilon": (9.0, DELTA)}):
         with pytest.raises(ValueError, match="a ledger does not support noise_seed"):
             PrivateRounds(MODEL, plan=plan, report_goal=2, ledger=free, **option)
-    server = BufferedServer(MODEL, plan=plan, buffer_size=2, ledger=free)
-    with pytest.raises(ValueError, match=r"do not support a ledger.* use begin_round"):
-        server.add("Lear", [np.zeros(3)], token=server.check_out("Lear").token)
     with pytest.raises(ValueError, match="label must not be empty"):
         ledger.task("", plan)
     with pytest.raises(ValueError, match="nobody has taken part"):
         _ = ledger.guarantee
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(ledger)
+
+
+def test_a_buffered_server_charges_a_client_when_its_update_arrives():
+    ledger = UserLedger(None, 8.0, DELTA)
+    plan = plan_of(5.0)
+    task, other = ledger.task("one", plan), ledger.task("other", plan_of(8.0))
+    server = BufferedServer(MODEL, plan=plan, buffer_size=2, ledger=task)
+    other.charge(["Spent"])
+    assert server.check_out("Spent").reason == SPENT
+    assert server.eligible(["Spent", "Kent"]).tolist() == [False, True]
+    token = server.check_out("Kent").token
+    server.check_out("Lear")
+    assert task.users == 0
+    assert server.add("Spent", [np.ones(3)], token=token) == SPENT
+    other.charge(["Lear"])  # meanwhile, in another task
+    assert server.add("Lear", [np.ones(3)], token=token) == SPENT
+    assert server.add("Kent", [np.full(3, math.nan)], token=token) is not None  # an empty slot
+    assert task.users == 1 and ledger.epsilon_of("Kent") == plan.epsilon(DELTA)
+    assert server.round.members.size == 1 and server.round.metrics()["accepted"] == 0
 
 
 def test_flower_offers_and_asks_none_whose_budget_is_spent():

@@ -85,13 +85,22 @@ class NodeUsers:
         self._questions.next_turn()
         self._tried = set()
 
+    @property
+    def asks(self) -> bool:
+        """True if the nodes are asked."""
+        return isinstance(self._source, AskClients)
+
     def of(
-        self, nodes: Sequence[int], grid: Grid, enough: Callable[[], bool] = lambda: False
+        self,
+        nodes: Sequence[int],
+        grid: Grid,
+        enough: Callable[[], bool] = lambda: False,
+        timeout: float = float("inf"),
     ) -> dict[int, Client]:
         """Return the users of nodes, without nodes that have none or gave no valid answer yet.
 
         The first answer of a node stays valid for the lifetime of this object. Nodes that are asked
-        are waited for until `enough` says so (see `AskClients`).
+        are waited for until `enough` says so (see `AskClients`), for `timeout` seconds at most.
         """
         new = [node for node in dict.fromkeys(nodes) if node not in self._known]
         if not isinstance(self._source, AskClients):
@@ -106,7 +115,7 @@ class NodeUsers:
         bad: list[int] = []
         self._questions.send(new, grid)
         slow = self._questions.wait(
-            new, lambda answers: bad.extend(self._heard(answers)), enough, grid
+            new, lambda answers: bad.extend(self._heard(answers)), enough, grid, timeout
         )
         if without := bad + slow:
             _log.warning(

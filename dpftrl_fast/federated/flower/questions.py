@@ -149,13 +149,15 @@ class Questions:
         take: Callable[[list[Answer]], None],
         enough: Callable[[], bool],
         grid: Grid,
+        timeout: float = float("inf"),
     ) -> list[int]:
         """Pass answers to `take` until `enough` or all nodes have answered; return the slow nodes.
 
         Waited for are nodes with an open query that were not slow before, for `timeout` seconds at
         most. As soon as as many nodes have answered as are still waited for, that is 8 times the
-        median time to an answer, and 5 seconds at least.
+        median time to an answer, and 5 seconds at least. The wait ends after `timeout` seconds.
         """
+        end = self._clock() + timeout
         pause = _FIRST_PAUSE
         with self._lock:
             waiting = {node for node in nodes if node in self._asked} - self._slow
@@ -166,7 +168,7 @@ class Questions:
             with self._lock:
                 waiting &= self._asked.keys()
                 until = max((self._asked[node] for node in waiting), default=0.0)
-                until += self._patience(len(waiting))
+                until = min(end, until + self._patience(len(waiting)))
                 if not waiting or self._clock() >= until:
                     self._slow |= waiting
                     for node in waiting:

@@ -13,8 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord,
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpftrl_fast._validate import integer
+from dpftrl_fast._validate import flag, integer, positive
 from dpftrl_fast.accounting.statement.statement import Neighbours
+from dpftrl_fast.federated.flower.check import Check, CheckReport
 from dpftrl_fast.federated.flower.clients import (
     ClientIdSource,
     NodeUsers,
@@ -155,6 +156,8 @@ class DPFTRLStrategy(Strategy):
             result = strategy.start(grid, initial_arrays)
     """
 
+    _trains_openly = True  # one update a reply
+
     def __init__(
         self,
         strategy: Strategy,
@@ -271,6 +274,52 @@ class DPFTRLStrategy(Strategy):
         """
         return self.server.epsilon(self.delta if delta is None else delta, neighbours=neighbours)
 
+    def check(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        *,
+        timeout: float = 60.0,
+        train_config: ConfigRecord | None = None,
+    ) -> CheckReport:
+        """Try one node, at random: it names its user and trains once; nothing of it is summed.
+
+        No round begins and no step of the plan is used. The report follows from one user's data and
+        is not private. With :class:`SecAggStrategy` the node does not train.
+
+        Parameters
+        ----------
+        grid : Grid
+        initial_arrays : ArrayRecord, optional
+            The model before the first round; not needed for a run that is open. Without it nothing
+            is trained.
+        timeout : float, default 60
+            Seconds for each of the two answers.
+        train_config : ConfigRecord, optional
+            As for `start`.
+
+        Returns
+        -------
+        CheckReport
+            `ok`, and `findings` with a problem and its remedy each; `print` shows all of it, and
+            `raise_for_findings` raises RuntimeError if there are any.
+        """
+        tried = Check(grid, self._users, positive("timeout", timeout))
+        tried.user()
+        if not self._trains_openly:
+            return tried.report
+        server = self._server
+        if (arrays := initial_arrays if server is None else self.arrays) is not None:
+            adaptive = self._settings.options.get("clipping") is not None
+            tried.training(
+                self.strategy,
+                arrays,
+                1 if server is None else server.rounds_done + 1,
+                None if adaptive else float(self.plan.clip_norm),
+                ConfigRecord({} if train_config is None else dict(train_config)),
+            )
+        return tried.report
+
     def start(
         self,
         grid: Grid,
@@ -280,6 +329,8 @@ class DPFTRLStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        *,
+        check: bool = False,
     ) -> Result:
         """Run all rounds, or the remaining ones of a run from a folder, and return their result.
 
@@ -290,17 +341,21 @@ class DPFTRLStrategy(Strategy):
         num_rounds : int, optional
             Last round, counted from the first of the run; default the plan's steps. The epsilon
             is that of the whole plan in any case.
+        check : bool, default False
+            Try one node before the first of the rounds: see `check`.
 
         Raises
         ------
         TypeError, ValueError
             If `num_rounds` is above the plan's steps or below the rounds done; or as `open`.
         RuntimeError
-            If the run was closed, or a step of it was interrupted.
+            If the run was closed, a step of it was interrupted, or the check has findings.
         """
         self._ready(initial_arrays)
         done, steps = self.rounds_done, self.plan.steps
         last = steps if num_rounds is None else integer("num_rounds", num_rounds, done, steps)
+        if flag("check", check) and done < last:
+            self.check(grid, timeout=timeout, train_config=train_config).raise_for_findings()
         if done:
             _log.info("Resuming after round %d of %d", done, last)
         self._before = done
