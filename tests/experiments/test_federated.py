@@ -202,6 +202,16 @@ def test_the_reduced_grid_is_scaled_and_the_full_one_has_all_methods():
     assert held_out(1242) == 124 and held_out(3) == 1
 
 
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_the_reduced_grid_compares_all_mechanisms_at_three_epsilons(momentum):
+    epsilons = {}
+    for method, budget in grid("shakespeare", "reduced").cells:
+        epsilons.setdefault(method, set()).add(budget.epsilon)
+    for kind in ("planned", "fixed", "amplified"):
+        assert epsilons[Method(kind, momentum)] == {4.0, 8.0, 16.0}
+    assert epsilons[Method("ftrl", momentum, 1)] == {4.0, 8.0, 16.0}
+
+
 def test_rates_are_climbed_until_both_neighbours_are_worse():
     asked = []
 
