@@ -12,6 +12,7 @@ from dpftrl_fast.federated.cohorts import Cohort, Cohorts
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import ANSWERED, Ints, Round
 from dpftrl_fast.federated.sums.round_sum import RoundSum
+from dpftrl_fast.federated.user_ledger import SPENT, LedgerTask
 
 _DIGITS = 20  # of a number of a round, and more
 _NOBODY = np.zeros(0, np.int64)
@@ -46,13 +47,14 @@ class BufferedRound(Round):
         cohorts: Cohorts,
         sums: RoundSum,
         clip_norm: float,
+        task: LedgerTask | None = None,
     ) -> None:
         self._arrived: list[Client] = []
         nobody = Cohort((), {}, _NOBODY, 0, _NOBODY, cohorts.id_of)
         super().__init__(number, f"{run}-{number}", nobody, sums=sums, clip_norm=clip_norm)
         self.size = positive_integer("size", size)
         self._run, self._weights = run, weights
-        self._cohorts = cohorts
+        self._cohorts, self._task = cohorts, task
 
     @property
     def cohort(self) -> tuple[Client, ...]:
@@ -87,7 +89,10 @@ class BufferedRound(Round):
         TypeError, ValueError
             If it is not a client.
         """
-        return self._may_answer(client, self._identify(client))
+        problem = self._plan_refuses(client, self._identify(client))
+        if problem is None and self._task is not None and not self._task.eligible([client])[0]:
+            return SPENT
+        return problem
 
     def _weight(self, token: object) -> float | str:
         text = token.rpartition("-")[2] if isinstance(token, str) else ""
@@ -100,6 +105,13 @@ class BufferedRound(Round):
         return f"of another run, or older than the model of round {oldest}: got the token {came}"
 
     def _may_answer(self, client: Client, identity: int) -> str | None:
+        problem = self._plan_refuses(client, identity)
+        # The ledger has the client on the disk before its update is in the sum.
+        if problem is None and self._task is not None and not self._task.charge([client])[0]:
+            return SPENT
+        return problem
+
+    def _plan_refuses(self, client: Client, identity: int) -> str | None:
         if identity in self._answered:
             return ANSWERED
         if self.full:

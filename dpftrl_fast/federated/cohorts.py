@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -13,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
-from dpftrl_fast.accounting.guard.keyed_ids import KEY_SIZE, KeyedIds
+from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 from dpftrl_fast.accounting.guard.state import guard_state
-from dpftrl_fast.federated.ids import Client, ClientIds, client_id
+from dpftrl_fast.federated.ids import KEYED, Client, ClientIds, client_id
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Ints = NDArray[np.int64]
 
 # States of version 1 have no version, those before version 3 no check value of a key.
 _IDS, _CHECK = "ids_version", "ids_check"
-_PLAIN, _KEYED = 2, 3
+_PLAIN, _KEYED = 2, KEYED
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Cohorts:
     def __init__(self, plan: PrivacyPlan, key: bytes | None = None) -> None:
         self._pattern = plan.participation
         self._guard = plan.guard()
-        self._keyed = KeyedIds(secrets.token_bytes(KEY_SIZE) if key is None else key)
+        self._keyed = KeyedIds(key)
         listed = isinstance(self._pattern, FixedOrder)
         self._ids = ClientIds(_PLAIN) if listed else ClientIds(_KEYED, self._keyed)
 
@@ -99,6 +98,25 @@ class Cohorts:
             absent = int(np.unique(members).size) - cohort.size
         clients = tuple(_where(allowed & first, given))
         return Cohort(clients, turned_away, members, absent, cohort, self._ids.of)
+
+    def without(self, cohort: Cohort, stay: NDArray[np.bool_], reason: str) -> Cohort:
+        """Return a cohort with those of its clients that stay; the others are turned away."""
+        if bool(stay.all()):
+            return cohort
+        clients, ids = list(cohort.clients), cohort.ids[stay]
+        turned_away = {
+            **cohort.turned_away,
+            **dict.fromkeys(_where(~stay, clients), reason),
+        }
+        fixed = self._guard.expected() is not None
+        return replace(
+            cohort,
+            clients=tuple(_where(stay, clients)),
+            turned_away=turned_away,
+            members=cohort.members if fixed else np.sort(ids),
+            absent=cohort.absent + int(np.sum(~stay)) if fixed else 0,
+            ids=ids,
+        )
 
     def check_left(self) -> None:
         """Refuse a round after the last declared one."""

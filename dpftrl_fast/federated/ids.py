@@ -14,6 +14,8 @@ from dpftrl_fast.accounting.guard.ids import ID_BITS, canonical_id, hashed_id, u
 from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 
 Client: TypeAlias = int | str
+#: Version of ids under a key.
+KEYED = 3
 Ints = NDArray[np.int64]
 
 _NONE = (bool, np.bool_, np.timedelta64)  # integers for Python or NumPy, refused here

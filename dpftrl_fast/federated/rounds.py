@@ -27,6 +27,7 @@ from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.stated import Stated
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
 from dpftrl_fast.federated.sums.private_sums import PrivateSums
+from dpftrl_fast.federated.user_ledger import SPENT, LedgerTask
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, checked_key, key_of_seed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -79,6 +80,9 @@ class PrivateRounds(Stated):
         For tests: the run is then `reproducible`, not private.
     key : bytes, optional
         32 secret bytes, used for no other run; default from the operating system.
+    ledger : LedgerTask, optional
+        Task of a :class:`dpftrl_fast.federated.UserLedger`: users whose budget is spent in other
+        tasks are turned away. Its guarantee must be that of this run.
     user_key : bytes, optional
         32 secret bytes that are kept outside of the folder: then the folder alone does not reveal
         who took part (see docs/federated.md). They are given again when the run resumes. Not with
@@ -144,6 +148,7 @@ class PrivateRounds(Stated):
         noise_seed: Seed = None,
         key: bytes | None = None,
         user_key: bytes | None = None,
+        ledger: LedgerTask | None = None,
     ) -> None:
         recover, allow_fork = flag("recover", recover), flag("allow_fork", allow_fork)
         if noise_seed is not None and key is not None:
@@ -151,6 +156,13 @@ class PrivateRounds(Stated):
         if clipping is not None and (spare_recoveries or recover):
             raise ValueError(
                 "adaptive clipping does not support spare_recoveries and recover, got one of them"
+            )
+        if ledger is not None and (
+            noise_seed is not None or allow_fork or accept_epsilon is not None
+        ):
+            raise ValueError(
+                "a ledger does not support noise_seed, allow_fork and accept_epsilon, got one of "
+                "them: its guarantee would not be that of the task"
             )
         user_key = user_key_or_none("user_key", user_key)
         self._account = RunAccount(plan, spare_recoveries)
@@ -181,6 +193,8 @@ class PrivateRounds(Stated):
         self._torn = self._closed = False
         self._turn = threading.RLock()
         self._state = state
+        self._task = ledger
+        self._claim, self._asked = secrets.token_hex(16), 0
         self._journal: RunJournal | None = None
         if folder is not None:
             facts, more = self._identity(), dict(identity or {})
@@ -189,17 +203,23 @@ class PrivateRounds(Stated):
                     f"identity must have more facts than the run's own, got {', '.join(both)} again"
                 )
             self._journal = RunJournal(folder, {**facts, **more}, allow_fork=allow_fork)
-            try:
+        try:
+            if self._journal is not None:
                 self._cohorts = Cohorts(plan, self._journal.user_key(user_key))
                 self._begin(self._journal, recover, accept_epsilon)
-            except BaseException:
+            if ledger is not None:
+                ledger.claim(self._claim, self.guarantee, self._asked)
+        except BaseException:
+            if self._journal is not None:
                 self._journal.close()
-                raise
+            raise
 
     # ---- The folder ----
 
     def _identity(self) -> dict[str, Any]:
+        ledger = {} if self._task is None else {"ledger": self._task.identity}
         return {
+            **ledger,
             "kind": "dpftrl_fast.federated",
             "plan": self.plan.to_dict(),
             "parameters": self._layout.fingerprint,
@@ -225,6 +245,8 @@ class PrivateRounds(Stated):
             after = after.recovered(journal.last, journal.step + 1, accept_epsilon=accept_epsilon)
         self._run, self._reproducible = kept["run"], kept["reproducible"]
         self._rounds_done, self._state = kept["rounds_done"], kept["state"]
+        if self._task is not None:
+            self._claim, self._asked = kept["ledger"]["run"], kept["ledger"]["users"]
         self._cohorts.load_state_dict(kept["cohorts"])
         self._sums.load_state_dict(kept["sums"], self._account)
         if after is not self._account:
@@ -234,7 +256,9 @@ class PrivateRounds(Stated):
             journal.recover(self._all_state())
 
     def _all_state(self) -> dict[str, Any]:
+        ledger = {} if self._task is None else {"ledger": self._ledger_state(self._task)}
         return {
+            **ledger,
             "run": self._run,
             "reproducible": self._reproducible,
             "rounds_done": self._rounds_done,
@@ -242,6 +266,9 @@ class PrivateRounds(Stated):
             "sums": self._sums.state_dict(),
             "state": self._state,
         }
+
+    def _ledger_state(self, task: LedgerTask) -> dict[str, Any]:
+        return {"run": self._claim, "users": task.users}
 
     @property
     def state(self) -> Mapping[str, Any] | None:
@@ -345,6 +372,9 @@ class PrivateRounds(Stated):
             self._check_between()
             cohort = self._cohorts.choose(clients)
             self._sums.check_room(cohort.members.size)
+            if self._task is not None:
+                stay = self._task.charge(cohort.clients)
+                cohort = self._cohorts.without(cohort, stay, SPENT)
             self._sums.sums.clear()
             number = self._rounds_done + 1
             # A round that was abandoned, or open when the program was killed, begins again with the
@@ -405,6 +435,7 @@ class PrivateRounds(Stated):
                 cohorts=self._cohorts,
                 sums=self._sums.sums,
                 clip_norm=self.clip_norm,
+                task=self._task,
             )
             self._round = now
             return now

@@ -70,7 +70,7 @@ class ServerDPFTRL(Stated):
         Rounds between checkpoints; the sums of the rounds since the last one are kept.
     **options
         `clipping` (an :class:`AdaptiveClipping`), `spare_recoveries`, `recover`, `accept_epsilon`,
-        `allow_fork`, `memory`, `dtype`, `threads`, `noise_seed`, `key` and `user_key` of
+        `allow_fork`, `memory`, `dtype`, `threads`, `noise_seed`, `key`, `user_key` and `ledger` of
         :class:`dpftrl_fast.federated.PrivateRounds`.
 
     Raises

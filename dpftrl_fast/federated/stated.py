@@ -17,6 +17,7 @@ from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.sums.layout import ModelLayout
 from dpftrl_fast.federated.sums.private_sums import PrivateSums
+from dpftrl_fast.federated.user_ledger import LedgerTask
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
@@ -34,6 +35,7 @@ class Stated(PrivacyStatement):
     _cohorts: Cohorts
     _sums: PrivateSums
     _journal: RunJournal | None
+    _task: LedgerTask | None
     _reproducible: bool
     _rounds_done: int
     _round: Round | None
@@ -117,7 +119,10 @@ class Stated(PrivacyStatement):
         """
         private = self._private
         with private._turn:
-            return private._cohorts.eligible(clients)
+            if private._task is None:
+                return private._cohorts.eligible(clients)
+            given = list(clients)
+            return private._cohorts.eligible(given) & private._task.eligible(given)
 
     def abandon_round(self) -> None:
         """Discard the open round: nothing of it was released, nobody took part, it begins again.

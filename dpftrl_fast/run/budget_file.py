@@ -121,11 +121,7 @@ class Locked:
 
     def append(self, charge: Charge) -> None:
         """Write a charge; it is durable when this returns."""
-        own = charge.guarantee
-        other = None if own.otherwise is None else _figures(own.other)
-        self._append(
-            {"label": charge.label[:_LABEL], "mechanisms": _figures(own), "otherwise": other}
-        )
+        self._append({"label": charge.label[:_LABEL], **guarantee_to_dict(charge.guarantee)})
 
     def _append(self, entry: dict[str, Any]) -> None:
         text = json.dumps(entry, allow_nan=False).encode()
@@ -240,9 +236,20 @@ def _terms(entry: dict[str, Any]) -> Terms:
 
 
 def _charge(entry: dict[str, Any]) -> Charge:
+    return Charge(str(entry["label"]), guarantee_from_dict(entry))
+
+
+def guarantee_to_dict(guarantee: Guarantee) -> dict[str, Any]:
+    """Return the figures from which all epsilons of a guarantee follow, JSON-able."""
+    other = None if guarantee.otherwise is None else _figures(guarantee.other)
+    return {"mechanisms": _figures(guarantee), "otherwise": other}
+
+
+def guarantee_from_dict(entry: dict[str, Any]) -> Guarantee:
+    """Return the guarantee of `guarantee_to_dict`; other keys are not read."""
     other = entry["otherwise"]
     otherwise = None if other is None else partial(Guarantee, _mechanisms(other))
-    return Charge(str(entry["label"]), Guarantee(_mechanisms(entry["mechanisms"]), otherwise))
+    return Guarantee(_mechanisms(entry["mechanisms"]), otherwise)
 
 
 def _figures(guarantee: Guarantee) -> list[list[int | float]]:

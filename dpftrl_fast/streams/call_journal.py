@@ -28,6 +28,9 @@ from dpftrl_fast.run.journal_files import CHECKPOINT
 
 J = TypeVar("J", bound="Journaled")
 
+#: The entry of a stream's state that has its key for ids of users.
+USER_KEY = "user_key"
+
 
 class CallJournal:
     """The folder of one stream.
@@ -66,11 +69,23 @@ class CallJournal:
 
     def resume(self) -> dict[Any, Any] | None:
         """Return the state in the folder, or None for a new stream; to be called once, first."""
-        return self._journal.resume()
+        state = self._journal.resume()
+        return None if state is None else self._masked(state)
 
     def begin(self, state: Mapping[str, Any]) -> None:
         """Write the first state, with the noise key."""
-        self._journal.checkpoint(state)
+        self._journal.checkpoint(self._masked(state))
+
+    def _masked(self, state: Mapping[str, Any]) -> dict[Any, Any]:
+        """Return a state whose key for ids of users is masked by the run's, or is so no longer.
+
+        The run's key follows from ``run.json``: without it a checkpoint does not give the ids.
+        """
+        found = dict(state)
+        if found.get(USER_KEY) is not None:
+            pairs = zip(found[USER_KEY], self._journal.user_key(), strict=True)
+            found[USER_KEY] = bytes(one ^ other for one, other in pairs)
+        return found
 
     @property
     def has_begun(self) -> bool:
@@ -101,7 +116,7 @@ class CallJournal:
         """End a call: write the state after it, if it is due, before anything is released."""
         self._since += 1
         if self._since >= self._every:
-            self._journal.checkpoint(state())
+            self._journal.checkpoint(self._masked(state()))
             self._since = 0
         self._in_call = False
 
@@ -129,7 +144,7 @@ class CallJournal:
         self._closed = True
         try:
             if state is not None and self._since and not self._in_call:
-                self._journal.checkpoint(state())
+                self._journal.checkpoint(self._masked(state()))
         finally:
             self._journal.close()
 

@@ -11,6 +11,7 @@ from dpftrl_fast._core import build_info
 from dpftrl_fast._validate import non_negative, probability, shown, step_count
 from dpftrl_fast.accounting import Participation, SinglePass
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.streams.call_journal import USER_KEY
 from dpftrl_fast.streams.calls import Call
 from dpftrl_fast.streams.contributions import rule_of
 from dpftrl_fast.streams.sum_calls import SumCalls
@@ -24,7 +25,7 @@ class KeptSum(SumCalls):
 
     _kind = "dpftrl_fast.streams.PrefixSum"
     _word = "running sum"
-    _version = 1
+    _version = 2
 
     # ---- The folder ----
 
@@ -133,7 +134,7 @@ class KeptSum(SumCalls):
         found = cls.__new__(cls)
         plan = PrivacyPlan.from_dict(state["plan"])
         rule = rule_of(state["rule"].get("clip_norm"), state["rule"].get("bounds"), state["size"])
-        users = Users(plan, state["surplus"])
+        users = Users(plan, state["surplus"], state[USER_KEY])
         users.load_state_dict(state["users"])
         found._whole, found._keeps_history = state["whole"], state["history"]
         found._begin(plan, rule, users, {**state["settings"], "threads": threads})
@@ -156,6 +157,7 @@ class KeptSum(SumCalls):
             "facts": self._facts,
             "running": self._running.state_dict(),
             "users": self._users.state_dict(),
+            USER_KEY: self._users.ids.key,
         }
 
     def close(self) -> None:
@@ -236,7 +238,7 @@ class KeptSum(SumCalls):
                 )
             noise = plan.noise(self._rule.unit.size, **self._settings)
             noise.load_state_dict(self._running.noise.state_dict())
-            users = Users(plan, self._users.surplus)
+            users = Users(plan, self._users.surplus, self._users.ids.key)
             users.continues(self._users)
             before = self._plan, self._users, self._running.noise
             self._running.continues(noise)

@@ -403,8 +403,12 @@ class PrefixSum(KeptSum):
                 "users must have one row each in a step with bounds, got a user with more: add "
                 "them up before, or give a clip_norm"
             )
-        counted = self._users.admissible(distinct)
-        return np.where(counted[:, None], merged, np.nan), distinct[counted]
+        keyed = self._users.ids.of_numbers(distinct)
+        if np.unique(keyed).size < keyed.size:  # two users with one id are one
+            distinct = distinct[np.unique(keyed, return_index=True)[1]]
+            merged, keyed = one_row_a_user(merged, keyed)
+        counted = self._users.admissible(keyed, distinct)
+        return np.where(counted[:, None], merged, np.nan), keyed[counted]
 
     def _output(self, out: Any) -> NDArray[np.float64]:
         view = writable_view(out)

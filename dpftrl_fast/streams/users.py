@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpftrl_fast._validate import choice
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ids import refuse_id_dtype, user_id
+from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
     MinSeparation,
@@ -34,9 +35,11 @@ class Users:
         Its participation is kept: `SinglePass`, `MinSeparation` or `FixedEpochs`.
     surplus : {"refuse", "drop"}
         See `PrefixSum`.
+    key : bytes, optional
+        Of the ids that the guard counts; default a fresh one.
     """
 
-    def __init__(self, plan: PrivacyPlan, surplus: Surplus) -> None:
+    def __init__(self, plan: PrivacyPlan, surplus: Surplus, key: bytes | None = None) -> None:
         self._pattern = stream_pattern(plan.participation)
         self.surplus = choice("surplus", surplus, get_args(Surplus))
         if surplus == "drop" and isinstance(self._pattern, FixedEpochs):
@@ -45,6 +48,7 @@ class Users:
                 "user, got FixedEpochs"
             )
         self._plan = plan
+        self.ids = KeyedIds(key)
         self.guard: Guard | None = None
         self._begun = False
 
@@ -61,32 +65,50 @@ class Users:
                 "checks that each takes part as declared"
             )
 
-    def admissible(self, ids: Ids) -> NDArray[np.bool_]:
+    def admissible(self, ids: Ids, numbers: Ids) -> NDArray[np.bool_]:
         """Return which of a step's distinct users count; refuse the step if one may not take part.
 
         Under ``surplus="drop"`` no user is refused: those who may not take part count as zero.
+
+        Parameters
+        ----------
+        ids, numbers : ndarray of int64
+            The users under the key, and as `ids_of` has them, for the message.
         """
         guard = self.guard or Guard(self._pattern, self._plan.mechanism)
         if self.surplus == "drop":
             return guard.eligible(ids)
-        guard.check(ids)
+        self._check(guard, ids, numbers)
         return np.ones(ids.size, np.bool_)
 
-    def check_steps(self, ids: Ids) -> list[Ids]:
+    def check_steps(self, numbers: Ids) -> list[Ids]:
         """Return the users who count in the next steps, one a step; refuse one who may not.
 
-        Each step is checked after those before it, in a guard of its own.
+        Each step is checked after those before it, in a guard of its own. `numbers` are as `ids_of`
+        has them, the users that are returned are under the key.
         """
         trial = Guard(self._pattern, self._plan.mechanism)
         if self.guard is not None:
             trial.load_state_dict(self.guard.state_dict())
         found = []
-        for one in ids[:, None]:
+        for one, number in zip(self.ids.of_numbers(numbers)[:, None], numbers, strict=True):
             one = one[one >= 0]
-            counted = one[trial.eligible(one)] if self.surplus == "drop" else one
-            trial.admit(counted)
-            found.append(counted)
+            if self.surplus == "drop":
+                one = one[trial.eligible(one)]
+            else:
+                self._check(trial, one, number[None])
+            trial.admit(one)
+            found.append(one)
         return found
+
+    def _check(self, guard: Guard, ids: Ids, numbers: Ids) -> None:
+        allowed = guard.eligible(ids)
+        if guard.steps_taken < guard.steps and not bool(allowed.all()):
+            raise ValueError(
+                f"step {guard.steps_taken + 1} must have users that {self._pattern!r} allows, got "
+                f"id {numbers[np.argmin(allowed)]}, who may not take part now"
+            )
+        guard.check(ids)
 
     def record(self, ids: Ids | None) -> None:
         """Record a step: the users who count, or None where nobody is named."""

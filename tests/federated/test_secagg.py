@@ -155,6 +155,18 @@ def test_fewer_shares_than_clients() -> None:
     same_bits(strategy.arrays, of_these([u for u in range(9) if u != 4], asked=9))
 
 
+def test_large_cohorts_share_keys_with_some() -> None:
+    grid = SecureGrid(34, fate=lost("collect_masked_vectors", range(6)))
+    strategy = started(grid, 1)
+    same_bits(strategy.arrays, of_these(range(6, 34), 1, asked=34))
+    asked = [
+        len(message.content.config_records[RECORD_KEY_CONFIGS]) - 1
+        for message in grid.sent
+        if message.content.config_records.get(RECORD_KEY_CONFIGS, {}).get(Key.STAGE) == STAGES[1]
+    ]
+    assert asked == [31] * 34  # the keys that a client is sent, its own included
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_below_the_threshold_a_round_is_a_step_of_nobody(stage: str) -> None:
     plan = PrivacyPlan(0.3, 6.0, acc.MinSeparation(4, 2, 2))

@@ -154,11 +154,11 @@ def test_a_copy_states_no_epsilon(tmp_path: Path) -> None:
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = FACTS.counter(2.0)
-    monkeypatch.setattr(dpf.PrivateCounter, "_version", 2)
+    monkeypatch.setattr(dpf.PrivateCounter, "_version", 3)
     table.save(tmp_path / "table")
     table.close()
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="must have version 1, got 2"):
+    with pytest.raises(ValueError, match="must have version 2, got 3"):
         dpf.PrivateCounter.open(tmp_path / "table")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,8 +57,13 @@ class KeyedIds:
 
     Parameters
     ----------
+    key : bytes, optional
+        32 secret bytes; default fresh ones.
+
+    Attributes
+    ----------
     key : bytes
-        32 secret bytes.
+        **A secret.**
 
     Examples
     --------
@@ -66,8 +72,8 @@ class KeyedIds:
     (True, False, False)
     """
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    def __init__(self, key: bytes | None = None) -> None:
+        self.key = key = secrets.token_bytes(KEY_SIZE) if key is None else key
         self._hash = hashlib.blake2b(key=key, digest_size=8, person=_USER)
 
     def of(self, label: object) -> int:
@@ -79,6 +85,17 @@ class KeyedIds:
         digests = b"".join(map(self._digest, texts))
         return (np.frombuffer(digests, ">u8") >> np.uint64(64 - ID_BITS)).astype(np.int64)
 
+    def of_numbers(self, numbers: Ints) -> Ints:
+        """Return the ids of users who stand in a table as numbers; a negative one stays.
+
+        Those of integers in [0, 2^63) are as `of` has them.
+        """
+        distinct, place = np.unique(numbers, return_inverse=True)
+        users = distinct >= 0
+        found = distinct.copy()
+        found[users] = self.of_texts(map(str, distinct[users].tolist()))
+        return np.asarray(found[place.reshape(numbers.shape)])
+
     def _digest(self, text: str) -> bytes:
         digest = self._hash.copy()
         digest.update(text.encode("utf-8", "surrogatepass"))
@@ -87,7 +104,7 @@ class KeyedIds:
     @property
     def check_value(self) -> str:
         """A text that only this key has, and that reveals nothing of it: kept beside ids."""
-        return hashlib.blake2b(key=self._key, digest_size=16, person=_CHECK).hexdigest()
+        return hashlib.blake2b(key=self.key, digest_size=16, person=_CHECK).hexdigest()
 
     def fits(self, check_value: object) -> bool:
         """Return whether a `check_value` is of this key."""

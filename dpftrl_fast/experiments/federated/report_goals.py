@@ -29,7 +29,7 @@ from dpftrl_fast._validate import integer
 from dpftrl_fast.accounting.curve.rounding import fixed_up
 from dpftrl_fast.experiments.results import Values
 from dpftrl_fast.experiments.study import Job, Laboratory, Report, Table
-from dpftrl_fast.federated.plan_rounds import rounds_participation
+from dpftrl_fast.federated.rounds_plan import rounds_participation
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plots import Line, Panel, panels_png
 

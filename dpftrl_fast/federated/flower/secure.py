@@ -14,12 +14,14 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpftrl_fast._validate import integer, real
+from dpftrl_fast._validate import integer, optional, real
 from dpftrl_fast.federated.flower.secure_mod import secagg_mods
 from dpftrl_fast.federated.flower.secure_sum import secure_sum
 from dpftrl_fast.federated.flower.strategy import DPFTRLStrategy
 
 __all__ = ["SecAggStrategy", "secagg_mods"]
+
+_ALL, _SHARES = 32, 31  # users that share keys with all, and the shares of more
 
 
 class SecAggStrategy(DPFTRLStrategy):
@@ -37,12 +39,13 @@ class SecAggStrategy(DPFTRLStrategy):
     ----------
     strategy : Strategy
         As for `DPFTRLStrategy`: it chooses the nodes of a round.
-    num_shares : float or odd int, default 1.0
-        Shares of each client's keys: a number, or a fraction of the users in a round. As for
-        Flower's ``SecAggPlusWorkflow``.
+    num_shares : odd int or float, optional
+        Shares of each client's keys, its own included: a number, or a fraction of the users in a
+        round, as for Flower's ``SecAggPlusWorkflow``. Default: one for each user of a cohort of at
+        most 32, otherwise 31. Time and messages of a client grow with it.
     reconstruction_threshold : float or int, default 2/3
-        Shares that unmask, a number or a fraction of `num_shares`: fewer nodes than that complete
-        no sum.
+        Shares that unmask, a number or a fraction of `num_shares`: if fewer of those who hold the
+        shares of one client stay, the sum is of nobody.
     **options
         Of :class:`DPFTRLStrategy`: `plan`, `report_goal`, `delta`, `client_id`, `folder` and the
         others. Metrics of clients are not collected.
@@ -91,21 +94,17 @@ class SecAggStrategy(DPFTRLStrategy):
         self,
         strategy: Strategy,
         *,
-        num_shares: float = 1.0,
+        num_shares: float | None = None,
         reconstruction_threshold: float = 2 / 3,
         **options: Any,
     ) -> None:
         super().__init__(strategy, **options)
-        self._shares = _share("num_shares", num_shares, 3)
-        if self._shares % 2 == 0:
+        self._shares = optional(_share, "num_shares", num_shares, 3)
+        if self._shares is not None and self._shares % 2 == 0:
             # Flower tells clients of one share fewer than it makes neighbours.
             raise ValueError(f"num_shares must be odd or a fraction, got {num_shares}")
         self._threshold = _share("reconstruction_threshold", reconstruction_threshold, 2)
-        if (
-            isinstance(self._shares, int)
-            and isinstance(self._threshold, int)
-            and self._threshold >= self._shares
-        ):
+        if self._shares is not None and 1 < self._shares <= self._threshold:
             raise ValueError(
                 f"reconstruction_threshold must be less than num_shares, {num_shares}, got "
                 f"{reconstruction_threshold}"
@@ -119,14 +118,16 @@ class SecAggStrategy(DPFTRLStrategy):
 
     def _sum(self, grid: Grid, messages: list[Message], timeout: float | None) -> None:
         """Run the protocol among the nodes that the messages ask; add the sum to the round."""
-        round_ = self.server.round
+        round_, shares = self.server.round, self._shares
         assert round_ is not None
+        if shares is None:
+            shares = 1.0 if len(messages) <= _ALL else _SHARES
         found = secure_sum(
             grid,
             messages,
             round_.sum_spec,
             number=round_.number,
-            num_shares=self._shares,
+            num_shares=shares,
             threshold=self._threshold,
             timeout=timeout,
             quiet=not self._settings.report_metrics,

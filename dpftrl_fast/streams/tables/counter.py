@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,8 @@ class PrivateCounter(KeptTable):
             found = read_events(events, self._settings.columns, self._settings.periods, places)
             if batch is not None and batch in self._held.labels:
                 return False
+            if found.users is not None:
+                found = replace(found, users=self._ids.of_numbers(found.users))
             rows = rows_of(found, self._settings, self.periods_closed, self._since)
             held = self._held.plus(rows, batch)
             if held.is_long:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from dpftrl_fast._core import build_info
 from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
-from dpftrl_fast.streams.call_journal import CallJournal, Journaled
+from dpftrl_fast.streams.call_journal import USER_KEY, CallJournal, Journaled
 from dpftrl_fast.streams.running_sum import RunningSum, refuse_fork
 from dpftrl_fast.streams.tables.bounding import Held, Rows, no_rows
 from dpftrl_fast.streams.tables.figures import Floats, TableFigures
@@ -27,7 +28,7 @@ class KeptTable(Journaled, TableFigures):
 
     _kind = "dpftrl_fast.streams.PrivateCounter"
     _word = "table"
-    _version = 1
+    _version = 2
 
     _guard: Guard | None
     _held: Held
@@ -37,8 +38,10 @@ class KeptTable(Journaled, TableFigures):
         settings: CounterSettings,
         plan: PrivacyPlan,
         keys: dict[str, str | int],
+        user_key: bytes | None = None,
         **noise: Any,
     ) -> None:
+        self._ids = KeyedIds(user_key)
         self._settings, self._plan, self._keys = settings, plan, keys
         self._since = [0] * len(keys)
         size = settings.size * (1 if settings.low is None else 2)
@@ -218,6 +221,7 @@ class KeptTable(Journaled, TableFigures):
             "guard": None if self._guard is None else self._guard.state_dict(),
             "held": self._held.rows._asdict(),
             "labels": sorted(self._held.labels),
+            USER_KEY: self._ids.key,
         }
 
     @classmethod
@@ -227,6 +231,7 @@ class KeptTable(Journaled, TableFigures):
             CounterSettings.from_dict(state["settings"]),
             PrivacyPlan.from_dict(state["plan"]),
             {str(key): key for key in state["keys"]},
+            user_key=state[USER_KEY],
             rounds=state["rounds"],
             threads=threads,
         )
