@@ -194,6 +194,21 @@ def test_arrays_that_can_neither_be_trained_nor_counted_are_refused(dtype: str) 
         private().open(record(given))
 
 
+@pytest.mark.parametrize("name", ["norm.running_mean", "norm.running_var", "bn/moving_variance"])
+def test_running_statistics_are_refused_before_anybody_is_asked(name: str, tmp_path: Path) -> None:
+    given = {**model(), name: np.ones(3, np.float32)}
+    with private(folder=tmp_path / "run") as strategy:
+        grid = LocalGrid(client_app(), CLIENTS)
+        with pytest.raises(ValueError, match=rf"{name}.*GroupNorm"):
+            strategy.start(grid, record(given), check=True)
+    assert grid.sent == []
+    assert not (tmp_path / "run").exists()
+    counter = {**model(), "norm.num_batches_tracked": np.array(3)}  # an integer gets no noise
+    strategy = private()
+    strategy.open(record(counter))
+    assert arrays(strategy.arrays)["norm.num_batches_tracked"] == 3
+
+
 def test_switches_and_counters_stay_as_they_began() -> None:
     given = {"w": np.zeros(2, np.float32), "on": np.array([True]), "n": np.array(3, np.uint8)}
     strategy = private()

@@ -259,7 +259,7 @@ def test_many_nodes_are_asked_in_requests_of_a_bounded_size() -> None:
 def test_a_cohort_waits_for_users_who_may_take_part_now() -> None:
     """Users who answer first are not enough if the plan turns them away."""
     plan = PrivacyPlan(0.3, 6.0, acc.SinglePass(2))
-    strategy = private(plan=plan, cohort_size=3, report_goal=3)
+    strategy = private(plan=plan, cohort_size=3, report_goal=3, max_wait=0.5)
     clock = on_a_clock(strategy)
     grid = SlowGrid(6, clock, lambda partition: 0.1 if partition < 3 else 2.0)
     strategy.start(grid, record(model()))

@@ -22,6 +22,8 @@ import pytest
 from flower_cases import LocalGrid
 from flwr.app import Context, RecordDict
 
+from dpftrl_fast.federated.answers import last_lines
+
 SCRIPT = Path(__file__).parents[1] / "support" / "flower_run.py"
 SIMULATION = Path(__file__).parents[1] / "support" / "flower_simulation.py"
 
@@ -62,7 +64,8 @@ runpy.run_path({script!r}, run_name="__main__")
 
 
 def test_killed_processes_leave_the_same_bits_and_need_no_ray() -> None:
-    program = WITHOUT_RAY.format(script=str(SCRIPT), kills="5")
+    """16 kills, half of them at random times."""
+    program = WITHOUT_RAY.format(script=str(SCRIPT), kills="8")
     output = output_of(sys.executable, "-c", program, PYTHONPATH=os.pathsep.join(sys.path))
     assert output.splitlines()[-1] == "the same bits"
 
@@ -78,6 +81,7 @@ def test_a_simulation_with_clients_in_several_processes(tmp_path: Path) -> None:
     for refused in found["refused"].values():
         assert set(refused) == {"2", "4"}
         assert "reports error" in refused["2"]
+        assert last_lines(refused["2"]).endswith("RuntimeError: out of battery")
         assert "must be finite, got NaN or infinity" in refused["4"]
     assert found["accepted"] == [4, 4]
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Flower run in a folder, by processes that are killed; usage: flower_run.py FOLDER KILLS.
 
-First a run without kills, then one whose process is killed KILLS times (SIGKILL), each time at
-another event: before a client answers, around the writing ahead, around the strategy's step, around
-the writing of a file. Both models must be the same bits. With FedAdam inside, and without.
+First a run without kills, then one whose process is killed KILLS times (SIGKILL), in turns at an
+event (before a client answers, around the writing ahead, around the strategy's step, around the
+writing of a file) and after a random time. Both models must be the same bits. With FedAdam inside,
+and without.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -95,10 +97,14 @@ def bomb(event: int) -> None:
     around(FTRLUpdate, "step")
 
 
-def killed(folder: Path, inside: bool, event: int) -> bool:
+def killed(folder: Path, inside: bool, event: int | None, seconds: float) -> bool:
+    """True if a process that runs was killed, at an event or after seconds of processor time."""
     child = os.fork()
     if child == 0:
-        bomb(event)
+        if event is None:
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # nothing handles its signal
+        else:
+            bomb(event)
         os.fsync = lambda handle: None  # a killed process loses nothing that the system has
         try:
             run(folder, inside)
@@ -107,7 +113,10 @@ def killed(folder: Path, inside: bool, event: int) -> bool:
         finally:
             os._exit(3)
     _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (
+        signal.SIGKILL,
+        signal.SIGPROF,
+    )
 
 
 def main(kills: int) -> None:
@@ -116,10 +125,16 @@ def main(kills: int) -> None:
     for inside in (True, False):
         with tempfile.TemporaryDirectory() as folder:
             # First, so that what is compiled or loaded late is in all processes that are forked.
+            run(Path(folder) / "first", inside)
+            begin = time.process_time()
             expected, epsilon = run(Path(folder) / "whole", inside)
+            whole = time.process_time() - begin
             torn = Path(folder) / "killed"
-            for _ in range(kills):
-                assert killed(torn, inside, events.randrange(1, 40)), "expected a killed process"
+            for k in range(kills):
+                event = None if k % 2 else events.randrange(1, 40)
+                # Short enough that rounds are left for the next process.
+                seconds = random.SystemRandom().uniform(1e-3, max(whole / (2 * kills), 2e-3))
+                assert killed(torn, inside, event, seconds), "expected a killed process"
             found, again = run(torn, inside)
             assert again == epsilon
             assert list(found) == list(expected)

@@ -27,6 +27,17 @@ _OPTIONS = {
 } - {"parameters", "plan", "report_goal", "folder", "identity", "state", "options"}
 
 
+def _came(strategy: object) -> str:
+    """Return the kind of an object that is no Strategy, and the remedy for one of the older API."""
+    name = type(strategy).__name__
+    if not hasattr(strategy, "configure_fit"):
+        return name
+    return (
+        f"{name} of the older API (flwr.server.strategy): take one of flwr.serverapp.strategy, "
+        "which has configure_train in place of configure_fit"
+    )
+
+
 @dataclass(frozen=True)
 class StrategySettings:
     """Arguments of `DPFTRLStrategy`, as described there, and checked."""
@@ -45,9 +56,7 @@ class StrategySettings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
-            raise TypeError(
-                f"strategy must be a Flower Strategy, got {type(self.strategy).__name__}"
-            )
+            raise TypeError(f"strategy must be a Flower Strategy, got {_came(self.strategy)}")
         positive_integer("report_goal", self.report_goal)
         if not isinstance(self.plan, PrivacyPlan):
             raise TypeError(f"plan must be a PrivacyPlan, got {type(self.plan).__name__}")

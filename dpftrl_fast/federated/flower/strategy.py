@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -132,9 +132,10 @@ class DPFTRLStrategy(Strategy):
     ``logging.getLogger("flwr.not_private").disabled = True``.
 
     Arrays of integers and bools (counters in a state) are not trained and keep their first values;
-    no folder holds them, and a resumed run takes those of its initial arrays. BatchNorm's running
-    statistics are refused by name: leave them out of the arrays, so that clients keep their own,
-    or use GroupNorm.
+    no folder holds them, and a resumed run takes those of its initial arrays. Running statistics of
+    normalisation layers (BatchNorm's ``running_mean`` and ``running_var``, Keras's ``moving_mean``)
+    are floats and would get noise: `open` and `start` refuse them before anything trains. Leave
+    them out, so that each client keeps its own, or use GroupNorm.
 
     Examples
     --------
@@ -470,6 +471,22 @@ class DPFTRLStrategy(Strategy):
         if not self._settings.report_metrics:
             return None
         return evaluated(self.strategy, server_round + self._before, replies)
+
+    def initialize_parameters(self, client_manager: object) -> NoReturn:
+        """Refuse Flower's older API, whose servers call this first.
+
+        Raises
+        ------
+        TypeError
+            Always, with the replacement for ``start_server(strategy=..)``, ``ServerApp(config=..,
+            strategy=..)`` and ``ServerAppComponents``.
+        """
+        raise TypeError(
+            "expected Flower's message API, got a server of the older one (start_server, "
+            "ServerApp(config=.., strategy=..) or ServerAppComponents): write app = ServerApp(), "
+            "and under @app.main() a function of (grid, context) that calls "
+            "strategy.start(grid, initial_arrays)"
+        )
 
     def summary(self) -> None:
         """Log the guarantee, whether clients' evaluation is off, and the wrapped summary."""
