@@ -113,7 +113,7 @@ class NodeUsers:
         for node in new:
             self._why_not.setdefault(node, NO_ANSWER)
         bad: list[int] = []
-        self._questions.send(new, grid)
+        self._questions.send(new, grid, self._known)
         slow = self._questions.wait(
             new, lambda answers: bad.extend(self._heard(answers)), enough, grid, timeout
         )

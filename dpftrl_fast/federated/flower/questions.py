@@ -80,13 +80,17 @@ class Questions:
         with self._lock:
             self._turn += 1
 
-    def send(self, nodes: Iterable[int], grid: Grid) -> None:
-        """Send the query to those of the nodes that are due and have no open one, or are slow."""
+    def send(self, nodes: Iterable[int], grid: Grid, known: Collection[int] = ()) -> None:
+        """Send the query to those of the nodes that are due and have no open one, or are slow.
+
+        Nodes that are `known` when it is their turn are left out.
+        """
         with self._lock:
             due = [
                 node
                 for node in dict.fromkeys(nodes)
-                if (node not in self._asked or node in self._slow)
+                if node not in known
+                and (node not in self._asked or node in self._slow)
                 and self._due.get(node, 0) <= self._turn
             ]
             for node in self._slow.intersection(due):  # nobody will wait for it
@@ -162,7 +166,8 @@ class Questions:
         with self._lock:
             waiting = {node for node in nodes if node in self._asked} - self._slow
         while True:
-            take(self.collect(grid))
+            with self._lock:  # a node that has answered is taken before anybody asks it again
+                take(self.collect(grid))
             if enough():
                 return []
             with self._lock:
