@@ -7,13 +7,11 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flower_cases import LocalGrid, client_app, private
-from flwr.app import Context, RecordDict
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flower_cases import private
+from flwr.server import Server, SimpleClientManager
 from flwr.server.strategy import FedAvg as OldFedAvg
 
 from dpftrl_fast.federated.flower.version import check_version
@@ -69,23 +67,9 @@ def test_a_strategy_of_the_older_api_is_named() -> None:
         private({"fraction_train": 1.0})  # type: ignore[arg-type]
 
 
-class RunGrid(LocalGrid):
-    """A grid that knows its run, as servers of the older API ask it."""
-
-    @property
-    def run(self) -> Any:
-        return SimpleNamespace(run_id=1)
-
-
 def test_a_server_of_the_older_api_is_named() -> None:
+    """All of its doors make such a server, and let it run."""
     strategy: Any = private()
-    config = ServerConfig(num_rounds=2)
-    apps = [
-        ServerApp(config=config, strategy=strategy),
-        ServerApp(server_fn=lambda _: ServerAppComponents(strategy=strategy, config=config)),
-    ]
-    for app in apps:
-        grid = RunGrid(client_app(), 2)
-        with pytest.raises(TypeError, match=r"@app\.main\(\).*strategy\.start\(grid"):
-            app(grid, Context(1, 1, {}, RecordDict(), {}))
-        assert grid.sent == []
+    server = Server(client_manager=SimpleClientManager(), strategy=strategy)
+    with pytest.raises(TypeError, match=r"@app\.main\(\).*strategy\.start\(grid"):
+        server.fit(1, None)
