@@ -67,6 +67,11 @@ class Cohorts:
         listed = isinstance(self._pattern, FixedOrder)
         self._ids = ClientIds(_PLAIN) if listed else ClientIds(_KEYED, self._keyed)
 
+    @property
+    def keyed(self) -> bool:
+        """True where a key hides the ids: not in runs that earlier versions began."""
+        return self._ids.version == _KEYED
+
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Return for each client whether it may be in the next round."""
         return self._guard.eligible(self._ids.of_all(_listed(clients)))

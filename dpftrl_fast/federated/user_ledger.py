@@ -146,8 +146,8 @@ class UserLedger:
         label : str
             Name of one training, a public fact.
         run : object
-            Anything with a guarantee: the plan of the server, or with `spare_recoveries` the
-            :class:`dpftrl_fast.run.RunAccount`.
+            Anything with a guarantee: the plan of the server, with `spare_recoveries` the
+            :class:`dpftrl_fast.run.RunAccount`, with `clipping` its ``composition(plan)``.
 
         Raises
         ------

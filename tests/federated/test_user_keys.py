@@ -148,6 +148,21 @@ def test_another_user_key_is_refused(
     opened(folder, user_key=began).close()
 
 
+def test_a_user_key_that_would_hide_nothing_is_refused(tmp_path: Path) -> None:
+    """A folder of an earlier version keeps plain ids, whatever key comes."""
+    folder = tmp_path / "run"
+    rounds = opened(folder)
+    rounds._cohorts._ids = ClientIds(2)
+    rounds.begin_round(USERS[:2])
+    rounds.end_round()
+    rounds.checkpoint()
+    rounds.close()
+    with pytest.raises(ValueError, match="user_key must be None for this folder"):
+        opened(folder, user_key=OUTER)
+    with opened(folder) as again:
+        assert again.rounds_done == 1 and not again.eligible(USERS[:2]).any()
+
+
 def test_wrong_user_keys() -> None:
     with pytest.raises(TypeError, match="user_key must be 32 secret bytes, got str"):
         opened(None, user_key="k" * 32)

@@ -215,7 +215,9 @@ def test_the_ledger_and_the_run_must_fit():
         ledger.task("one", other)
     with pytest.raises(ValueError, match="'one' must have the guarantee that it was declared"):
         PrivateRounds(MODEL, plan=other, report_goal=2, ledger=task)
-    with pytest.raises(ValueError, match="with its spare recoveries"):
+    with pytest.raises(TypeError, match=r"as ledger.task\(label, plan\) returns, got UserLedger"):
+        PrivateRounds(MODEL, plan=plan, report_goal=2, ledger=ledger)
+    with pytest.raises(ValueError, match="with spare recoveries that of its RunAccount"):
         PrivateRounds(MODEL, plan=plan, report_goal=2, ledger=task, spare_recoveries=1)
     spare = ledger.task("spare", RunAccount(plan, 1))
     PrivateRounds(MODEL, plan=plan, report_goal=2, ledger=spare, spare_recoveries=1)
