@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import integer, shown
+from dpftrl_fast._validate import integer
 from dpftrl_fast.federated.cohorts import Cohort
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.sums.grid import bits_of_sum
@@ -203,9 +203,9 @@ class Round:
         if not clients:
             return "a sum must have at least one client, got none"
         identities = [self._open_slot(client) for client in clients]
-        for client, found in zip(clients, identities, strict=True):
-            if isinstance(found, str):
-                return f"client {shown(client)}: {found}"
+        for place, found in enumerate(identities):
+            if isinstance(found, str):  # without the name: reasons come into logs
+                return f"the client at place {place} of the sum: {found}"
         members = {found for found in identities if isinstance(found, int)}
         if len(members) < len(clients):
             return "a client is named twice in the sum"

@@ -164,6 +164,11 @@ class PrivateRounds(Stated):
                 "a ledger does not support noise_seed, allow_fork and accept_epsilon, got one of "
                 "them: its guarantee would not be that of the task"
             )
+        if ledger is not None and not isinstance(ledger, LedgerTask):
+            raise TypeError(
+                "ledger must be a task of a UserLedger, as ledger.task(label, plan) returns, got "
+                f"{type(ledger).__name__}"
+            )
         user_key = user_key_or_none("user_key", user_key)
         self._account = RunAccount(plan, spare_recoveries)
         if user_key is not None and isinstance(plan.participation, FixedOrder):
@@ -206,12 +211,7 @@ class PrivateRounds(Stated):
         try:
             if self._journal is not None:
                 self._cohorts = Cohorts(plan, self._journal.user_key(user_key))
-                self._begin(self._journal, recover, accept_epsilon)
-                if user_key is not None and not self._cohorts.keyed:
-                    raise ValueError(
-                        "user_key must be None for this folder, which was begun with plain ids, "
-                        "got a key"
-                    )
+                self._begin(self._journal, recover, accept_epsilon, hidden=user_key is not None)
             if ledger is not None:
                 ledger.claim(self._claim, self.guarantee, self._asked)
         except BaseException:
@@ -235,7 +235,12 @@ class PrivateRounds(Stated):
         }
 
     def _begin(
-        self, journal: RunJournal, recover: bool, accept_epsilon: tuple[float, float] | None
+        self,
+        journal: RunJournal,
+        recover: bool,
+        accept_epsilon: tuple[float, float] | None,
+        *,
+        hidden: bool,
     ) -> None:
         kept = journal.resume()
         if kept is None:
@@ -253,6 +258,11 @@ class PrivateRounds(Stated):
         if self._task is not None:
             self._claim, self._asked = kept["ledger"]["run"], kept["ledger"]["users"]
         self._cohorts.load_state_dict(kept["cohorts"])
+        if hidden and not self._cohorts.keyed:
+            raise ValueError(
+                "user_key must be None for this folder, whose ids of users are those of an earlier "
+                "version, without a key: it hides them only in a new run"
+            )
         self._sums.load_state_dict(kept["sums"], self._account)
         if after is not self._account:
             self._account = after

@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ class UserLedger:
         self._ids = ClientIds(KEYED, hashes)
         self._book = Book(self._terms)
         self._lock = threading.RLock()
+        self._torn = False
 
     @property
     def terms(self) -> tuple[float, float, Neighbours]:
@@ -145,8 +146,8 @@ class UserLedger:
         label : str
             Name of one training, a public fact.
         run : object
-            Anything with a guarantee: the plan of the server, or with `spare_recoveries` the
-            :class:`dpftrl_fast.run.RunAccount`.
+            Anything with a guarantee: the plan of the server, with `spare_recoveries` the
+            :class:`dpftrl_fast.run.RunAccount`, with `clipping` its ``composition(plan)``.
 
         Raises
         ------
@@ -260,21 +261,36 @@ class UserLedger:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the ledger, with all that other processes have entered."""
-        with self._lock:
-            if self._file is None:
-                yield
-                return
-            with self._file.turn() as blocks:
+        with self._lock, ExitStack() as stack:
+            if self._torn:
+                raise RuntimeError(
+                    "this ledger was interrupted half-way and may have forgotten users: open its "
+                    "folder with a new object"
+                )
+            if self._file is not None:
+                self._torn = True  # an interruption may lose entries that were read
+                try:
+                    blocks = stack.enter_context(self._file.turn())
+                except Exception:  # nothing was read
+                    self._torn = False
+                    raise
                 for block in blocks:
                     self._apply(block)
-                yield
+                self._torn = False
+            yield
 
     def _enter(self, kind: int, content: bytes | dict[str, Any]) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         block = Block(kind, body)
+        self._torn = True  # an interruption may leave file and book an entry apart
         if self._file is not None:
-            self._file.append(block)
+            try:
+                self._file.append(block)
+            except Exception:  # refused as a whole; not so where an interrupt came
+                self._torn = False
+                raise
         self._apply(block)
+        self._torn = False
 
     def _apply(self, block: Block) -> None:
         if block.kind == _USERS:

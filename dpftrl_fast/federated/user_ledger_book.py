@@ -76,7 +76,8 @@ class Task:
             raise ValueError(
                 f"the task {self.label!r} must have the guarantee that it was declared with, mu "
                 f"{text_up(self.guarantee.mu)}, got mu {text_up(guarantee.mu)}: declare the run's "
-                "own, with its spare recoveries, under another label"
+                "own under another label: with spare recoveries that of its RunAccount, with "
+                "adaptive clipping its composition(plan)"
             )
 
 

@@ -141,20 +141,22 @@ class LedgerFile:
                 "taken its place, which has forgotten users. Restore the newest file"
             )
         content = self._read(self._end, size - self._end)
-        blocks, at = [], 0
+        blocks, at, last = [], 0, self._mac
         while len(content) - at >= _HEAD and any(content[at : at + _HEAD]):
             head, body = content[at : at + _HEAD], at + _HEAD
-            if not hmac.compare_digest(head[-_MAC:], _hash(self.key, self._mac, head[:-_MAC])):
-                raise self._damaged(f"the block at byte {self._end} does not fit")
+            if not hmac.compare_digest(head[-_MAC:], _hash(self.key, last, head[:-_MAC])):
+                raise self._damaged(f"the block at byte {self._end + at} does not fit")
             end = body + int.from_bytes(head[1:9], "little")
             if len(content) < end + _MAC:
                 break
             mac = _hash(self.key, head, content[body:end])
             if not hmac.compare_digest(content[end : end + _MAC], mac):
-                raise self._damaged(f"the block at byte {self._end} does not fit")
+                raise self._damaged(f"the block at byte {self._end + at} does not fit")
             blocks.append(Block(head[0], content[body:end]))
-            self._end, self._mac, at = self._end + end + _MAC - at, mac, end + _MAC
-            self._behind = mac
+            at, last = end + _MAC, mac
+        if blocks:
+            os.fsync(self._handle)  # the process that wrote them may have been killed before
+            self._end, self._mac, self._behind = self._end + at, last, last
         return blocks
 
     # ---- The system's file ----

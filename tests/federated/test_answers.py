@@ -94,6 +94,16 @@ def test_neighbours_differ_in_lines_of_that_logger_only_and_it_can_be_silenced(
     assert caplog.records == []
 
 
+def test_no_name_comes_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    server = server_of()
+    now = server.begin_round(["Lear", "Kent"])
+    assert "not in the cohort" in str(now.add_sum(["Lear", "Edmund"], GOOD))
+    assert now.add("Edmund", GOOD) and now.add("Kent", GOOD, token="Oswald")
+    server.end_round()
+    (line,) = caplog.messages
+    assert not any(name in line for name in ("Lear", "Kent", "Edmund"))
+
+
 def test_a_client_that_reports_an_error_has_a_reason() -> None:
     server = server_of(1)
     now = server.begin_round(["Lear", "Kent"])

@@ -197,9 +197,9 @@ def test_sums_that_are_not_of_this_round_change_nothing() -> None:
         reason = now.add_sum(clients, total, **options)
         assert reason is not None and words in reason
 
-    refused(["client 1", "client 0"], "client 'client 0': answered already")
-    refused(["client 1", "stranger"], "client 'stranger': not in the cohort")
-    refused(["client 1", "elsewhere"], "client 'elsewhere': took part in an earlier round")
+    refused(["client 1", "client 0"], "the client at place 1 of the sum: answered already")
+    refused(["client 1", "stranger"], "the client at place 1 of the sum: not in the cohort")
+    refused(["client 1", "elsewhere"], "at place 1 of the sum: took part in an earlier round")
     refused(["client 1", "client 1"], "named twice")
     refused(["client 1", ""], "must not be empty")
     refused(["client 1", 1.5], "an integer or a name, got float")

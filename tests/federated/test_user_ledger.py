@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import shutil
+import sys
 from collections import defaultdict
 from itertools import pairwise
 
@@ -214,7 +215,9 @@ def test_the_ledger_and_the_run_must_fit():
         ledger.task("one", other)
     with pytest.raises(ValueError, match="'one' must have the guarantee that it was declared"):
         PrivateRounds(MODEL, plan=other, report_goal=2, ledger=task)
-    with pytest.raises(ValueError, match="with its spare recoveries"):
+    with pytest.raises(TypeError, match=r"as ledger.task\(label, plan\) returns, got UserLedger"):
+        PrivateRounds(MODEL, plan=plan, report_goal=2, ledger=ledger)
+    with pytest.raises(ValueError, match="with spare recoveries that of its RunAccount"):
         PrivateRounds(MODEL, plan=plan, report_goal=2, ledger=task, spare_recoveries=1)
     spare = ledger.task("spare", RunAccount(plan, 1))
     PrivateRounds(MODEL, plan=plan, report_goal=2, ledger=spare, spare_recoveries=1)
@@ -362,6 +365,73 @@ def test_every_flipped_byte_is_found_and_a_torn_end_is_cut_off(tmp_path):
             assert again.users == ends.index(start)
         again.charge(["Edgar"])  # in place of the torn block
         assert UserLedger(tmp_path / "ledger", 8.0, DELTA).epsilon_of("Edgar") > 0
+
+
+def interrupted(call, line):
+    """Call, with Ctrl-C at the line-th line of the ledger's modules; say if it came.
+
+    Not between taking and releasing the system's lock, which the process would then hold.
+    """
+    left = line
+
+    def trace(frame, event, _):
+        nonlocal left
+        code = frame.f_code
+        if "user_ledger" not in code.co_filename or code.co_name == "_locked":
+            return None
+        left -= event == "line"
+        if left == 0 and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_an_interrupt_at_any_line_forgets_nobody(tmp_path, folder):
+    """Ctrl-C in a call that reads another object's users and enters its own."""
+    plan, line, stopped = plan_of(5.0), 0, True  # two tasks fit, three do not
+    while stopped:
+        line += 1
+        path = tmp_path / f"{line}" if folder else None
+        ledger = UserLedger(path, 8.0, DELTA)
+        one, two, three = (ledger.task(label, plan) for label in ("one", "two", "three"))
+        other = UserLedger(path, 8.0, DELTA) if folder else ledger
+        for label in ("one", "two"):
+            other.task(label, plan).charge(["Lear"])
+        stopped = interrupted(lambda task=three: task.charge(["Kent"]), line)
+        try:
+            assert one.charge(["Kent", "Lear"]).all() and two.charge(["Lear"]).all()
+        except RuntimeError as error:
+            assert stopped and "interrupted half-way" in str(error)
+        else:
+            assert not three.eligible(["Lear"]).any()
+            again = UserLedger(path, 8.0, DELTA) if folder else ledger
+            for name in ("Kent", "Lear"):
+                assert ledger.epsilon_of(name) == again.epsilon_of(name) > 0
+    assert line > 20
+
+
+def test_a_file_that_is_mended_is_read_from_the_start_of_the_damage(tmp_path):
+    ledger, other = (UserLedger(tmp_path / "ledger", 8.0, DELTA) for _ in range(2))
+    task = ledger.task("one", plan_of(8.0))
+    path = tmp_path / "ledger" / "users.log"
+    for name in ("Lear", "Kent"):
+        other.task("one", plan_of(8.0)).charge([name])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match="is damaged"):
+        task.eligible(["Lear"])
+    path.write_bytes(whole)
+    assert task.users == 2 and ledger.epsilon_of("Lear") > 0
 
 
 def test_a_torn_block_that_is_longer_than_the_next_one_leaves_nothing(tmp_path):
