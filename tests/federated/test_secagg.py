@@ -28,6 +28,7 @@ from flower_cases import (  # isort: skip
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import bytes_to_ndarray, ndarray_to_bytes
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+from flwr.serverapp import strategy as flower
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -385,6 +386,23 @@ def test_a_user_moves_the_sum_by_at_most_the_clip_norm_and_nothing_else(
     signed = [x - 2**bits if x >= 2 ** (bits - 1) else x for x in difference]
     assert sum(x * x for x in signed) * spec.unit**2 <= spec.clip_norm**2
     assert any(signed) == (kind == "huge")
+
+
+def test_no_update_leaves_a_client_without_a_mask() -> None:
+    """Flower's mod lets train messages of other types pass to the app, which answers openly."""
+
+    class Named(flower.FedAvg):
+        def configure_train(self, *args: Any) -> Any:
+            messages = list(super().configure_train(*args))
+            for message in messages:
+                message.metadata.message_type = "train.own"
+            return messages
+
+    grid, strategy = SecureGrid(), secure(strategy=Named(fraction_evaluate=0.0))
+    with pytest.raises(ValueError, match=r"must be of the type 'train' .* got 'train.own'"):
+        strategy.start(grid, record(model()))
+    assert {m.metadata.message_type for m in grid.sent} == {"query.dpftrl_client_id"}
+    assert strategy.rounds_done == 0
 
 
 LOG = "flwr.not_private"

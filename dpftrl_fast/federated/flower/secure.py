@@ -170,8 +170,15 @@ class _SecureGrid:
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         sent = list(messages)
-        if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
+        kinds = {message.metadata.message_type for message in sent}
+        if all(kind.split(".")[0] != MessageType.TRAIN for kind in kinds):
             return self._grid.send_and_receive(sent, timeout=timeout)
+        # Flower's mod masks the replies to messages of this type only.
+        if others := sorted(kinds - {MessageType.TRAIN}):
+            raise ValueError(
+                f"messages of the wrapped strategy must be of the type {MessageType.TRAIN!r} for "
+                f"secure aggregation, got {others[0]!r}"
+            )
         self._strategy._sum(self._grid, sent, timeout)
         return []
 
