@@ -424,8 +424,11 @@ def test_no_log_tells_who_answered_unless_asked_for(caplog: pytest.LogCaptureFix
     said = [r.getMessage() for r in caplog.records if r.name == LOG]
     assert "accepted 0 of 5 updates" in said[0] and "too few nodes completed" in said[0]
     assert all(line.endswith("(not private)") for line in said)
-    # Flower's own lines, of the protocol, are there with report_metrics only.
+    # Flower's own lines, of the protocol, are there with report_metrics only, and marked.
     assert lines(True, [1]) != lines(True, [])
+    flowers = [r.getMessage() for r in caplog.records if r.module == "secaggplus_workflow"]
+    assert any("received 5 results" in line for line in flowers)
+    assert all(line.endswith(" (not private)") for line in flowers)
 
 
 def test_the_log_states_the_guarantee_and_its_conditions(
@@ -441,8 +444,25 @@ def test_the_log_states_the_guarantee_and_its_conditions(
 def test_a_check_trains_nobody() -> None:
     grid = SecureGrid()
     assert secure().check(grid, record(model())).ok
-    assert grid.stages == [] and grid.trained == []
+    assert grid.stages == ["setup"] and grid.trained == []
+    same_bits(started(grid).arrays, of_these(EVERYBODY))
     assert not secure().check(SecureGrid(0), record(model())).ok
+
+
+def test_a_protocol_that_halts_says_what_the_nodes_answer() -> None:
+    grid = SecureGrid()
+    grid.app = client_app()  # without the mods: it finds no model in the first stage
+    strategy = started(grid, 1)
+    assert "commonest error (5 of 5): stage setup: " in strategy.failures[1]
+    assert strategy.failures[1].endswith("'config'")
+    grid = SecureGrid(fate=lost("setup", range(4)))
+    assert started(grid, 1).failures == {1: "too few nodes completed the protocol"}
+
+
+def test_more_shares_than_users_are_one_for_each() -> None:
+    strategy = started(SecureGrid(), num_shares=9)
+    assert strategy.failures == {}
+    same_bits(strategy.arrays, of_these(EVERYBODY))
 
 
 # ---- Limbs ----
