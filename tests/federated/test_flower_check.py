@@ -30,10 +30,17 @@ from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
+from secagg_cases import SecureGrid
 
 from dpftrl_fast.federated import AdaptiveClipping
-from dpftrl_fast.federated.flower import CheckReport, DPFTRLMod, answer_client_id, dpftrl_mod
-from dpftrl_fast.federated.flower.secure import SecAggStrategy, secagg_mods
+from dpftrl_fast.federated.flower import (
+    AskClients,
+    CheckReport,
+    DPFTRLMod,
+    answer_client_id,
+    dpftrl_mod,
+)
+from dpftrl_fast.federated.flower.secure import SecAggStrategy
 
 Update = Callable[[dict[str, Any]], Any]
 
@@ -183,6 +190,18 @@ def test_a_run_with_a_check_stops_before_its_first_round() -> None:
     assert len(grid.sent) == asked
 
 
+@pytest.mark.parametrize("source", [AskClients(), "callable"], ids=["asked", "told"])
+def test_an_app_that_was_mended_is_tried_afresh(source: Any) -> None:
+    users: dict[int, int] = {}
+    told = source if isinstance(source, AskClients) else users.get
+    strategy, grid = private(client_id=told), LocalGrid(without_user(), 1)
+    for _ in range(4):
+        assert not strategy.check(grid, record(model())).ok
+    grid.app = client_app()
+    users[grid.first] = 0
+    assert strategy.check(grid, record(model())).ok
+
+
 def test_the_next_round_is_tried_in_a_run_that_is_open() -> None:
     strategy, grid = private(), LocalGrid(client_app(), CLIENTS)
     strategy.start(grid, record(model()), num_rounds=2)
@@ -250,10 +269,15 @@ def test_a_reply_that_is_no_reply_to_the_message_is_found() -> None:
     assert "belongs to another round" in finding.problem
 
 
-def test_with_secure_aggregation_nodes_and_users_are_tried() -> None:
+def test_secure_aggregation_is_tried_with_its_first_message() -> None:
     strategy = SecAggStrategy(
         fedavg(), plan=every_round(), report_goal=CLIENTS, delta=1e-5, client_id=lambda node: node
     )
-    grid = LocalGrid(client_app(mods=secagg_mods), CLIENTS)
+    grid = SecureGrid()
     assert strategy.check(grid, record(model())).ok
-    assert grid.sent == []
+    assert [m.metadata.message_type for m in grid.sent] == ["train"] and grid.trained == []
+    for app in (client_app(), OLD):
+        grid.app = app
+        (finding,) = strategy.check(grid, record(model())).findings
+        assert "takes no part in secure aggregation" in finding.problem
+        assert "mods=secagg_mods" in finding.remedy

@@ -28,6 +28,7 @@ from flower_cases import (  # isort: skip
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import bytes_to_ndarray, ndarray_to_bytes
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+from flwr.serverapp import strategy as flower
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -387,6 +388,23 @@ def test_a_user_moves_the_sum_by_at_most_the_clip_norm_and_nothing_else(
     assert any(signed) == (kind == "huge")
 
 
+def test_no_update_leaves_a_client_without_a_mask() -> None:
+    """Flower's mod lets train messages of other types pass to the app, which answers openly."""
+
+    class Named(flower.FedAvg):
+        def configure_train(self, *args: Any) -> Any:
+            messages = list(super().configure_train(*args))
+            for message in messages:
+                message.metadata.message_type = "train.own"
+            return messages
+
+    grid, strategy = SecureGrid(), secure(strategy=Named(fraction_evaluate=0.0))
+    with pytest.raises(ValueError, match=r"must be of the type 'train' .* got 'train.own'"):
+        strategy.start(grid, record(model()))
+    assert {m.metadata.message_type for m in grid.sent} == {"query.dpftrl_client_id"}
+    assert strategy.rounds_done == 0
+
+
 LOG = "flwr.not_private"
 CLIENTS_OWN = ("secure_mod", "secaggplus_mod")  # the log of a client's own machine
 
@@ -406,8 +424,11 @@ def test_no_log_tells_who_answered_unless_asked_for(caplog: pytest.LogCaptureFix
     said = [r.getMessage() for r in caplog.records if r.name == LOG]
     assert "accepted 0 of 5 updates" in said[0] and "too few nodes completed" in said[0]
     assert all(line.endswith("(not private)") for line in said)
-    # Flower's own lines, of the protocol, are there with report_metrics only.
+    # Flower's own lines, of the protocol, are there with report_metrics only, and marked.
     assert lines(True, [1]) != lines(True, [])
+    flowers = [r.getMessage() for r in caplog.records if r.module == "secaggplus_workflow"]
+    assert any("received 5 results" in line for line in flowers)
+    assert all(line.endswith(" (not private)") for line in flowers)
 
 
 def test_the_log_states_the_guarantee_and_its_conditions(
@@ -423,8 +444,25 @@ def test_the_log_states_the_guarantee_and_its_conditions(
 def test_a_check_trains_nobody() -> None:
     grid = SecureGrid()
     assert secure().check(grid, record(model())).ok
-    assert grid.stages == [] and grid.trained == []
+    assert grid.stages == ["setup"] and grid.trained == []
+    same_bits(started(grid).arrays, of_these(EVERYBODY))
     assert not secure().check(SecureGrid(0), record(model())).ok
+
+
+def test_a_protocol_that_halts_says_what_the_nodes_answer() -> None:
+    grid = SecureGrid()
+    grid.app = client_app()  # without the mods: it finds no model in the first stage
+    strategy = started(grid, 1)
+    assert "commonest error (5 of 5): stage setup: " in strategy.failures[1]
+    assert strategy.failures[1].endswith("'config'")
+    grid = SecureGrid(fate=lost("setup", range(4)))
+    assert started(grid, 1).failures == {1: "too few nodes completed the protocol"}
+
+
+def test_more_shares_than_users_are_one_for_each() -> None:
+    strategy = started(SecureGrid(), num_shares=9)
+    assert strategy.failures == {}
+    same_bits(strategy.arrays, of_these(EVERYBODY))
 
 
 # ---- Limbs ----

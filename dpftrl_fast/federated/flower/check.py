@@ -6,11 +6,12 @@ from __future__ import annotations
 import copy
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -55,6 +56,10 @@ _NO_USER = (
 _NO_TRAIN = (
     "the client app has no function for training",
     "write one under @app.train() in the client app",
+)
+_NO_MODS = (
+    "put the mods of secure aggregation first: ClientApp(mods=secagg_mods), of "
+    "dpftrl_fast.federated.flower.secure"
 )
 # Errors of Flower and its mods, by their texts.
 _KNOWN = (
@@ -142,6 +147,7 @@ class Check:
         """Try to learn the user of the node."""
         if self._node is None:
             return
+        self._users.forget_failures(self._node)  # the app may have been mended since
         if self._users.of([self._node], self._grid, timeout=self._timeout):
             return
         reason = self._users.why_not(self._node)
@@ -183,6 +189,26 @@ class Check:
             else:
                 self._look_at(reply, trained(model), layout, set(others))
             return
+        self._add_silent()
+
+    def protocol(self, content: RecordDict, fits: Callable[[RecordDict], bool]) -> None:
+        """Send the node the first message of secure aggregation, and look at its reply."""
+        if self._node is None:
+            return
+        message = Message(content, self._node, MessageType.TRAIN, ttl=self._timeout)
+        for reply in self._grid.send_and_receive([message], timeout=self._timeout):
+            if reply.has_error():
+                self._add(
+                    "the client app takes no part in secure aggregation: "
+                    + last_lines(f"error {reply.error.code}: {reply.error.reason}"),
+                    _NO_MODS,
+                )
+            elif not fits(reply.content):
+                self._add("the client app takes no part in secure aggregation", _NO_MODS)
+            return
+        self._add_silent()
+
+    def _add_silent(self) -> None:
         self._add(
             f"the node did not answer within {self._timeout:g} s",
             "give check a longer timeout, or look at the log of the node",

@@ -85,6 +85,12 @@ class NodeUsers:
         self._questions.next_turn()
         self._tried = set()
 
+    def forget_failures(self, node: int) -> None:
+        """Forget that a node gave no user: it may be asked now, in this round too."""
+        self._questions.forget(node)
+        self._tried.discard(node)
+        self._why_not.pop(node, None)
+
     @property
     def asks(self) -> bool:
         """True if the nodes are asked."""

@@ -147,6 +147,13 @@ class Questions:
         with self._lock:
             self._failed(node)
 
+    def forget(self, node: int) -> None:
+        """Forget that a node was slow or gave no valid answer: it may be asked now."""
+        with self._lock:
+            self._slow.discard(node)
+            self._failures.pop(node, None)
+            self._due.pop(node, None)
+
     def wait(
         self,
         nodes: Collection[int],

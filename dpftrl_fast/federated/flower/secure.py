@@ -11,13 +11,14 @@ import logging
 from collections.abc import Iterable
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpftrl_fast._validate import integer, optional, real
+from dpftrl_fast.federated.flower.check import Check
 from dpftrl_fast.federated.flower.secure_mod import secagg_mods
-from dpftrl_fast.federated.flower.secure_sum import secure_sum
+from dpftrl_fast.federated.flower.secure_sum import first_message, has_public_keys, secure_sum
 from dpftrl_fast.federated.flower.strategy import DPFTRLStrategy
 
 __all__ = ["SecAggStrategy", "secagg_mods"]
@@ -43,8 +44,9 @@ class SecAggStrategy(DPFTRLStrategy):
     strategy : Strategy
         As for `DPFTRLStrategy`: it chooses the nodes of a round.
     num_shares : odd int or float, optional
-        Shares of each client's keys, its own included: a number, or a fraction of the users in a
-        round, as for Flower's ``SecAggPlusWorkflow``. Default: one for each user of a cohort of at
+        Shares of each client's keys, its own included: a number (at most one for each user in a
+        round is made), or a fraction of the users in a round, as for Flower's
+        ``SecAggPlusWorkflow``. Default: one for each user of a cohort of at
         most 32, otherwise 31. Time and messages of a client grow with it.
     reconstruction_threshold : float or int, default 2/3
         Shares that unmask, a number or a fraction of `num_shares`: if fewer of those who hold the
@@ -91,8 +93,6 @@ class SecAggStrategy(DPFTRLStrategy):
     SecAggStrategy(FedAvg, ServerDPFTRL's step)
     """
 
-    _trains_openly = False
-
     def __init__(
         self,
         strategy: Strategy,
@@ -119,6 +119,9 @@ class SecAggStrategy(DPFTRLStrategy):
         secure = cast(Grid, _SecureGrid(grid, self))
         return super().start(secure, initial_arrays, *args, **named)
 
+    def _try(self, tried: Check, arrays: ArrayRecord | None, config: ConfigRecord) -> None:
+        tried.protocol(first_message(), has_public_keys)
+
     def summary(self) -> None:
         """Log the guarantee, its conditions, and the wrapped strategy's summary."""
         super().summary()
@@ -133,6 +136,8 @@ class SecAggStrategy(DPFTRLStrategy):
         assert round_ is not None
         if shares is None:
             shares = 1.0 if len(messages) <= _ALL else _SHARES
+        elif shares > len(messages):  # a client shares its keys with others of the round only
+            shares = 1.0
         found = secure_sum(
             grid,
             messages,
@@ -170,8 +175,15 @@ class _SecureGrid:
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         sent = list(messages)
-        if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
+        kinds = {message.metadata.message_type for message in sent}
+        if all(kind.split(".")[0] != MessageType.TRAIN for kind in kinds):
             return self._grid.send_and_receive(sent, timeout=timeout)
+        # Flower's mod masks the replies to messages of this type only.
+        if others := sorted(kinds - {MessageType.TRAIN}):
+            raise ValueError(
+                f"messages of the wrapped strategy must be of the type {MessageType.TRAIN!r} for "
+                f"secure aggregation, got {others[0]!r}"
+            )
         self._strategy._sum(self._grid, sent, timeout)
         return []
 

@@ -53,7 +53,7 @@ def clip_for_secagg_mod(
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     if reason is not None:
-        _log.warning("no update of this client is in the sum: %s", reason)
+        _log.warning("no update of this client is in the sum: %s (not private)", reason)
     integers = partial.total.astype(np.uint64)
     vector = limbs.cut(integers, partial.within)
     content = RecordDict(

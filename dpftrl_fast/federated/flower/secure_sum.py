@@ -25,6 +25,7 @@ from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from dpftrl_fast.federated.answers import commonest, last_lines
 from dpftrl_fast.federated.flower.records import RECORD, TOKEN
 from dpftrl_fast.federated.flower.secure_limbs import Limbs
 from dpftrl_fast.federated.flower.secure_mod import CLIENTS, SPEC
@@ -91,8 +92,8 @@ def secure_sum(
     """Return the sum of the updates of the nodes that `messages` ask, or the reason why not.
 
     Each node is sent the content of its message in the protocol's third stage. No reply ends it
-    with an error; an error of the grid itself is raised. With `quiet`, Flower logs nothing of it:
-    its lines count replies.
+    with an error; an error of the grid itself is raised. Flower's lines in the log count replies:
+    they are marked as not private, and left out with `quiet`.
     """
     asked = {message.metadata.dst_node_id: message.content for message in messages}
     if len(asked) < 2:
@@ -115,10 +116,10 @@ def secure_sum(
         client_manager=cast(Any, SimpleNamespace(num_available=lambda: len(asked))),
     )
     try:
-        with _without_log(quiet):
+        with _marked_log(quiet), np.errstate(all="ignore"):  # a warning would reveal a value
             Protocol(limbs, num_shares, threshold, timeout)(cast(Any, checked), context)
         if found.mean is None:
-            return "too few nodes completed the protocol"
+            return checked.why_too_few()
         total, within = limbs.joined(found.mean * len(found.nodes), len(found.nodes))
     except Exception as error:  # no reply may end the run
         if error is checked.broken:
@@ -149,6 +150,24 @@ class _Found:
         return None, {}
 
 
+def first_message() -> RecordDict:
+    """Return the content of a message of the first stage, which asks for public keys."""
+    settings: dict[str, Any] = {
+        Key.STAGE: Stage.SETUP,
+        **{Key.SAMPLE_NUMBER: 3, Key.SHARE_NUMBER: 3, Key.THRESHOLD: 2},
+        **{Key.CLIPPING_RANGE: 1.0, Key.MAX_WEIGHT: 1.0},
+        **{Key.TARGET_RANGE: 1 << 20, Key.MOD_RANGE: _MODULUS},
+    }
+    return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(settings)})
+
+
+def has_public_keys(content: RecordDict) -> bool:
+    """Return True if a reply is one of the first stage."""
+    found = content.config_records.get(RECORD_KEY_CONFIGS)
+    keys = (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)
+    return found is not None and all(type(found.get(key)) is bytes for key in keys)
+
+
 class CheckedGrid:
     """A grid for the workflow: adds the round's records to messages, and checks replies.
 
@@ -161,6 +180,14 @@ class CheckedGrid:
     ) -> None:
         self._grid, self._contents, self._own, self._length = grid, contents, own, length
         self.broken: Exception | None = None
+        self._errors: list[str] = []
+
+    def why_too_few(self) -> str:
+        """Return the reason for a protocol that halted, with the commonest error of the nodes."""
+        reason = "too few nodes completed the protocol"
+        if (found := commonest(self._errors)) is None:
+            return reason
+        return f"{reason}; commonest error ({found[1]} of {len(self._errors)}): {found[0]}"
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -191,16 +218,22 @@ class CheckedGrid:
 
     def _is_valid(self, node: int, asked: ConfigRecord, reply: Message) -> bool:
         if reply.has_error():
+            self._errors.append(
+                f"stage {asked[Key.STAGE]!s}: {last_lines(str(reply.error.reason))}"
+            )
             return False
         try:
-            return self._fits(node, asked, reply.content)
+            fits = self._fits(node, asked, reply.content)
         except Exception:  # bytes of a node that are no array, a record that is missing
-            return False
+            fits = False
+        if not fits:
+            self._errors.append(f"stage {asked[Key.STAGE]!s}: a reply that is none of SecAgg+")
+        return fits
 
     def _fits(self, node: int, asked: ConfigRecord, content: RecordDict) -> bool:
         stage, found = asked[Key.STAGE], content.config_records[RECORD_KEY_CONFIGS]
         if stage == Stage.SETUP:
-            return all(type(found[key]) is bytes for key in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2))
+            return has_public_keys(content)
         if stage == Stage.SHARE_KEYS:
             others = [int(name) for name in asked if name not in (Key.STAGE, str(node))]
             nodes, shares = _list(found, Key.DESTINATION_LIST), _list(found, Key.CIPHERTEXT_LIST)
@@ -229,13 +262,15 @@ def _is_masked(array: NDArray[Any], length: int) -> bool:
 
 
 @contextmanager
-def _without_log(quiet: bool) -> Iterator[None]:
-    def others(record: logging.LogRecord) -> bool:
-        return record.module != "secaggplus_workflow"
+def _marked_log(quiet: bool) -> Iterator[None]:
+    def mark(record: logging.LogRecord) -> bool:
+        if record.module != "secaggplus_workflow":
+            return True
+        record.msg = f"{record.msg} (not private)"
+        return not quiet
 
-    if quiet:
-        _flower.addFilter(others)
+    _flower.addFilter(mark)
     try:
         yield
     finally:
-        _flower.removeFilter(others)
+        _flower.removeFilter(mark)

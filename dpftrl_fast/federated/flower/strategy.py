@@ -157,8 +157,6 @@ class DPFTRLStrategy(Strategy):
             result = strategy.start(grid, initial_arrays)
     """
 
-    _trains_openly = True  # one update a reply
-
     def __init__(
         self,
         strategy: Strategy,
@@ -286,7 +284,7 @@ class DPFTRLStrategy(Strategy):
         """Try one node, at random: it names its user and trains once; nothing of it is summed.
 
         No round begins and no step of the plan is used. The report follows from one user's data and
-        is not private. With :class:`SecAggStrategy` the node does not train.
+        is not private. With :class:`SecAggStrategy` the node does not train: it makes public keys.
 
         Parameters
         ----------
@@ -307,19 +305,22 @@ class DPFTRLStrategy(Strategy):
         """
         tried = Check(grid, self._users, positive("timeout", timeout))
         tried.user()
-        if not self._trains_openly:
-            return tried.report
         server = self._server
-        if (arrays := initial_arrays if server is None else self.arrays) is not None:
-            adaptive = self._settings.options.get("clipping") is not None
-            tried.training(
-                self.strategy,
-                arrays,
-                1 if server is None else server.rounds_done + 1,
-                None if adaptive else float(self.plan.clip_norm),
-                ConfigRecord({} if train_config is None else dict(train_config)),
-            )
+        arrays = initial_arrays if server is None else self.arrays
+        self._try(tried, arrays, ConfigRecord({} if train_config is None else dict(train_config)))
         return tried.report
+
+    def _try(self, tried: Check, arrays: ArrayRecord | None, config: ConfigRecord) -> None:
+        if arrays is None:
+            return
+        adaptive = self._settings.options.get("clipping") is not None
+        tried.training(
+            self.strategy,
+            arrays,
+            1 if self._server is None else self._server.rounds_done + 1,
+            None if adaptive else float(self.plan.clip_norm),
+            config,
+        )
 
     def start(
         self,
