@@ -14,6 +14,7 @@ from dpftrl_fast.linear_model._stream_state import (
     check_plan,
     check_version,
     classes_in,
+    has_keyed_ids,
     identity_of,
 )
 from dpftrl_fast.linear_model._streaming import StreamedModel, quiet
@@ -37,7 +38,8 @@ class KeptModel(StreamedModel):
         ----------
         folder : str or Path
             Empty, missing, or of this stream. It becomes **a secret** (mode 0700): it holds the
-            noise key and un-noised sums. Delete it when the stream is over.
+            noise key and un-noised sums. Users (`groups`) are under a keyed hash, whose key is in
+            ``run.json`` alone. Delete it when the stream is over.
         checkpoint_every : int, default 1
             The state is written at the end of a call, before its model is released, if at least so
             many steps were taken since it was written last. All steps since then are repeated after
@@ -134,7 +136,7 @@ class KeptModel(StreamedModel):
         run.admission.write_ahead = journal.write_ahead
         stream.begun, stream.features = True, (p, names)
         stream.taken, stream.released = state["taken"], run.steps_taken
-        journal.resumed(state["name"], stream.taken)
+        journal.resumed(state["name"], stream.taken, keyed=has_keyed_ids(state))
         for name in [*vars(self)]:
             if name.endswith("_") and not name.startswith("_"):
                 delattr(self, name)  # from an earlier run

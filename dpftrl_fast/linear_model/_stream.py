@@ -179,12 +179,13 @@ def stream_batch(
     groups: Any = None,
     weights: NDArray[np.float64] | None = None,
     stand_in: Callable[[int], int] | None = None,
+    id_of: Callable[[object], int] = user_id,
 ) -> Batch:
     """Return the rows of one call of a stream; a user has the same id in every step.
 
     Labels are private values, so that none is refused here: a row whose label is missing or stands
     for no user is one of a user of its own, and counts as zero. `stand_in` gives the id of such a
-    user from the number of its row; without it, ids are random.
+    user from the number of its row; without it, ids are random. `id_of` gives those of the others.
     """
     if groups is None:
         source = MemoryRows(X, targets, None, weights)
@@ -199,7 +200,7 @@ def stream_batch(
     _, first = np.unique(numbers_in_order(numbers), return_index=True)
     if stand_in is None:
         stand_in = _random_id
-    ids = [stand_in(int(row)) if missing[row] else user_id(labels[row]) for row in first]
+    ids = [stand_in(int(row)) if missing[row] else id_of(labels[row]) for row in first]
     return batch._replace(ids=np.array(ids, dtype=np.int64))
 
 

@@ -19,6 +19,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import positive_integer
+from dpftrl_fast.accounting.guard.ids import user_id
+from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.step_log import Diverged
 
@@ -72,6 +74,9 @@ class StreamJournal:
         self._closed, self._unread = False, False
         #: Name of the run, public; a resumed one has that of its state.
         self.name = secrets.token_hex(8)
+        #: Whether users have ids under the key of the folder.
+        self.keyed = True
+        self._ids = KeyedIds(self._journal.user_key())
 
     @property
     def position(self) -> int:
@@ -99,9 +104,10 @@ class StreamJournal:
         """
         return self._journal.resume()
 
-    def resumed(self, name: str, taken: int) -> None:
-        """Set the name of the run, and the number of rows (users) in its steps, of a state."""
+    def resumed(self, name: str, taken: int, *, keyed: bool) -> None:
+        """Set what a state has: name of the run, rows (users) in its steps, the kind of ids."""
         self.name, self._taken, self._unread = name, taken, taken > 0
+        self.keyed = keyed
 
     def refuse_closed(self) -> None:
         """Refuse a call of a stream whose folder was released."""
@@ -174,6 +180,10 @@ class StreamJournal:
     def stand_in(self, step: int, row: int) -> int:
         """Return an id in [0, 2^63) for a row without a user: the same when a step is repeated."""
         return int.from_bytes(self._journal.digest("no user", step, row)[:8], "big") >> 1
+
+    def id_of(self, label: object) -> int:
+        """Return the id in [0, 2^63) of a user; errors are those of `canonical_id`."""
+        return self._ids.of(label) if self.keyed else user_id(label)
 
     # ---- The folder ----
 

@@ -18,7 +18,8 @@ from dpftrl_fast.linear_model._stream import Stream
 from dpftrl_fast.linear_model._targets import ClassTargets
 from dpftrl_fast.mechanisms import Mechanism
 
-_VERSION = 1
+# Version 2 has ids of users under the folder's key, version 1 those of `user_id`.
+_PLAIN, _KEYED = 1, 2
 
 # A resumed stream may have others: its models do not depend on them. The seed is a secret.
 _FREE = ("budget", "memory", "noise_seed", "random_state", "threads", "verbose")
@@ -85,7 +86,7 @@ def state_of(stream: Stream, *, finished: bool) -> dict[str, Any]:
     assert journal is not None and stream.features is not None
     count, names = stream.features
     return {
-        "version": _VERSION,
+        "version": _KEYED if journal.keyed else _PLAIN,
         "library": _library(),
         "name": journal.name,
         "plan": stream.run.plan.to_dict(),
@@ -100,11 +101,23 @@ def state_of(stream: Stream, *, finished: bool) -> dict[str, Any]:
 
 def check_version(state: Mapping[str, Any]) -> None:
     """Refuse the state of a later version of this format."""
-    if not equal(state.get("version"), _VERSION):
+    version = state.get("version")
+    if not any(equal(version, known) for known in (_PLAIN, _KEYED)):
         raise ValueError(
-            f"the state of a kept stream must have version {_VERSION}, got "
-            f"{shown(state.get('version'))}"
+            f"the state of a kept stream must have version {_PLAIN} or {_KEYED}, got "
+            f"{shown(version)}"
         )
+
+
+def has_keyed_ids(state: Mapping[str, Any]) -> bool:
+    """Return whether users have ids under the folder's key: a stream keeps the kind it began with.
+
+    Examples
+    --------
+    >>> has_keyed_ids({"version": 1}), has_keyed_ids({"version": 2})
+    (False, True)
+    """
+    return equal(state["version"], _KEYED)
 
 
 def check_plan(state: Mapping[str, Any], plan: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.base import is_classifier
 from sklearn.utils.validation import validate_data
 
+from dpftrl_fast.accounting.guard.ids import user_id
 from dpftrl_fast.convex.row_batches import Batch
 from dpftrl_fast.linear_model._model import ReleasedModel
 from dpftrl_fast.linear_model._stream import (
@@ -129,7 +130,8 @@ class StreamedModel(ReleasedModel):
         weights = self._row_weights(stream.parameters, targets, y, weights)
         stand_in = None if journal is None else partial(journal.stand_in, stream.released + 1)
         encoded = targets.encode(y)
-        batches, held = stream.cut(stream_batch(rows, encoded, groups, weights, stand_in))
+        id_of = user_id if journal is None else journal.id_of
+        batches, held = stream.cut(stream_batch(rows, encoded, groups, weights, stand_in, id_of))
         if first:
             p = int(rows.shape[1])
             stream.parameters = self._resolved(

@@ -147,9 +147,10 @@ def test_another_plan_or_version_is_refused() -> None:
     other = {**plan.to_dict(), "noise_multiplier": plan.noise_multiplier * (1 + 2**-52)}
     with pytest.raises(ValueError, match=r"made by version 0\.0 of dpftrl_fast, got another"):
         check_plan({"plan": other, "library": "0.0"}, plan)
-    check_version({"version": 1})
-    for version in (2, None, True, "1"):
-        with pytest.raises(ValueError, match="must have version 1, got"):
+    for version in (1, 2):
+        check_version({"version": version})
+    for version in (3, None, True, "1"):
+        with pytest.raises(ValueError, match="must have version 1 or 2, got"):
             check_version({"version": version})
 
 

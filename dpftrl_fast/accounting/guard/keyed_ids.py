@@ -78,7 +78,7 @@ class KeyedIds:
 
     def of(self, label: object) -> int:
         """Return the id of a user; errors are those of `canonical_id`."""
-        return int(self.of_texts([canonical_id(label)])[0])
+        return int.from_bytes(self._digest(canonical_id(label)), "big") >> (64 - ID_BITS)
 
     def of_texts(self, texts: Iterable[str]) -> Ints:
         """Return the ids of users by their canonical forms."""
