@@ -46,9 +46,13 @@ def kept(model: Any, folder: Path, *, plain: bool = False) -> StreamJournal:
     return journal
 
 
+def secret_of(folder: Path) -> bytes:
+    return bytes.fromhex(json.loads((folder / "run.json").read_text())["secret"])
+
+
 def state_in(folder: Path) -> dict[Any, Any]:
-    secret = bytes.fromhex(json.loads((folder / "run.json").read_text())["secret"])
-    state: dict[Any, Any] = read_sealed(folder / "checkpoint.npz", secret, "checkpoint")["state"]
+    kept = read_sealed(folder / "checkpoint.npz", secret_of(folder), "checkpoint")
+    state: dict[Any, Any] = kept["state"]
     return state
 
 
@@ -97,10 +101,14 @@ def played(cls: Any, folder: Path, *, plain: bool = False) -> bytes:
 def test_no_file_lists_a_user(tmp_path: Path, cls: Any) -> None:
     key = played(cls, tmp_path / "keyed")
     found = contents(tmp_path / "keyed")
+    secret = secret_of(tmp_path / "keyed")
     assert set(found) >= {"run.json", "checkpoint.npz"} and len(found) > 2  # and a log
     for name, content in found.items():
         assert not [user for user in NAMED if listed(content, user)], name
         assert key not in content and key.hex().encode() not in content
+        assert name == "run.json" or (
+            secret not in content and secret.hex().encode() not in content
+        )
     for user in USERS[:8]:  # whoever has the whole folder can test a guess
         assert user is None or by_hand(key, user).to_bytes(8, "little") in found["checkpoint.npz"]
     played(cls, tmp_path / "plain", plain=True)  # a negative control
