@@ -193,7 +193,9 @@ class BufferedServer(Stated):
             If the run is closed, or a step of it was interrupted.
         OSError
             If a step cannot be written ahead: nothing was released, the buffer is kept, and the
-            next call tries again before it takes another update.
+            next call tries again before it takes another update. Also if a checkpoint is due and
+            cannot be written: then the step is done. If the ledger cannot be written, the update
+            was not taken.
         """
         with self._adding:
             if (now := self._open()) is None:
