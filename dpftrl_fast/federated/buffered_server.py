@@ -193,7 +193,9 @@ class BufferedServer(Stated):
             If the run is closed, or a step of it was interrupted.
         OSError
             If a step cannot be written ahead: nothing was released, the buffer is kept, and the
-            next call tries again before it takes another update.
+            next call tries again before it takes another update. Also if a checkpoint is due and
+            cannot be written: then the step is done. If the ledger cannot be written, the update
+            was not taken.
         """
         with self._adding:
             if (now := self._open()) is None:
@@ -221,18 +223,25 @@ class BufferedServer(Stated):
                 raise RuntimeError(f"expected a round to end, got none: {_DONE}")
             return self._server.end_round()
 
+    def close(self) -> None:
+        """Release the folder and discard the buffer; everything written is on disk already.
+
+        A closed server takes no more calls that would change it.
+        """
+        with self._adding:
+            self._server.close()
+
     def _open(self) -> BufferedRound | None:
         """Return the round that takes updates, None if all are done."""
         now = self._server.round
-        if now is not None and now.ended:  # its step could not be written ahead
+        if isinstance(now, BufferedRound):
+            if not (now.full or now.ended):
+                return now
+            # Its step could not be written ahead, or the call that filled it was interrupted.
             self._server.end_round()
-            now = None
-        if now is None:
-            if self.done:
-                return None
-            now = self._server.begin_buffered_round(self._size, weights=self._weights)
-        assert isinstance(now, BufferedRound)
-        return now
+        if self.done:
+            return None
+        return self._server.begin_buffered_round(self._size, weights=self._weights)
 
 
 def _weights(

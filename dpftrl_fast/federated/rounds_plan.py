@@ -10,7 +10,7 @@ from functools import cached_property
 from math import ceil
 from typing import Any, Literal, TypeAlias
 
-from dpftrl_fast._validate import positive_integer
+from dpftrl_fast._validate import positive_integer, shown
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MechanismChoice, chosen_mechanism
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
@@ -280,10 +280,11 @@ class RoundsRequest:
         """Return a report goal that the population and the server allow."""
         goal = positive_integer(name, value)
         if (cohort := self.cohort(goal)) > self.population:
+            most = int(self.population * Fraction(repr(self.answers)))
+            remedy = f"lower {name} to {most} at most" if most else "raise answers or population"
             raise ValueError(
-                f"population must be at least the cohort of {cohort} users ({name} {goal} over "
-                f"answers {self.answers!r}), got {self.population}: lower {name} to "
-                f"{int(self.population * Fraction(repr(self.answers)))} at most"
+                f"population must be at least the cohort of {shown(cohort)} users ({name} {goal} "
+                f"over answers {self.answers!r}), got {self.population}: {remedy}"
             )
         if self.most_reports is not None and goal > self.most_reports:
             raise ValueError(f"{name} must be at most most_reports {self.most_reports}, got {goal}")

@@ -240,7 +240,7 @@ class UserLedger:
             elif task.run != run:
                 raise ValueError(
                     f"the task {task.label!r} belongs to another run: its users count one "
-                    "guarantee. Give this run a label of its own"
+                    "guarantee. Give this run a label of its own, and a new folder"
                 )
             if task.users < users:
                 raise ValueError(

@@ -23,6 +23,8 @@ from dpftrl_fast.federated import (
     PrivateRounds,
     ServerDPFTRL,
 )
+from dpftrl_fast.federated.buffered_round import BufferedRound
+from dpftrl_fast.federated.sums.round_sum import RoundSum
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.step_log import StepLog
 
@@ -271,6 +273,33 @@ def test_a_step_that_cannot_be_written_keeps_the_buffer(
         assert again.add(4, update_of(4), token=tokens[0]) is None  # of a process before
         for name, array in again.parameters.items():
             assert np.array_equal(array, whole.parameters[name])
+
+
+def test_a_buffer_that_was_filled_by_an_interrupted_call_takes_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else every client would be turned away for good: nobody has a ticket for a full round."""
+    server = made(buffer_size=1)
+    ticket = server.check_out("b")
+
+    def interrupt(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundSum, "add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            server.add("b", update_of(1), token=str(ticket.token))
+    assert isinstance(server.round, BufferedRound) and server.round.full
+    assert server.check_out("c").token is not None
+    assert server.rounds_done == 1 and not server.eligible(["b"])[0]
+
+
+def test_a_closed_server_logs_its_counts(caplog: pytest.LogCaptureFixture) -> None:
+    server = made(buffer_size=1)
+    server.add("a", update_of(1), token=str(server.check_out("a").token))
+    with caplog.at_level("INFO"):
+        server.close()
+    assert "Rounds 1 to 1: accepted 1 of 1 updates (not private)" in caplog.text
 
 
 def test_a_folder_of_other_weights_is_refused(tmp_path: Path) -> None:

@@ -297,3 +297,8 @@ def test_the_command_says_that_there_is_no_epsilon():
     assert "no epsilon can be stated at delta 1e-05" in shown.stderr and "none" in shown.stdout
     assert run_json(*OPTIONS, "--report-goal", 100, "--noise-ratio", 0.001)["epsilon"] is None
     assert "both report_goal and noise_ratio" in run(*OPTIONS, code=2).stderr
+
+
+def test_a_population_without_one_answer_is_told_what_to_raise() -> None:
+    with pytest.raises(ValueError, match="got 1: raise answers or population"):
+        plan_rounds(1, 5, 8.0, 1e-6, report_goal=1)

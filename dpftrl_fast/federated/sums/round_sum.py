@@ -81,9 +81,9 @@ class RoundSum:
         """Add an update, clipped and then times `weight`; return its norm before, a secret.
 
         `weight` is public and in (0, 1]: the vector that is added has a norm of at most the clip
-        norm times the weight. The norm that is returned is at most the largest float64, and
-        infinity or NaN if the update is not finite, in which case nothing was added. The update
-        must not be changed during the call.
+        norm, and of at most weight + 2^-22 clip norms, since it is rounded last. The norm that is
+        returned is at most the largest float64, and infinity or NaN if the update is not finite, in
+        which case nothing was added. The update must not be changed during the call.
 
         Raises
         ------
