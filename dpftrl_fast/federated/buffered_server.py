@@ -219,7 +219,7 @@ class BufferedServer(Stated):
             As `add`; RuntimeError also if all declared rounds are done.
         """
         with self._adding:
-            if self._open() is None:
+            if self._server.round is None and self._open() is None:
                 raise RuntimeError(f"expected a round to end, got none: {_DONE}")
             return self._server.end_round()
 

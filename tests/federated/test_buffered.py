@@ -243,8 +243,9 @@ def test_names_that_are_one_user() -> None:
 # ---- Folders ----
 
 
+@pytest.mark.parametrize("again", ["check_out", "end_round"])
 def test_a_step_that_cannot_be_written_keeps_the_buffer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, whole = tmp_path / "run", made()
     server = made(folder=folder)
@@ -263,6 +264,8 @@ def test_a_step_that_cannot_be_written_keeps_the_buffer(
                 server.add(2, update_of(2), token=tokens[0])
             assert server.rounds_done == 0, call
     assert whole.add(2, update_of(2), token=tokens[1]) is None
+    if again == "end_round":
+        server.end_round()
     assert server.check_out(2).reason == LATE
     assert server.rounds_done == 1
     for name, array in server.parameters.items():
