@@ -271,10 +271,10 @@ def test_a_step_that_cannot_be_written_keeps_the_buffer(
     for name, array in server.parameters.items():
         assert np.array_equal(array, whole.parameters[name])
     server.close()
-    with made(folder=folder) as again:
-        assert again.rounds_done == 1
-        assert again.add(4, update_of(4), token=tokens[0]) is None  # of a process before
-        for name, array in again.parameters.items():
+    with made(folder=folder) as resumed:
+        assert resumed.rounds_done == 1
+        assert resumed.add(4, update_of(4), token=tokens[0]) is None  # of a process before
+        for name, array in resumed.parameters.items():
             assert np.array_equal(array, whole.parameters[name])
 
 
