@@ -14,7 +14,7 @@ from dpftrl_fast._validate import choice, integer, positive_integer, real
 from dpftrl_fast.federated.buffered_round import BufferedRound
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.server import ServerDPFTRL
-from dpftrl_fast.federated.stated import Stated
+from dpftrl_fast.federated.stated import Stated, with_facts
 from dpftrl_fast.federated.sums.layout import Arrays
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -126,7 +126,7 @@ class BufferedServer(Stated):
             plan=plan,
             report_goal=self._size,
             folder=folder,
-            identity={**(identity or {}), "weights": list(self._weights)},
+            identity=with_facts(identity, weights=list(self._weights)),
             **options,
         )
         try:

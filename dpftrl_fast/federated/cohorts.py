@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpftrl_fast.accounting import FixedEpochs, FixedOrder, MinSeparation, SinglePass
 from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 from dpftrl_fast.accounting.guard.state import guard_state
-from dpftrl_fast.federated.ids import KEYED, Client, ClientIds, client_id
+from dpftrl_fast.federated.ids import KEYED, Client, ClientIds, client_id, listed
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 Ints = NDArray[np.int64]
@@ -74,7 +74,7 @@ class Cohorts:
 
     def eligible(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Return for each client whether it may be in the next round."""
-        return self._guard.eligible(self._ids.of_all(_listed(clients)))
+        return self._guard.eligible(self._ids.of_all(listed(clients)))
 
     def choose(self, clients: Iterable[Client]) -> Cohort:
         """Return the cohort of the next round out of the connected clients.
@@ -84,7 +84,7 @@ class Cohorts:
         ValueError, TypeError
             If all declared rounds are done; if an entry is not a client id, or appears twice.
         """
-        guard, given = self._guard, _listed(clients)
+        guard, given = self._guard, listed(clients)
         self.check_left()
         ids = self._ids.of_all(given)
         _refuse_twice(given)
@@ -193,16 +193,6 @@ class Cohorts:
             state = {name: state[name] for name in state if name not in (_IDS, _CHECK)}
         self._guard.load_state_dict(guard_state(state))
         self._ids = ClientIds(version, self._keyed if version == _KEYED else None)
-
-
-def _listed(clients: Iterable[Client]) -> list[Client]:
-    if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
-        raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
-    if isinstance(clients, np.ndarray) and clients.ndim != 1:
-        raise TypeError(f"clients must be an iterable of ids, got a {clients.ndim}-d array")
-    if isinstance(clients, np.ndarray) and clients.dtype.kind in "iuU":
-        return list(clients.tolist())
-    return list(clients)
 
 
 def _refuse_twice(clients: list[Client]) -> None:

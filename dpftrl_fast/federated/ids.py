@@ -108,6 +108,17 @@ class ClientIds:
         return np.fromiter(map(self.of, clients), np.int64, len(clients))
 
 
+def listed(clients: Iterable[Client]) -> list[Client]:
+    """Return clients as a list; TypeError for one name, or an array of several dimensions."""
+    if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
+        raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
+    if isinstance(clients, np.ndarray) and clients.ndim != 1:
+        raise TypeError(f"clients must be an iterable of ids, got a {clients.ndim}-d array")
+    if isinstance(clients, np.ndarray) and clients.dtype.kind in "iuU":
+        return list(clients.tolist())
+    return list(clients)
+
+
 def _texts(clients: Sequence[Any]) -> Iterable[str]:
     """Return canonical forms, fast where all clients are of one of the two plain types."""
     kinds = set(map(type, clients))

@@ -151,7 +151,8 @@ class Round:
             Number of updates within the clip norm minus those above it: required by
             `AdaptiveClipping`.
         token : str, optional
-            As for `add`.
+            As for `add`; required by `AdaptiveClipping`, under which a sum of an earlier round may
+            have another clip norm.
 
         Returns
         -------
@@ -166,7 +167,7 @@ class Round:
         ------
         TypeError, ValueError
             If `clients` is no iterable, `modulus_bits` leaves no room for the sum of so many
-            clients, or `within` is missing. Nothing changes.
+            clients, or `within` or `token` is missing. Nothing changes.
 
         Notes
         -----
@@ -187,6 +188,8 @@ class Round:
             )
         if within is None and self._adaptive:
             raise ValueError("within must be given with adaptive clipping, got None")
+        if token is None and self._adaptive:  # a sum may be of an earlier, larger clip norm
+            raise ValueError("token must be given with adaptive clipping, got None")
         with self._turn:
             answers = len(self._answered)
             reason = self._add_sum(named, total, bits, within, token)

@@ -24,7 +24,7 @@ from dpftrl_fast.federated.cohorts import Cohorts
 from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.model_state import refuse_model_state
 from dpftrl_fast.federated.round import Round
-from dpftrl_fast.federated.stated import Stated
+from dpftrl_fast.federated.stated import Stated, with_facts
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
 from dpftrl_fast.federated.sums.private_sums import PrivateSums
 from dpftrl_fast.federated.user_ledger import SPENT, LedgerTask
@@ -202,12 +202,8 @@ class PrivateRounds(Stated):
         self._claim, self._asked = secrets.token_hex(16), 0
         self._journal: RunJournal | None = None
         if folder is not None:
-            facts, more = self._identity(), dict(identity or {})
-            if both := sorted({*facts} & {*more}):
-                raise ValueError(
-                    f"identity must have more facts than the run's own, got {', '.join(both)} again"
-                )
-            self._journal = RunJournal(folder, {**facts, **more}, allow_fork=allow_fork)
+            facts = with_facts(identity, **self._identity())
+            self._journal = RunJournal(folder, facts, allow_fork=allow_fork)
         try:
             if self._journal is not None:
                 self._cohorts = Cohorts(plan, self._journal.user_key(user_key))

@@ -17,7 +17,7 @@ from dpftrl_fast.federated.ids import Client
 from dpftrl_fast.federated.optimizers import AdamUpdate, FTRLUpdate, ServerUpdate
 from dpftrl_fast.federated.round import Round
 from dpftrl_fast.federated.rounds import PrivateRounds
-from dpftrl_fast.federated.stated import Stated
+from dpftrl_fast.federated.stated import Stated, with_facts
 from dpftrl_fast.federated.sums.layout import Arrays, ModelLayout
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
@@ -161,7 +161,7 @@ class ServerDPFTRL(Stated):
             plan=plan,
             report_goal=report_goal,
             folder=folder,
-            identity={**(identity or {}), "update": self._update.options()},
+            identity=with_facts(identity, update=self._update.options()),
             state=self._update.state_dict(),
             **options,
         )

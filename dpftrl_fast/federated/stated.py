@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -188,3 +188,24 @@ class Stated(PrivacyStatement):
         raise TypeError(
             f"a {type(self).__name__} holds un-noised sums and a secret key and is not pickled"
         )
+
+
+def with_facts(identity: Mapping[str, Any] | None, **own: Any) -> dict[str, Any]:
+    """Return facts of a caller, and a run's own ones, that identify it.
+
+    Raises
+    ------
+    ValueError
+        If the caller gives one of the run's own.
+
+    Examples
+    --------
+    >>> with_facts({"source": "phones"}, rounds=3)
+    {'rounds': 3, 'source': 'phones'}
+    """
+    more = dict(identity or {})
+    if both := sorted({*own} & {*more}):
+        raise ValueError(
+            f"identity must have more facts than the run's own, got {', '.join(both)} again"
+        )
+    return {**own, **more}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpftrl_fast._validate import choice, positive, positive_integer, probability
 from dpftrl_fast.accounting.guard.keyed_ids import KEY_SIZE, KeyedIds, user_key_or_none
 from dpftrl_fast.accounting.statement.statement import Guarantee, Neighbours, compose
-from dpftrl_fast.federated.ids import KEYED, Client, ClientIds
+from dpftrl_fast.federated.ids import KEYED, Client, ClientIds, listed
 from dpftrl_fast.federated.user_ledger_book import Book, UserTerms
 from dpftrl_fast.federated.user_ledger_file import Block, LedgerFile
 from dpftrl_fast.run.budget_file import guarantee_from_dict, guarantee_to_dict
@@ -343,14 +343,14 @@ class LedgerTask:
 
     def eligible(self, clients: Iterable[Client]) -> Bools:
         """Return for each client whether its budget allows this task."""
-        return self._ledger._eligible(self._place, list(clients))
+        return self._ledger._eligible(self._place, listed(clients))
 
     def charge(self, clients: Iterable[Client]) -> Bools:
         """Charge the task to those of the clients whose budget allows it, and return which.
 
         It is on the disk when this returns. Clients that are in the task already cost nothing.
         """
-        return self._ledger._charge(self._place, list(clients))
+        return self._ledger._charge(self._place, listed(clients))
 
     def claim(self, run: str, guarantee: Guarantee, users: int = 0) -> None:
         """Bind the task to one run with this guarantee, which has asked so many users before.

@@ -317,6 +317,12 @@ def test_a_folder_of_other_weights_is_refused(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.parametrize("name", ["weights", "update", "plan"])
+def test_facts_of_the_run_are_its_own(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"more facts than the run's own, got {name} again"):
+        made(folder=tmp_path / "run", identity={name: 3})
+
+
 def test_threads() -> None:
     plan = PrivacyPlan(0.5, 2.0, SinglePass(50))
     models = []

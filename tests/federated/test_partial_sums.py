@@ -123,7 +123,14 @@ def test_adaptive_clipping_has_the_norms_of_partial_sums() -> None:
         partial = partial_of(now, names)
         with pytest.raises(ValueError, match="within must be given"):
             now.add_sum(partial.clients, partial.total)
-        assert now.add_sum(partial.clients, partial.total, within=partial.within) is None
+        with pytest.raises(ValueError, match="token must be given"):  # it may be of a larger norm
+            now.add_sum(partial.clients, partial.total, within=partial.within)
+        assert (
+            now.add_sum(
+                partial.clients, partial.total, within=partial.within, token=partial.spec.token
+            )
+            is None
+        )
         assert rounds.end_round().tobytes() == directly.end_round().tobytes()
         norms.add(rounds.clip_norm)
         assert rounds.clip_norm == directly.clip_norm

@@ -137,6 +137,14 @@ def updates(client, step):
     return [rng.normal(size=3)]
 
 
+def test_a_name_is_no_list_of_names():
+    task = UserLedger(None, 8.0, 1e-6).task("keyboard", PrivacyPlan(1.0, 4.0, acc.SinglePass(3)))
+    for call in (task.eligible, task.charge):
+        with pytest.raises(TypeError, match="clients must be an iterable of ids, got str"):
+            call("Hamlet")
+    assert task.users == 0
+
+
 def test_a_server_turns_away_whose_budget_is_spent():
     ledger = UserLedger(None, 8.0, DELTA)
     plan = plan_of(ledger.epsilon_per_task(2))
