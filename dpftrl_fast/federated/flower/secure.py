@@ -153,6 +153,7 @@ class SecAggStrategy(DPFTRLStrategy):
             found.total,
             modulus_bits=found.modulus_bits,
             within=found.within,
+            accepted=found.updates,
         )  # fmt: skip
         if reason is None:
             self.failures.pop(round_.number, None)

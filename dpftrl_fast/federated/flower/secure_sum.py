@@ -43,6 +43,8 @@ class SecureSum(NamedTuple):
     """The nodes whose updates are in it."""
     total: NDArray[np.uint64]
     modulus_bits: int
+    updates: int
+    """Number of nodes that did not send zeros for want of an update."""
     within: int
 
 
@@ -120,12 +122,12 @@ def secure_sum(
             Protocol(limbs, num_shares, threshold, timeout)(cast(Any, checked), context)
         if found.mean is None:
             return checked.why_too_few()
-        total, within = limbs.joined(found.mean * len(found.nodes), len(found.nodes))
+        total, updates, within = limbs.joined(found.mean * len(found.nodes), len(found.nodes))
     except Exception as error:  # no reply may end the run
         if error is checked.broken:
             raise
         return f"{type(error).__name__}: {error}"
-    return SecureSum(found.nodes, total, bits, within)
+    return SecureSum(found.nodes, total, bits, updates, within)
 
 
 class _Found:
