@@ -392,6 +392,30 @@ def test_a_user_moves_the_sum_by_at_most_the_clip_norm_and_nothing_else(
     assert any(signed) == (kind == "huge")
 
 
+def test_a_round_is_unmasked_once_where_its_sum_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two sums that differ in who dropped out would reveal the update of one client."""
+    strategy, grid = secure(), SecureGrid()
+    strategy.open(record(model()))
+    end_round, full = strategy.server.end_round, [False, True, False]
+
+    def end() -> Any:
+        if full.pop(0) if full else False:
+            raise OSError("no space left")
+        return end_round()
+
+    monkeypatch.setattr(strategy.server, "end_round", end)
+    with pytest.raises(OSError, match="no space left"):
+        strategy.start(grid, record(model()), 2)
+    assert strategy.rounds_done == 1
+    stages = len(grid.stages)
+    grid.fate = lost("collect_masked_vectors", [3])
+    strategy.start(grid, record(model()), 2)
+    assert len(grid.stages) == stages and strategy.rounds_done == 2
+    same_bits(strategy.arrays, of_these(EVERYBODY))
+
+
 def test_no_update_leaves_a_client_without_a_mask() -> None:
     """Flower's mod lets train messages of other types pass to the app, which answers openly."""
 
