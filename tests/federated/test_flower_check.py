@@ -236,6 +236,10 @@ def test_a_node_that_is_silent_and_an_id_that_is_none_are_found() -> None:
     told = private(client_id=lambda node: None)
     (finding,) = told.check(LocalGrid(client_app(), 2), record(model())).findings
     assert "client_id returns no user" in finding.problem
+    assert "a client must be an integer or a name" in finding.problem
+    table = private(client_id=dict[int, int]().__getitem__)
+    (finding,) = table.check(LocalGrid(client_app(), 2), record(model())).findings
+    assert "client_id fails for node" in finding.problem and "KeyError" in finding.problem
 
 
 def test_models_and_strategies_that_cannot_be_trained_are_found() -> None:

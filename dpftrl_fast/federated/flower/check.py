@@ -148,7 +148,17 @@ class Check:
         if self._node is None:
             return
         self._users.forget_failures(self._node)  # the app may have been mended since
-        if self._users.of([self._node], self._grid, timeout=self._timeout):
+        try:
+            known = self._users.of([self._node], self._grid, timeout=self._timeout)
+        except Exception as error:
+            if self._users.asks:  # the grid's own
+                raise
+            self._add(
+                f"client_id fails for node {self._node}: {type(error).__name__}: {error}",
+                "return None for a node without a user",
+            )
+            return
+        if known:
             return
         reason = self._users.why_not(self._node)
         if "error" in reason:
@@ -157,8 +167,9 @@ class Check:
             problem = reason.split(", got ")[0]
             self._add(f"the node does not name its user; {problem}", _NO_USER[1])
         else:
+            problem = reason.split(": ", 1)[1].split(", got ")[0]
             self._add(
-                "client_id returns no user for the node",
+                f"client_id returns no user for node {self._node}; {problem}",
                 "return an int from 0 to 2^63 - 1 or a name for every node that may train",
             )
 
