@@ -451,11 +451,12 @@ def test_no_log_tells_who_answered_unless_asked_for(caplog: pytest.LogCaptureFix
     said = [r.getMessage() for r in caplog.records if r.name == LOG]
     assert "accepted 0 of 5 updates" in said[0] and "too few nodes completed" in said[0]
     assert all(line.endswith("(not private)") for line in said)
+    assert not any("results and" in line for line in said)
     # Flower's own lines, of the protocol, are there with report_metrics only, and marked.
-    assert lines(True, [1]) != lines(True, [])
-    flowers = [r.getMessage() for r in caplog.records if r.module == "secaggplus_workflow"]
-    assert any("received 5 results" in line for line in flowers)
-    assert all(line.endswith(" (not private)") for line in flowers)
+    assert not any("results and" in line for line in lines(True, []))
+    said = [r.getMessage() for r in caplog.records if r.name == LOG]
+    assert "aggregate_fit: received 5 results and 0 failures (not private)" in said
+    assert all(line.endswith("(not private)") for line in said)
 
 
 def test_the_log_states_the_guarantee_and_its_conditions(
