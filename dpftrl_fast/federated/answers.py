@@ -14,6 +14,7 @@ NOT_PRIVATE = "dpftrl_fast.not_private"
 """Name of the logger of `ServerDPFTRL`: its lines follow from private data without noise."""
 
 _LAST, _LONGEST = 4, 500  # lines and characters of a reason in a line of the log
+_NO_UPDATE = "the app failed, or its update was not finite (see the client's log)"
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _WRAPPERS = ("ClientAppException", "RayTaskError")  # Flower's and Ray's, around a client's error
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -85,6 +86,7 @@ class Answers:
         whys = [
             why for client, why in found["refused"].items() if client in members and why != ANSWERED
         ]
+        whys += [_NO_UPDATE] * round_.without_update
         whys += ["no answer"] * max(0, found["missing"] - len(whys))
         reason, count = commonest(whys) or ("unknown", 0)
         self.log.warning(

@@ -45,6 +45,8 @@ class Round:
         Clients that may not take part in this round, with the reason.
     absent : int
         Users that the plan has in this round and that are not connected: empty slots.
+    without_update : int
+        Clients in sums that sent zeros for want of an update. **Not private.**
 
     Notes
     -----
@@ -68,6 +70,7 @@ class Round:
         self._ids, self._identify = set(cohort.ids.tolist()), cohort.identify
         self._answered: set[int] = set()
         self._accepted = 0
+        self.without_update = 0
         self._within = 0
         self._refused: dict[Any, str] = {}
         self._sums, self._clip_norm, self._adaptive = sums, clip_norm, adaptive
@@ -132,6 +135,7 @@ class Round:
         *,
         modulus_bits: int = 64,
         within: int | None = None,
+        accepted: int | None = None,
         token: object = None,
     ) -> str | None:
         """Add a sum of clipped updates that was made elsewhere, for instance by a `PartialSum`.
@@ -150,6 +154,9 @@ class Round:
         within : int, optional
             Number of updates within the clip norm minus those above it: required by
             `AdaptiveClipping`.
+        accepted : int, optional
+            Number of updates in the sum, where other clients sent zeros: counted in `metrics` and
+            used for nothing else. Default: all.
         token : str, optional
             As for `add`; required by `AdaptiveClipping`, under which a sum of an earlier round may
             have another clip norm.
@@ -174,7 +181,8 @@ class Round:
         **Formal guarantee.** As for `PrivateRounds`, if the clients, or the workers that sum for
         them, clip every update to the clip norm: the server cannot check it. It never sees a single
         update, and it adds the noise. A client that does not clip voids the guarantee of the
-        clients that share its sum. `metrics` counts all clients of a sum as accepted.
+        clients that share its sum. Without `accepted`, `metrics` counts all clients of a sum as
+        accepted.
         """
         if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
             raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
@@ -192,14 +200,20 @@ class Round:
             raise ValueError("token must be given with adaptive clipping, got None")
         with self._turn:
             answers = len(self._answered)
-            reason = self._add_sum(named, total, bits, within, token)
+            reason = self._add_sum(named, total, bits, within, accepted, token)
             for name in map(_name, named if reason is not None else ()):
                 if name not in self._refused or len(self._answered) > answers:
                     self._refused[name] = str(reason)
             return reason
 
     def _add_sum(
-        self, clients: list[Client], total: Any, bits: int, within: object, token: object
+        self,
+        clients: list[Client],
+        total: Any,
+        bits: int,
+        within: object,
+        accepted: object,
+        token: object,
     ) -> str | None:
         if isinstance(weight := self._weight_now(token), str):
             return weight
@@ -216,10 +230,12 @@ class Round:
         count = len(members)
         try:
             balance = 0 if within is None else integer("within", within, -count, count)
+            updates = count if accepted is None else integer("accepted", accepted, 0, count)
             self._sums.add_total(total, count, modulus_bits=bits)
         except (TypeError, ValueError) as error:
             return str(error)
-        self._accepted += count
+        self._accepted += updates
+        self.without_update += count - updates
         self._within += balance
         return None
 

@@ -122,6 +122,11 @@ CASES: dict[str, tuple[ClientApp, str, str]] = {
         "same names and shapes",
     ),
     "a name": (app_that_replies(changed(x=np.zeros(3))), "has 'x' too", "same names and shapes"),
+    "no change": (
+        app_that_replies(changed()),
+        "the update is zero: the model came back as it was sent",
+        "reply with the arrays after training",
+    ),
     "NaN": (
         app_that_replies(changed(scale=np.array(np.nan, np.float32))),
         "not finite",
@@ -231,6 +236,10 @@ def test_a_node_that_is_silent_and_an_id_that_is_none_are_found() -> None:
     told = private(client_id=lambda node: None)
     (finding,) = told.check(LocalGrid(client_app(), 2), record(model())).findings
     assert "client_id returns no user" in finding.problem
+    assert "a client must be an integer or a name" in finding.problem
+    table = private(client_id=dict[int, int]().__getitem__)
+    (finding,) = table.check(LocalGrid(client_app(), 2), record(model())).findings
+    assert "client_id fails for node" in finding.problem and "KeyError" in finding.problem
 
 
 def test_models_and_strategies_that_cannot_be_trained_are_found() -> None:
@@ -247,6 +256,22 @@ def test_models_and_strategies_that_cannot_be_trained_are_found() -> None:
     assert "configure_train of Broken fails: KeyError" in finding.problem
     (finding,) = private(fedavg(fraction_train=0.0)).check(grid, record(model())).findings
     assert "asks no node to train" in finding.problem
+
+
+def test_strategies_that_do_not_take_the_cohort_are_found() -> None:
+    grid = LocalGrid(client_app(), CLIENTS)
+
+    def found(size: int, **named: Any) -> list[str]:
+        report = private(fedavg(**named), cohort_size=size).check(grid, record(model()))
+        return [str(finding) for finding in report.findings]
+
+    assert found(2, min_available_nodes=2) == found(9, min_available_nodes=9) == []
+    (line,) = found(2, min_available_nodes=3)
+    assert "min_available_nodes=3" in line and "cohort_size=2: no round can begin" in line
+    (line,) = found(2, min_available_nodes=2, min_train_nodes=3)
+    assert "lower min_train_nodes of FedAvg" in line
+    (line,) = found(9, min_available_nodes=2, fraction_train=0.5)
+    assert "a fraction of 0.5 of the cohort_size=9" in line and "fraction_train=1.0" in line
 
 
 def test_adaptive_clipping_names_no_norm() -> None:

@@ -137,6 +137,10 @@ def test_evaluation_that_is_asked_for_runs_or_is_announced_as_off(
     asked_for = inner.fraction_evaluate > 0 and remedy is None
     assert len(evaluated) == (2 * CLIENTS if asked_for else 0)
     assert set(result.evaluate_metrics_clientapp) == ({1, 2} if asked_for else set())
+    counts = [r for r in caplog.records if "aggregate_evaluate: Received" in r.getMessage()]
+    assert len(counts) == (2 if asked_for else 0)
+    assert all(r.getMessage().endswith("(not private)") for r in counts)
+    assert all(r.name == "flwr.not_private" for r in counts)
 
 
 def test_a_strategy_of_another_kind_has_another_remedy(caplog: pytest.LogCaptureFixture) -> None:

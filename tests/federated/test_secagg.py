@@ -41,6 +41,7 @@ from dpftrl_fast.mechanisms import Tree
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
+LOG = "flwr.not_private"
 EVERYBODY = tuple(range(CLIENTS))
 
 
@@ -375,8 +376,11 @@ def test_a_user_moves_the_sum_by_at_most_the_clip_norm_and_nothing_else(
         with caplog.at_level(logging.DEBUG, "flwr"):
             strategy = secure()
             result = strategy.start(grid, record(model()), 1)
-        lines = [r.getMessage() for r in caplog.records if r.module not in CLIENTS_OWN]
+        records = [r for r in caplog.records if r.module not in CLIENTS_OWN]
+        lines = [r.getMessage() for r in records if r.name != LOG]
         lines = [line for line in lines if "finished in" not in line]
+        counts = [r.getMessage() for r in records if r.name == LOG]
+        assert counts and all(line.endswith("(not private)") for line in counts)
         return grid.stages, lines, strategy.failures, str(result.train_metrics_clientapp)
 
     assert run(EXTREMES["zero"]) == run(EXTREMES[kind])
@@ -386,6 +390,30 @@ def test_a_user_moves_the_sum_by_at_most_the_clip_norm_and_nothing_else(
     signed = [x - 2**bits if x >= 2 ** (bits - 1) else x for x in difference]
     assert sum(x * x for x in signed) * spec.unit**2 <= spec.clip_norm**2
     assert any(signed) == (kind == "huge")
+
+
+def test_a_round_is_unmasked_once_where_its_sum_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two sums that differ in who dropped out would reveal the update of one client."""
+    strategy, grid = secure(), SecureGrid()
+    strategy.open(record(model()))
+    end_round, full = strategy.server.end_round, [False, True, False]
+
+    def end() -> Any:
+        if full.pop(0) if full else False:
+            raise OSError("no space left")
+        return end_round()
+
+    monkeypatch.setattr(strategy.server, "end_round", end)
+    with pytest.raises(OSError, match="no space left"):
+        strategy.start(grid, record(model()), 2)
+    assert strategy.rounds_done == 1
+    stages = len(grid.stages)
+    grid.fate = lost("collect_masked_vectors", [3])
+    strategy.start(grid, record(model()), 2)
+    assert len(grid.stages) == stages and strategy.rounds_done == 2
+    same_bits(strategy.arrays, of_these(EVERYBODY))
 
 
 def test_no_update_leaves_a_client_without_a_mask() -> None:
@@ -405,7 +433,6 @@ def test_no_update_leaves_a_client_without_a_mask() -> None:
     assert strategy.rounds_done == 0
 
 
-LOG = "flwr.not_private"
 CLIENTS_OWN = ("secure_mod", "secaggplus_mod")  # the log of a client's own machine
 
 
@@ -424,11 +451,12 @@ def test_no_log_tells_who_answered_unless_asked_for(caplog: pytest.LogCaptureFix
     said = [r.getMessage() for r in caplog.records if r.name == LOG]
     assert "accepted 0 of 5 updates" in said[0] and "too few nodes completed" in said[0]
     assert all(line.endswith("(not private)") for line in said)
+    assert not any("results and" in line for line in said)
     # Flower's own lines, of the protocol, are there with report_metrics only, and marked.
-    assert lines(True, [1]) != lines(True, [])
-    flowers = [r.getMessage() for r in caplog.records if r.module == "secaggplus_workflow"]
-    assert any("received 5 results" in line for line in flowers)
-    assert all(line.endswith(" (not private)") for line in flowers)
+    assert not any("results and" in line for line in lines(True, []))
+    said = [r.getMessage() for r in caplog.records if r.name == LOG]
+    assert "aggregate_fit: received 5 results and 0 failures (not private)" in said
+    assert all(line.endswith("(not private)") for line in said)
 
 
 def test_the_log_states_the_guarantee_and_its_conditions(
@@ -459,6 +487,24 @@ def test_a_protocol_that_halts_says_what_the_nodes_answer() -> None:
     assert started(grid, 1).failures == {1: "too few nodes completed the protocol"}
 
 
+@pytest.mark.parametrize("failing", [3, 5])
+def test_apps_that_fail_are_no_accepted_updates(
+    failing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def update(user: int, number: int, sent: dict[str, Any]) -> dict[str, Any]:
+        if user < failing:
+            raise FileNotFoundError("data.csv")
+        return step_of(user, number, sent)
+
+    with caplog.at_level(logging.DEBUG, LOG):
+        strategy = started(SecureGrid(update=update))
+    same_bits(strategy.arrays, of_these(EVERYBODY[failing:]))
+    first, second, last = [r.getMessage() for r in caplog.records if r.name == LOG]
+    why = f"accepted {5 - failing} of 5 updates; commonest reason ({failing} of {failing}): the app"
+    assert why in first and why in second and first.endswith("(not private)")
+    assert f"accepted {10 - 2 * failing} of 10 updates" in last
+
+
 def test_more_shares_than_users_are_one_for_each() -> None:
     strategy = started(SecureGrid(), num_shares=9)
     assert strategy.failures == {}
@@ -479,22 +525,22 @@ def test_sums_of_limbs_do_not_wrap(clients: int, bits: int, seed: int) -> None:
     vectors = [limbs.cut(each, 1) for each in edges]
     assert all((v >= -limbs.centre).all() and (v < limbs.centre).all() for v in vectors)
     sums = vectors[0] + (clients - 1) * vectors[1]
-    total, within = limbs.joined(sums + rng.uniform(-0.003, 0.003), clients)
+    total, updates, within = limbs.joined(sums + rng.uniform(-0.003, 0.003), clients)
     for found, one, other in zip(total, *edges, strict=True):
         assert int(found) == (int(one) + (clients - 1) * int(other)) % 2**64
-    assert within == clients
+    assert within == updates == clients
 
 
 def test_sums_that_no_clients_have() -> None:
     limbs = Limbs.of(5, 2, 36)
     low, high = -5 * limbs.centre, 5 * (limbs.centre - 1)
     for good in (low, high):
-        limbs.joined(np.full(5, float(good)), 5)
+        limbs.joined(np.full(6, float(good)), 5)
     for bad in (low - 1, high + 1, np.nan, np.inf, 1e300):
         with pytest.raises(ValueError, match="sums of limbs must be in"):
-            limbs.joined(np.full(5, float(bad)), 5)
+            limbs.joined(np.full(6, float(bad)), 5)
     with pytest.raises(ValueError, match="must be whole numbers"):
-        limbs.joined(np.array([0.0, 1.0, 2.0, 3.25, 1.0]), 5)
+        limbs.joined(np.array([0.0, 1.0, 2.0, 3.25, 1.0, 1.0]), 5)
     with pytest.raises(ValueError, match="must have shape"):
         limbs.joined(np.zeros(4), 5)
     with pytest.raises(ValueError, match="at most 16777216 clients"):

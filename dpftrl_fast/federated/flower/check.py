@@ -148,7 +148,17 @@ class Check:
         if self._node is None:
             return
         self._users.forget_failures(self._node)  # the app may have been mended since
-        if self._users.of([self._node], self._grid, timeout=self._timeout):
+        try:
+            known = self._users.of([self._node], self._grid, timeout=self._timeout)
+        except Exception as error:
+            if self._users.asks:  # the grid's own
+                raise
+            self._add(
+                f"client_id fails for node {self._node}: {type(error).__name__}: {error}",
+                "return None for a node without a user",
+            )
+            return
+        if known:
             return
         reason = self._users.why_not(self._node)
         if "error" in reason:
@@ -157,9 +167,29 @@ class Check:
             problem = reason.split(", got ")[0]
             self._add(f"the node does not name its user; {problem}", _NO_USER[1])
         else:
+            problem = reason.split(": ", 1)[1].split(", got ")[0]
             self._add(
-                "client_id returns no user for the node",
+                f"client_id returns no user for node {self._node}; {problem}",
                 "return an int from 0 to 2^63 - 1 or a name for every node that may train",
+            )
+
+    def cohort(self, strategy: Strategy, size: int | None) -> None:
+        """Compare the minima and the fraction of a strategy with the nodes that it is offered."""
+        if size is None:
+            return
+        name = type(strategy).__name__
+        for minimum in ("min_available_nodes", "min_train_nodes"):
+            if getattr(strategy, minimum, 0) > size:
+                self._add(
+                    f"{name} waits for {minimum}={getattr(strategy, minimum)} nodes and is offered "
+                    f"cohort_size={size}: no round can begin",
+                    f"lower {minimum} of {name}, or take a larger cohort_size",
+                )
+        if 0 < (fraction := getattr(strategy, "fraction_train", 1.0)) < 1:
+            self._add(
+                f"{name} takes a fraction of {fraction:g} of the cohort_size={size} nodes that are "
+                "offered",
+                f"set fraction_train=1.0 of {name}: cohort_size chooses the nodes",
             )
 
     def training(
@@ -284,6 +314,12 @@ class Check:
             self._add(
                 "the update is not finite (NaN or infinity)",
                 "lower the client's learning rate, and look at its data",
+            )
+        elif not any(bool(array.any()) for array in update.values()):
+            self._add(
+                "the update is zero: the model came back as it was sent",
+                "reply with the arrays after training, and look at the client's learning rate and "
+                "the number of its examples",
             )
 
 

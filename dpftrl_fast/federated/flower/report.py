@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -25,6 +26,24 @@ NOT_PRIVATE = logging.getLogger("flwr.not_private")
 def marked(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics with " (not private)" added to their names."""
     return {f"{name} (not private)": value for name, value in metrics.items()}
+
+
+@contextmanager
+def marked_log(module: str, *, quiet: bool = False) -> Iterator[None]:
+    """Move the lines of a module of Flower to the log that is not private, or drop them."""
+
+    def moved(record: logging.LogRecord) -> bool:
+        if record.module != module:
+            return True
+        if not quiet:
+            NOT_PRIVATE.log(record.levelno, "%s (not private)", record.getMessage())
+        return False
+
+    _log.addFilter(moved)
+    try:
+        yield
+    finally:
+        _log.removeFilter(moved)
 
 
 def log_round(round_: Round, report_goal: int, turned_away: int) -> None:
@@ -94,7 +113,8 @@ def evaluated(strategy: Strategy, number: int, replies: Iterable[Message]) -> Me
     None, and a warning in the log, if that fails: no client's evaluation ends a run.
     """
     try:
-        found = strategy.aggregate_evaluate(number, replies)
+        with marked_log("fedavg"):  # the lines count replies, and hold the errors of clients
+            found = strategy.aggregate_evaluate(number, replies)
     except Exception as error:
         NOT_PRIVATE.warning("evaluations of clients cannot be aggregated: %r (not private)", error)
         return None

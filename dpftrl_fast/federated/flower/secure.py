@@ -113,9 +113,15 @@ class SecAggStrategy(DPFTRLStrategy):
                 f"{reconstruction_threshold}"
             )
         self.failures: dict[int, str] = {}
+        self._summed = 0  # the last round whose protocol ran to its end
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **named: Any) -> Result:
         """Run all rounds: as `DPFTRLStrategy.start`; `timeout` is that of a stage of SecAgg+."""
+        now = None if self._closed or self._server is None else self.server.round
+        # A sum that could not be written ahead. Another one, with other drop-outs, would reveal
+        # the update of one client to the server, as the difference of the two.
+        if now is not None and now.number == self._summed:
+            self.server.end_round()
         secure = cast(Grid, _SecureGrid(grid, self))
         return super().start(secure, initial_arrays, *args, **named)
 
@@ -148,11 +154,13 @@ class SecAggStrategy(DPFTRLStrategy):
             timeout=timeout,
             quiet=not self._settings.report_metrics,
         )
+        self._summed = round_.number
         reason = found if isinstance(found, str) else round_.add_sum(
             [self._asked[node] for node in found.nodes],
             found.total,
             modulus_bits=found.modulus_bits,
             within=found.within,
+            accepted=found.updates,
             token=round_.token,
         )  # fmt: skip
         if reason is None:

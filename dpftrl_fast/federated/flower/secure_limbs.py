@@ -7,7 +7,8 @@ needs no rounding. So each integer is cut into limbs of `limb_bits` bits, T = 2^
 as one whole number in [-c, c). With n T < 2^32 no sum of n limbs wraps, and the sum of the integers
 follows from the sums of their limbs.
 
-A vector ends with one number more: 1 for an update within the clip norm, -1 above it, 0 for none.
+A vector ends with two numbers more: 1 for an update, 0 for none; and 1 for an update within the
+clip norm, -1 above it, 0 for none.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Limbs(NamedTuple):
     >>> limbs
     Limbs(bits=29, each=2, size=2)
     >>> parts = [limbs.cut(np.array([1, 2**36 - x], np.uint64), 1) for x in range(1, 6)]
-    >>> total, within = limbs.joined(sum(parts), 5)
-    >>> (total % 2**36).tolist(), within
-    ([5, 68719476721], 5)
+    >>> total, updates, within = limbs.joined(sum(parts), 5)
+    >>> (total % 2**36).tolist(), updates, within
+    ([5, 68719476721], 5, 5)
     """
 
     bits: int
@@ -58,7 +59,7 @@ class Limbs(NamedTuple):
     @property
     def length(self) -> int:
         """Numbers that a client sends."""
-        return self.each * self.size + 1
+        return self.each * self.size + 2
 
     @property
     def centre(self) -> int:
@@ -71,12 +72,12 @@ class Limbs(NamedTuple):
         for limb in range(self.each):
             part = (integers >> np.uint64(limb * self.bits)) & mask
             vector[limb * self.size : (limb + 1) * self.size] = part
-        vector[:-1] -= self.centre
-        vector[-1] = within
+        vector[:-2] -= self.centre
+        vector[-2:] = abs(within), within
         return vector
 
-    def joined(self, sums: NDArray[Any], clients: int) -> tuple[NDArray[np.uint64], int]:
-        """Return the sum of the integers of `clients` vectors modulo 2^64, and of the last numbers.
+    def joined(self, sums: NDArray[Any], clients: int) -> tuple[NDArray[np.uint64], int, int]:
+        """Return the sums over `clients` vectors: integers modulo 2^64, and the last numbers.
 
         `sums` is the sum of their vectors, whole numbers but for rounding errors below 2^-8.
 
@@ -95,8 +96,8 @@ class Limbs(NamedTuple):
             if not bool((np.abs(sums - nearest) < _NEAR).all()):
                 raise ValueError("sums of limbs must be whole numbers")
         whole = nearest.astype(np.int64)
-        limbs = (whole[:-1] + most).astype(np.uint64).reshape(self.each, self.size)
+        limbs = (whole[:-2] + most).astype(np.uint64).reshape(self.each, self.size)
         total = np.zeros(self.size, np.uint64)
         for limb in range(self.each):
             total += limbs[limb] << np.uint64(limb * self.bits)
-        return total, int(whole[-1])
+        return total, int(whole[-2]), int(whole[-1])

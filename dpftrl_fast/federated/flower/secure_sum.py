@@ -8,9 +8,7 @@ workflow sees them: one that is not of the protocol's form counts as a node that
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -27,13 +25,13 @@ from numpy.typing import NDArray
 
 from dpftrl_fast.federated.answers import commonest, last_lines
 from dpftrl_fast.federated.flower.records import RECORD, TOKEN
+from dpftrl_fast.federated.flower.report import marked_log
 from dpftrl_fast.federated.flower.secure_limbs import Limbs
 from dpftrl_fast.federated.flower.secure_mod import CLIENTS, SPEC
 from dpftrl_fast.federated.sums.partial_sum import SumSpec
 from dpftrl_fast.files import array_in
 
 _MODULUS = 1 << 32
-_flower = logging.getLogger("flwr")
 
 
 class SecureSum(NamedTuple):
@@ -43,6 +41,8 @@ class SecureSum(NamedTuple):
     """The nodes whose updates are in it."""
     total: NDArray[np.uint64]
     modulus_bits: int
+    updates: int
+    """Number of nodes that did not send zeros for want of an update."""
     within: int
 
 
@@ -116,16 +116,19 @@ def secure_sum(
         client_manager=cast(Any, SimpleNamespace(num_available=lambda: len(asked))),
     )
     try:
-        with _marked_log(quiet), np.errstate(all="ignore"):  # a warning would reveal a value
+        with (
+            marked_log("secaggplus_workflow", quiet=quiet),
+            np.errstate(all="ignore"),
+        ):  # a warning would reveal a value
             Protocol(limbs, num_shares, threshold, timeout)(cast(Any, checked), context)
         if found.mean is None:
             return checked.why_too_few()
-        total, within = limbs.joined(found.mean * len(found.nodes), len(found.nodes))
+        total, updates, within = limbs.joined(found.mean * len(found.nodes), len(found.nodes))
     except Exception as error:  # no reply may end the run
         if error is checked.broken:
             raise
         return f"{type(error).__name__}: {error}"
-    return SecureSum(found.nodes, total, bits, within)
+    return SecureSum(found.nodes, total, bits, updates, within)
 
 
 class _Found:
@@ -259,18 +262,3 @@ def _is_masked(array: NDArray[Any], length: int) -> bool:
     if array.dtype != np.int64 or array.shape != (length,):
         return False
     return bool(array.min() >= 0) and bool(array.max() < _MODULUS)
-
-
-@contextmanager
-def _marked_log(quiet: bool) -> Iterator[None]:
-    def mark(record: logging.LogRecord) -> bool:
-        if record.module != "secaggplus_workflow":
-            return True
-        record.msg = f"{record.msg} (not private)"
-        return not quiet
-
-    _flower.addFilter(mark)
-    try:
-        yield
-    finally:
-        _flower.removeFilter(mark)

@@ -304,6 +304,7 @@ class DPFTRLStrategy(Strategy):
             `raise_for_findings` raises RuntimeError if there are any.
         """
         tried = Check(grid, self._users, positive("timeout", timeout))
+        tried.cohort(self.strategy, self._settings.cohort_size)
         tried.user()
         server = self._server
         arrays = initial_arrays if server is None else self.arrays
