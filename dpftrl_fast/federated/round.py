@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast._validate import integer
 from dpftrl_fast.federated.cohorts import Cohort
-from dpftrl_fast.federated.ids import Client
+from dpftrl_fast.federated.ids import Client, listed
 from dpftrl_fast.federated.sums.grid import bits_of_sum
 from dpftrl_fast.federated.sums.partial_sum import SumSpec
 from dpftrl_fast.federated.sums.round_sum import RoundSum
@@ -184,9 +184,7 @@ class Round:
         clients that share its sum. Without `accepted`, `metrics` counts all clients of a sum as
         accepted.
         """
-        if isinstance(clients, (str, bytes)) or not isinstance(clients, Iterable):
-            raise TypeError(f"clients must be an iterable of ids, got {type(clients).__name__}")
-        named = list(clients)
+        named = listed(clients)
         bits = integer("modulus_bits", modulus_bits, 1, 64)
         least = bits_of_sum(self._clip_norm, self._sums.unit, len(named))
         if bits < least:
