@@ -52,7 +52,7 @@ def update_of(x: Any, y: Any, model: dict[str, Any]) -> dict[str, Any]:
     return {"w": w - model["w"]}
 
 
-def sum_of(spec: SumSpec, part: Any, cohort: set[int], model: dict[str, Any]) -> tuple[Any, Any]:
+def sum_of(spec: SumSpec, part: Any, cohort: set[int], model: dict[str, Any]) -> dict[str, Any]:
     """Return the users of the cohort in a partition, and the clipped sum of their updates."""
     partial = PartialSum(spec)
     x, y, users = part
@@ -63,7 +63,7 @@ def sum_of(spec: SumSpec, part: Any, cohort: set[int], model: dict[str, Any]) ->
                 partial.add(user, update_of(x[rows], y[rows], model))
             except Exception:
                 traceback.print_exc()  # the log of a worker is as secret as its users' data
-    return partial.clients, partial.total
+    return partial.answer()
 
 
 def train(parts: list[Any]) -> ServerDPFTRL:
@@ -82,8 +82,8 @@ def train(parts: list[Any]) -> ServerDPFTRL:
         now = server.begin_round(may[:GOAL])
         cohort, model = set(now.cohort), server.parameters
         sums = [delayed(sum_of, pure=False)(now.sum_spec, part, cohort, model) for part in parts]
-        for clients, total in compute(*sums):
-            if clients and (problem := now.add_sum(clients, total, token=now.token)):
+        for part in compute(*sums):
+            if part["clients"] and (problem := now.add_sum(**part)):
                 print("a part is not in the sum (not private):", problem)
         server.end_round()
     return server

@@ -41,7 +41,7 @@ def update_of(user: int, model: dict[str, Any]) -> dict[str, Any]:
 class Worker:
     """Trains users, and sums their clipped updates."""
 
-    def sum_of(self, spec: SumSpec, users: list[int], model: dict[str, Any]) -> tuple[Any, Any]:
+    def sum_of(self, spec: SumSpec, users: list[int], model: dict[str, Any]) -> dict[str, Any]:
         """Return the users that answered, and their sum; one that fails is an empty slot."""
         partial = PartialSum(spec)
         for user in users:
@@ -49,7 +49,7 @@ class Worker:
                 partial.add(user, update_of(user, model))
             except Exception:
                 traceback.print_exc()  # the log of a worker is as secret as its users' data
-        return partial.clients, partial.total
+        return partial.answer()
 
 
 def main(folder: str) -> None:
@@ -74,8 +74,8 @@ def main(folder: str) -> None:
             worker.sum_of.remote(now.sum_spec, now.cohort[rank::WORKERS], sent)
             for rank, worker in enumerate(workers)
         ]
-        for clients, total in map(ray.get, parts):
-            if clients and (problem := now.add_sum(clients, total, token=now.token)):
+        for part in map(ray.get, parts):
+            if part["clients"] and (problem := now.add_sum(**part)):
                 print("a part is not in the sum (not private):", problem)
         server.end_round()
     others = [examples_of(user) for user in range(USERS, USERS + 50)]

@@ -92,10 +92,10 @@ def main(folder: str, fail_at: int | None) -> None:
             os._exit(1)
         partial = sum_of(spec, cohort[rank::ranks], model)
         parts: list[Any] | None = [None] * ranks if rank == 0 else None
-        dist.gather_object((partial.clients, partial.total), parts)
+        dist.gather_object(partial.answer(), parts)
         if server is not None and parts is not None:
-            for clients, total in parts:
-                if clients and (problem := now.add_sum(clients, total, token=now.token)):
+            for part in parts:
+                if part["clients"] and (problem := now.add_sum(**part)):
                     print("a part is not in the sum (not private):", problem)
             server.end_round()
     if server is not None:

@@ -110,6 +110,22 @@ def test_masked_vectors_of_single_clients_add_up_to_the_bits_of_add() -> None:
     assert rounds.end_round().tobytes() == directly.end_round().tobytes()
 
 
+def test_an_answer_has_all_that_a_round_needs() -> None:
+    rounds = rounds_of()
+    now = rounds.begin_round(NAMES)
+    partial = PartialSum(now.sum_spec)
+    for number, name in enumerate(NAMES[:4]):
+        bad = {key: array * np.nan for key, array in update(number).items()}
+        assert (partial.add(name, bad if number < 3 else update(number)) is None) == (number == 3)
+    answer = partial.answer()
+    partial.add(NAMES[4], update(4))  # no part of the answer
+    assert now.add_sum(**answer) is None
+    assert now.metrics()["accepted"] == 1 and now.metrics()["missing"] == len(NAMES) - 1
+    other = rounds_of()
+    other.begin_round(NAMES).add(NAMES[3], update(3))
+    assert rounds.end_round().tobytes() == other.end_round().tobytes()
+
+
 def test_adaptive_clipping_has_the_norms_of_partial_sums() -> None:
     plan = PrivacyPlan(1.0, 2.0, FixedEpochs(2, 3), Tree(restart_every=2, complete=True))
     clipping = AdaptiveClipping(noise_multiplier=0.1, learning_rate=1.0)

@@ -104,6 +104,8 @@ class PartialSum:
         The clients that answered, also those whose update was refused: their slots are empty.
     within : int
         Number of updates within the clip norm minus those above it: **not private**.
+    accepted : int
+        Number of updates in the sum: **not private**.
 
     Notes
     -----
@@ -126,7 +128,7 @@ class PartialSum:
     >>> partial.add("Hamlet", [np.array([0.6, 0.8, 0.0], np.float32)])
     >>> partial.add("Ophelia", [np.array([np.nan, 0.0, 0.0], np.float32)])
     'update must be finite, got NaN or infinity'
-    >>> now.add_sum(partial.clients, partial.total, token=partial.spec.token)   # at the server
+    >>> now.add_sum(**partial.answer())                                       # at the server
     """
 
     def __init__(self, spec: SumSpec) -> None:
@@ -136,7 +138,7 @@ class PartialSum:
         self._sums = RoundSum(spec.layout, spec.clip_norm, spec.unit)
         self._answered: set[int] = set()
         self.clients: list[Client] = []
-        self.within = 0
+        self.within = self.accepted = 0
 
     @property
     def total(self) -> NDArray[np.int64]:
@@ -179,8 +181,22 @@ class PartialSum:
         self.clients.append(client)
         if not math.isfinite(norm):
             return reason
+        self.accepted += 1
         self.within += 1 if norm <= self.spec.clip_norm else -1
         return None
+
+    def answer(self) -> dict[str, Any]:
+        """Return the arguments of `Round.add_sum`, all that a worker sends: a secret of the run.
+
+        Keys are ``clients``, ``total``, ``within``, ``accepted`` and ``token``.
+        """
+        return {
+            "clients": list(self.clients),
+            "total": self.total,
+            "within": self.within,
+            "accepted": self.accepted,
+            "token": self.spec.token,
+        }
 
     def __repr__(self) -> str:
         return f"PartialSum({self.spec.token!r}, clients={len(self.clients)})"
