@@ -118,7 +118,7 @@ class Ours:
 
     @property
     def total(self) -> Update:
-        layout, sums = self.sums._layout, self.sums
+        layout, sums = self.sums.layout, self.sums
         unflat: Update = layout.unflatten(sums.total * sums.unit)
         return unflat
 
