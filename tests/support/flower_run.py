@@ -10,17 +10,16 @@ and without.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bombs import bomb, killed_by
 from flower_cases import LocalGrid, arrays, client_app, model, record
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
@@ -69,54 +68,25 @@ def run(folder: Path, inside: bool) -> tuple[dict[str, Any], float]:
         return arrays(result.arrays), private.epsilon_spent()
 
 
-def bomb(event: int) -> None:
-    """Kill this process at one of the next events."""
-    count = 0
-
-    def tick() -> None:
-        nonlocal count
-        count += 1
-        if count == event:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def around(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        def wrapped(*args: Any, **named: Any) -> Any:
-            tick()
-            value = original(*args, **named)
-            tick()
-            return value
-
-        setattr(owner, name, wrapped)
-
-    around(LocalGrid, "answer")
-    around(journal.RunJournal, "write_ahead")
-    around(journal_files, "write_sealed")
-    around(FedAdam, "aggregate_train")
-    around(FTRLUpdate, "step")
+PLACES = (
+    (LocalGrid, "answer"),
+    (journal.RunJournal, "write_ahead"),
+    (journal_files, "write_sealed"),
+    (FedAdam, "aggregate_train"),
+    (FTRLUpdate, "step"),
+)
 
 
 def killed(folder: Path, inside: bool, event: int | None, seconds: float) -> bool:
     """True if a process that runs was killed, at an event or after seconds of processor time."""
-    child = os.fork()
-    if child == 0:
+
+    def arm() -> None:
         if event is None:
             signal.setitimer(signal.ITIMER_PROF, seconds)  # nothing handles its signal
         else:
-            bomb(event)
-        os.fsync = lambda handle: None  # a killed process loses nothing that the system has
-        try:
-            run(folder, inside)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(3)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (
-        signal.SIGKILL,
-        signal.SIGPROF,
-    )
+            bomb(event, PLACES)
+
+    return killed_by(arm, lambda: run(folder, inside)) in (signal.SIGKILL, signal.SIGPROF)
 
 
 def main(kills: int) -> None:

@@ -8,36 +8,23 @@ in this process, and written to FOLDER/result.json.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flower_cases import LocalGrid, arrays, client_app, model, record, step_of
+from flower_cases import LocalGrid, arrays, client_app, model, record
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
+from simulated_clients import CLIENTS, leaves_a_trace, simulate, two_are_bad
 
 from dpftrl_fast import PrivacyPlan, accounting
 from dpftrl_fast.federated.flower import AskClients, DPFTRLStrategy, dpftrl_mod
 
-ROUNDS, CLIENTS = 2, 6
+ROUNDS = 2
 FOLDER = Path(sys.argv[1])
-
-
-def bad(user: int, round_: int, sent: dict[str, Any]) -> dict[str, Any]:
-    if user == 2:
-        raise RuntimeError("out of battery")
-    after = step_of(user, round_, sent)
-    return {**after, "scale": np.array(np.nan, np.float32)} if user == 4 else after
-
-
-def leaves_a_trace(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    (FOLDER / f"process-{os.getpid()}").touch()
-    return call_next(message, context)
 
 
 def some_use_the_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -45,7 +32,7 @@ def some_use_the_mod(message: Message, context: Context, call_next: ClientAppCal
     return dpftrl_mod(message, context, call_next) if user % 2 else call_next(message, context)
 
 
-app = client_app(bad, [some_use_the_mod, leaves_a_trace])
+app = client_app(two_are_bad, [some_use_the_mod, leaves_a_trace(FOLDER)])
 server = ServerApp()
 
 
@@ -81,12 +68,4 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    run_simulation(
-        server,
-        app,
-        num_supernodes=CLIENTS,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0},
-            "init_args": {"num_cpus": 2, "include_dashboard": False},
-        },
-    )
+    simulate(server, app)

@@ -10,16 +10,15 @@ many. Both models must be the same bits, and so must that of the open path with 
 from __future__ import annotations
 
 import logging
-import os
 import random
 import signal
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bombs import bomb, killed_by
 from flower_cases import arrays, model, record, step_of
 from flwr.app import Message
 from secagg_cases import STAGES, SecureGrid, secure
@@ -78,47 +77,17 @@ def openly() -> dict[str, Any]:
     return {**model(), **server.parameters}
 
 
-def bomb(event: int) -> None:
-    """Kill this process at one of the next events."""
-    count = 0
-
-    def tick() -> None:
-        nonlocal count
-        count += 1
-        if count == event:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def around(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        def wrapped(*args: Any, **named: Any) -> Any:
-            tick()
-            value = original(*args, **named)
-            tick()
-            return value
-
-        setattr(owner, name, wrapped)
-
-    around(SecureGrid, "answer")
-    around(Round, "add_sum")
-    around(journal.RunJournal, "write_ahead")
-    around(journal_files, "write_sealed")
-    around(FTRLUpdate, "step")
+PLACES = (
+    (SecureGrid, "answer"),
+    (Round, "add_sum"),
+    (journal.RunJournal, "write_ahead"),
+    (journal_files, "write_sealed"),
+    (FTRLUpdate, "step"),
+)
 
 
 def killed(folder: Path, event: int) -> bool:
-    child = os.fork()
-    if child == 0:
-        bomb(event)
-        os.fsync = lambda handle: None  # a killed process loses nothing that the system has
-        try:
-            run(folder)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(3)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return killed_by(lambda: bomb(event, PLACES), lambda: run(folder)) == signal.SIGKILL
 
 
 def main(kills: int) -> None:

@@ -8,38 +8,24 @@ the same clients in this process, and the result written to FOLDER/result.json.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flower_cases import LocalGrid, arrays, client_app, fedavg, model, private, record, step_of
-from flwr.app import Context, Message
-from flwr.clientapp.typing import ClientAppCallable
+from flower_cases import LocalGrid, arrays, client_app, fedavg, model, private, record
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from secagg_cases import secure
+from simulated_clients import CLIENTS, leaves_a_trace, simulate, two_are_bad
 
 from dpftrl_fast.federated.flower.secure import secagg_mods
 
-ROUNDS, CLIENTS = 3, 6
+ROUNDS = 3
 FOLDER = Path(sys.argv[1])
 
 
-def bad(user: int, round_: int, sent: dict[str, Any]) -> dict[str, Any]:
-    if user == 2:
-        raise RuntimeError("out of battery")
-    after = step_of(user, round_, sent)
-    return {**after, "scale": np.array(np.nan, np.float32)} if user == 4 else after
-
-
-def leaves_a_trace(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    (FOLDER / f"process-{os.getpid()}").touch()
-    return call_next(message, context)
-
-
-app = client_app(bad, [*secagg_mods, leaves_a_trace])
+app = client_app(two_are_bad, [*secagg_mods, leaves_a_trace(FOLDER)])
 server = ServerApp()
 
 
@@ -50,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy.start(grid, record(model()), ROUNDS)
     processes = len(list(FOLDER.glob("process-*")))
     openly = private(**named)
-    openly.start(LocalGrid(client_app(bad), CLIENTS), record(model()), ROUNDS)
+    openly.start(LocalGrid(client_app(two_are_bad), CLIENTS), record(model()), ROUNDS)
     expected, found = arrays(openly.arrays), arrays(strategy.arrays)
     report = {
         "processes": processes,
@@ -65,12 +51,4 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    run_simulation(
-        server,
-        app,
-        num_supernodes=CLIENTS,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0},
-            "init_args": {"num_cpus": 2, "include_dashboard": False},
-        },
-    )
+    simulate(server, app)
