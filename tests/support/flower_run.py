@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Flower run in a folder, by processes that are killed; usage: flower_run.py FOLDER KILLS.
+"""A Flower run in a folder, by processes that are killed; usage: flower_run.py KILLS.
 
 First a run without kills, then one whose process is killed KILLS times (SIGKILL), in turns at an
 event (before a client answers, around the writing ahead, around the strategy's step, around the
