@@ -101,7 +101,7 @@ fuzz-cpp: $(VENV)/.stamp-dev
 			-max_total_time=$(SECONDS_OF_FUZZING) build/fuzz/corpus-$$name || exit 1; \
 	done
 
-# A wrong change of a source at a time, and the tests that are to notice it (docs/testing.md). A second call
+# A wrong change of a source at a time, and the tests that are to notice it (docs/internals/testing.md). A second call
 # continues the first. MUTANTS="journal csrc/": only those with such a word in their name or file.
 mutation: $(VENV)/.stamp-package $(VENV)/.stamp-dev $(VENV)/.stamp-flights
 	$(PIP) -c constraints.txt pybind11

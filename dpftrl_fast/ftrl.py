@@ -110,7 +110,7 @@ def theory_learning_rate(
 
     and the least such bound for ||theta* - theta_0|| <= D is at lambda = sqrt(T G (G + 2 N)) / D.
     The form is that of the regret theorem of Kairouz et al. (2021), with the expected norm of the
-    noise in place of a tail bound; the proof in this form is in docs/convex.md.
+    noise in place of a tail bound; the proof in this form is in docs/results/convex.md.
 
     Parameters
     ----------

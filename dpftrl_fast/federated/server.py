@@ -85,7 +85,7 @@ class ServerDPFTRL(Stated):
     spare recoveries and `clipping`. It covers `parameters` after every round, which may be
     published. The caller must ensure that a client id stands for one person and that folder and
     key stay secret. Not covered: :meth:`Round.metrics`. Floating point:
-    docs/floating_point.md.
+    docs/guarantees/floating_point.md.
 
     Not private either is the log of the logger ``dpftrl_fast.not_private``: a warning for a round
     that accepts under half of its cohort, with the commonest reason, and at the end of the run the
