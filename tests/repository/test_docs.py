@@ -12,7 +12,7 @@ from public_names import listed
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+OTHERS = ("README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 # Those that the site makes are of other files.
 IN_DOCS = [page for page in sorted(DOCS.rglob("*.md")) if page.parts[-3:-2] != ("generated",)]
 PAGES = [*IN_DOCS, *(ROOT / name for name in OTHERS)]
@@ -35,9 +35,28 @@ RUNNABLE = (
     "sklearn/least_squares",
     "sklearn/linear_model",
     "sklearn/pipelines",
+    "start/choose",
+    "start/first_epsilon",
+    "start/first_regression",
+    "start/first_torch",
+    "start/glossary",
+    "start/private_counts",
+    "start/report",
+    "start/settings",
     "streams/running_sums",
     "streams/tables",
 )
+# Packages that the blocks of pages need, by the beginning of the page's name.
+NEEDED = {
+    "sklearn/": ("sklearn",),
+    "plan/budget": ("sklearn",),
+    "runs/audit": ("sklearn",),
+    "start/choose": ("dp_accounting",),
+    "start/first_regression": ("pandas", "sklearn"),
+    "start/first_torch": ("torch",),
+    "start/private_counts": ("matplotlib", "pandas"),
+    "start/settings": ("sklearn", "torch"),
+}
 # Not a name to call.
 NOT_LISTED = {"__version__"}
 
@@ -162,10 +181,12 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_python_blocks_run(name: str) -> None:
+def test_python_blocks_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They run in order, and values that stand behind them as comments are right."""
-    if name.startswith("sklearn/") or name in ("plan/budget", "runs/audit"):
-        pytest.importorskip("sklearn")
+    for page, packages in NEEDED.items():
+        for package in packages if name.startswith(page) else ():
+            pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)  # some save a file
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
