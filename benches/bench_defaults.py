@@ -102,7 +102,7 @@ def peer(python: str, train: Table, test: Table, epsilon: float) -> float | None
 
 
 def line(name: str, table: Table, epsilon: float, python: str | None) -> str:
-    """Return the row of the table in docs/defaults.md."""
+    """Return the row of the table in docs/sklearn/defaults.md."""
     seeds = range(SEEDS if table.X.shape[0] < _LARGE else LARGE_SEEDS)
     splits = [table.split(seed) for seed in seeds]
     fitted = [default(train, epsilon).fit(train.X, train.y) for train, _ in splits]

@@ -3,8 +3,8 @@
 
 `pytest benches/bench_estimators.py` times the calls one after another.
 `python benches/bench_estimators.py` alternates them, for shared machines, and prints the ratios of
-docs/benchmarks.md. Everything runs in one thread: BLAS is limited before NumPy is imported in a
-script, and through threadpoolctl under pytest. Least squares is in bench_least_squares.py.
+docs/results/benchmarks.md. Everything runs in one thread: BLAS is limited before NumPy is imported
+in a script, and through threadpoolctl under pytest. Least squares is in bench_least_squares.py.
 
 Groups:
 

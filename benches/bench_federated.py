@@ -3,7 +3,7 @@
 
 `pytest benches/bench_federated.py` times single updates one after another.
 `python benches/bench_federated.py [clients]` streams that many updates of 10^6 numbers (10,000
-unless told) and prints the table of docs/federated_sums.md. Contenders take turns within the
+unless told) and prints the table of docs/federated/sums.md. Contenders take turns within the
 stream, which a shared machine asks for; each has another update of a set that no cache holds, so
 that its bytes come from memory. Everything runs in one thread.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many users, many nodes, large models: time, memory and folder of a federated server.
 
-`python benches/bench_federated_scale.py` prints the tables of docs/thousand_nodes.md;
+`python benches/bench_federated_scale.py` prints the tables of docs/federated/thousand_nodes.md;
 `python benches/bench_federated_scale.py PART ...` those parts alone (`users`, `nodes`, `memory`),
 and `--rounds N` fewer rounds of `users`. Each case runs in a process of its own, so that its peak
 memory is its own. Times are of the process alone (one thread), without waiting for the disk.

@@ -3,8 +3,8 @@
 
 `pytest benches/bench_gradients.py` times them one after another.
 `python benches/bench_gradients.py` alternates them, as a shared machine requires, and prints the
-ratios of docs/kernels.md. Everything runs in one thread: BLAS is limited before NumPy is imported
-if this file runs as a script, and through threadpoolctl, if installed, under pytest.
+ratios of docs/internals/kernels.md. Everything runs in one thread: BLAS is limited before NumPy is
+imported if this file runs as a script, and through threadpoolctl, if installed, under pytest.
 
 Two settings. "memory": every call takes another batch of a set larger than any cache, as in a pass
 over large data. "cache": the same 16 MB every time, which a large last-level cache holds.

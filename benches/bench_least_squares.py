@@ -3,9 +3,9 @@
 
 `pytest benches/bench_least_squares.py` times them one after another.
 `python benches/bench_least_squares.py` alternates them, as a shared machine requires, and prints
-the ratios of docs/least_squares.md; with `large` it runs 400 steps of 256 rows at p = 4000 instead
-and prints time and memory. Everything runs in one thread: BLAS is limited before NumPy is imported
-if this file runs as a script, and through threadpoolctl, if installed, under pytest.
+the ratios of docs/sklearn/least_squares.md; with `large` it runs 400 steps of 256 rows at p = 4000
+instead and prints time and memory. Everything runs in one thread: BLAS is limited before NumPy is
+imported if this file runs as a script, and through threadpoolctl, if installed, under pytest.
 
 A step scales the rows, adds their product to the packed sum, makes the noise of the step and writes
 the noisy sum. Models are solved for separately.

@@ -2,7 +2,8 @@
 """The noise of many steps of a short vector in one call, beside one call a step.
 
 `pytest benches/bench_many_steps.py` times each call. `python benches/bench_many_steps.py`
-alternates them, which a shared machine asks for, and prints the table of docs/benchmarks.md.
+alternates them, which a shared machine asks for, and prints the table of
+docs/results/benchmarks.md.
 """
 
 from __future__ import annotations

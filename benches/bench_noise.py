@@ -2,7 +2,7 @@
 """Tree noise beside torch, NumPy and MKL.
 
 `pytest benches/bench_noise.py` times each call. `python benches/bench_noise.py` alternates them,
-which a shared machine asks for, and prints the table of docs/benchmarks.md.
+which a shared machine asks for, and prints the table of docs/results/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Private running sums of many steps beside the time of making their noise.
 
 `pytest benches/bench_running_sums.py` times each call. `python benches/bench_running_sums.py`
-alternates them, and prints the table of docs/running_sums.md.
+alternates them, and prints the table of docs/streams/running_sums.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Cost of a step against the model's size and against the step, for mechanisms beside the tree.
 
 `pytest benches/bench_scale.py` runs everything small. `python benches/bench_scale.py FOLDER` prints
-the tables of docs/scale.md and writes its picture, ``scale.png``.
+the tables of docs/results/scale.md and writes its picture, ``scale.png``.
 """
 
 from __future__ import annotations

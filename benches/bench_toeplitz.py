@@ -2,7 +2,7 @@
 """Noise of Toeplitz mechanisms beside independent normals.
 
 `pytest benches/bench_toeplitz.py` times each call. `python benches/bench_toeplitz.py` alternates
-them, which a shared machine asks for, and prints the table of docs/benchmarks.md.
+them, which a shared machine asks for, and prints the table of docs/results/benchmarks.md.
 """
 
 from __future__ import annotations

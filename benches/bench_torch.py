@@ -3,9 +3,9 @@
 
 `pytest benches/bench_torch.py` times them one after another.
 `python benches/bench_torch.py [ROUNDS]` alternates them, which a shared machine asks for, and
-prints the ratios of docs/benchmarks.md: times of two threads.
+prints the ratios of docs/results/benchmarks.md: times of two threads.
 `python benches/bench_torch.py mechanisms [ROUNDS]` compares steps with two taps and with the
-Honaker tree, in processor time of one thread: the ratios of docs/benchmarks.md.
+Honaker tree, in processor time of one thread: the ratios of docs/results/benchmarks.md.
 
 What is timed comes after clipping: the sum of a batch is in ``p.grad``, and the parameters are to
 be written. 10^7 float32 parameters, momentum 0.9, in one tensor and in a thousand.

@@ -2,8 +2,8 @@
 """A whole training step in PyTorch: plain SGD, Opacus (hooks, ghost clipping), and `make_private`.
 
 `python benches/bench_training.py` starts one process for each model and way, in turn, and prints
-the medians of docs/benchmarks.md: CPU time of all that comes before the first step (imports too,
-other than torch's), of the first step and of a later one, and the peak memory of the process,
+the medians of docs/results/benchmarks.md: CPU time of all that comes before the first step (imports
+too, other than torch's), of the first step and of a later one, and the peak memory of the process,
 imports included. Everything runs in one thread. Models: a transformer of 10.0 million parameters
 (batches of 32 sequences of 64), and the paper's network for images (batches of 250).
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coverage of the confidence intervals of `DPFTRLLeastSquares`, over simulated data sets.
 
-`python benches/coverage_of_intervals.py 2000` prints the table of docs/least_squares.md; the number
-is that of data sets per line.
+`python benches/coverage_of_intervals.py 2000` prints the table of docs/sklearn/least_squares.md;
+the number is that of data sets per line.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The price of an unknown end: the tables of docs/horizon.md.
+"""The price of an unknown end: the tables of docs/plan/horizon.md.
 
 Run `python benches/horizon_table.py`.
 

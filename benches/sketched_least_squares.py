@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FTRL against least squares with a whole and with a sketched second moment, at p = 4000.
 
-`python benches/sketched_least_squares.py [epsilon ...]` prints the table of docs/least_squares.md:
-R^2 on held-out rows. A sketch is least squares on the k products of a row with random vectors drawn
-beforehand: its second moment has k (k + 1) / 2 entries with noise, not p (p + 1) / 2.
+`python benches/sketched_least_squares.py [epsilon ...]` prints the table of
+docs/sklearn/least_squares.md: R^2 on held-out rows. A sketch is least squares on the k products of
+a row with random vectors drawn beforehand: its second moment has k (k + 1) / 2 entries with noise,
+not p (p + 1) / 2.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ cdef class ChaCha(BitGenerator):
         w14 = (B div 2^64) mod 2^16 + 2^16 ((B div 2^96) mod 2^16)
         w15 = (B div 2^80) mod 2^16 + 2^16 * 0xFF04
 
-    that is, block index, node and tree of docs/stream.md as the low, the middle and the high part
+    that is, block index, node and tree of docs/guarantees/stream.md as the low, the middle and the high part
     of one 112-bit block number. The domain keeps these words apart from those of a `TreeNoise` with
     the same seed. After the last word comes word 0.
 

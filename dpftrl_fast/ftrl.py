@@ -57,7 +57,7 @@ def soft_threshold(x: Vector, c: float) -> Vector:
     Returns
     -------
     array of float64
-        sign(x) max(|x| - c, 0), a new array; `x` where c is 0, to the bit.
+        ``sign(x) max(|x| - c, 0)``, a new array; `x` where c is 0, to the bit.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def project_ball(x: Vector, radius: float) -> Vector:
     Returns
     -------
     array of float64
-        x min(1, R / ||x||), a new array. Its norm is at most R up to rounding.
+        ``x min(1, R / ||x||)``, a new array. Its norm is at most R up to rounding.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def theory_learning_rate(
 
     and the least such bound for ||theta* - theta_0|| <= D is at lambda = sqrt(T G (G + 2 N)) / D.
     The form is that of the regret theorem of Kairouz et al. (2021), with the expected norm of the
-    noise in place of a tail bound; the proof in this form is in docs/convex.md.
+    noise in place of a tail bound; the proof in this form is in docs/results/convex.md.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ them. `check_summands` has the derivation of the largest n.
 
 What is released of a noisy sum is a multiple of a public power of two, about a hundredth of the
 noise's standard deviation. Low-order bits of the sum are not in it, where noise and sum nearly
-cancel, or elsewhere (docs/floating_point.md).
+cancel, or elsewhere (docs/guarantees/floating_point.md).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Exact turned(long double log, long double x, unsigned flags) {
   return {(flags & 4) != 0 ? -first : first, (flags & 2) != 0 ? -second : second};
 }
 
-// sqrt(-2 ln(U / 2^64)) times cosine and sine of pi/4 x, where U = 0 stands for 1/2 (docs/stream.md).
+// sqrt(-2 ln(U / 2^64)) times cosine and sine of pi/4 x, where U = 0 stands for 1/2 (docs/guarantees/stream.md).
 Exact box_muller(std::uint64_t radius, long double x, unsigned flags) {
   const long double u = radius == 0 ? 0.5L : static_cast<long double>(radius);
   // ln(u / 2^64) without the cancellation near u = 2^64.

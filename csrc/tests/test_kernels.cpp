@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Each available target called directly and compared with scalar, bit for bit; and scalar with the layout of
-// docs/stream.md. On aarch64 the same file tests NEON.
+// docs/guarantees/stream.md. On aarch64 the same file tests NEON.
 
 #include <algorithm>
 #include <cmath>
@@ -45,7 +45,7 @@ std::vector<T> filled(const NoiseKernels& kernels, const NodeStream& s, std::uin
   return {room.begin() + 1 + static_cast<std::ptrdiff_t>(misalign), room.end() - 1};
 }
 
-// docs/stream.md, one coordinate at a time.
+// docs/guarantees/stream.md, one coordinate at a time.
 float coordinate(const NodeStream& s, std::uint64_t c, float scale) {
   const auto block = static_cast<std::uint32_t>(c / 256 * 16 + c % 16);
   const std::size_t row = c % 256 / 16 % 8;

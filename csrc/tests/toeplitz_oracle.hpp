@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Noise of Toeplitz mechanisms by their definition (docs/stream.md), whole vectors at a time: all z and x of a block
-// are kept. It knows no memory settings, tiles or threads.
+// Noise of Toeplitz mechanisms by their definition (docs/guarantees/stream.md), whole vectors at a time: all z and x of
+// a block are kept. It knows no memory settings, tiles or threads.
 
 #include <cstddef>
 #include <cstdint>

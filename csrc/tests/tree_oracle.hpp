@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The tree by its definition (docs/stream.md), whole vectors at a time and from nothing at every call: recursion for
-// Honaker's averages, a sum over the set bits of t for a prefix. It knows no heads, tiles or threads.
+// The tree by its definition (docs/guarantees/stream.md), whole vectors at a time and from nothing at every call:
+// recursion for Honaker's averages, a sum over the set bits of t for a prefix. It knows no heads, tiles or threads.
 
 #include <cmath>
 #include <cstdint>

@@ -26,7 +26,7 @@ def default_method(
 
     Least squares needs one pass, no learning rate and no clipping of gradients, and gives
     confidence intervals. Its noise is proportional to the largest norm of a row, squared; that of
-    DP-FTRL to the norm to which gradients are clipped. docs/defaults.md has measurements.
+    DP-FTRL to the norm to which gradients are clipped. docs/sklearn/defaults.md has measurements.
 
     Parameters
     ----------

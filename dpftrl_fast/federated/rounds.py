@@ -61,8 +61,8 @@ class PrivateRounds(Stated):
         Adapts the clip norm to the updates at each restart of the plan's mechanism, which must
         have some.
     folder : str or Path, optional
-        Folder that keeps the run (see docs/resume.md): **a secret**. None keeps it in memory only:
-        a run that is killed is then lost, and must not be started again with the same key.
+        Folder that keeps the run (see docs/runs/resume.md): **a secret**. None keeps it in memory
+        only: a run that is killed is then lost, and must not be started again with the same key.
     identity : mapping, optional
         More facts that identify the run, JSON-able; a folder of another run is refused.
     state : mapping, optional
@@ -85,8 +85,8 @@ class PrivateRounds(Stated):
         tasks are turned away. Its guarantee must be that of this run.
     user_key : bytes, optional
         32 secret bytes that are kept outside of the folder: then the folder alone does not reveal
-        who took part (see docs/federated.md). They are given again when the run resumes. Not with
-        `FixedOrder`, whose plan is a list of its clients.
+        who took part (see docs/federated/start.md). They are given again when the run resumes. Not
+        with `FixedOrder`, whose plan is a list of its clients.
 
     Raises
     ------
@@ -105,7 +105,7 @@ class PrivateRounds(Stated):
     recoveries and the estimates of `clipping`. The caller must ensure that a client id stands for
     one person, that the reasons for abandoning a round and the choice of the connected clients do
     not depend on updates, and that folder and key stay secret. Not covered: timing, and
-    everything that clients reveal otherwise. Floating point: docs/floating_point.md.
+    everything that clients reveal otherwise. Floating point: docs/guarantees/floating_point.md.
 
     The object holds un-noised sums and the key: it is not pickled. A folder's own key takes
     precedence over `key` and `noise_seed`.
@@ -324,7 +324,7 @@ class PrivateRounds(Stated):
                 if kept is None:
                     raise ValueError(
                         f"the sum of round {self._rounds_done + 1} is missing from the folder, and "
-                        "may have been released: recover=True abandons it (see docs/resume.md)"
+                        "may have been released: recover=True abandons it (see docs/runs/resume.md)"
                     )
                 value = self._take(kept["ids"], kept["sum"], kept["bits"], release, keep=False)
             yield value

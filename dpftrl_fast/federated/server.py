@@ -51,11 +51,11 @@ class ServerDPFTRL(Stated):
     learning_rate : float
         Of the server.
     momentum, nesterov
-        Of ``optimizer="ftrl"``, see :class:`dpftrl_fast.federated.optimizers.FTRLUpdate`.
+        Of ``optimizer="ftrl"``, see `dpftrl_fast.federated.optimizers.FTRLUpdate`.
     optimizer : {"ftrl", "adam"} or callable
-        "adam": :class:`dpftrl_fast.federated.optimizers.AdamUpdate` on each round's noised mean
+        "adam": `dpftrl_fast.federated.optimizers.AdamUpdate` on each round's noised mean
         update. A callable takes theta_0 as one vector and returns a custom
-        :class:`dpftrl_fast.federated.optimizers.ServerUpdate`.
+        `dpftrl_fast.federated.optimizers.ServerUpdate`.
     betas, eps
         Of ``optimizer="adam"``.
     folder : str or Path, optional
@@ -85,7 +85,7 @@ class ServerDPFTRL(Stated):
     spare recoveries and `clipping`. It covers `parameters` after every round, which may be
     published. The caller must ensure that a client id stands for one person and that folder and
     key stay secret. Not covered: :meth:`Round.metrics`. Floating point:
-    docs/floating_point.md.
+    docs/guarantees/floating_point.md.
 
     Not private either is the log of the logger ``dpftrl_fast.not_private``: a warning for a round
     that accepts under half of its cohort, with the commonest reason, and at the end of the run the

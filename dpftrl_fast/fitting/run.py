@@ -274,7 +274,7 @@ def fit(
     value for replacement by another. The caller must ensure that schema and settings were not
     chosen by looking at private rows, and must compose several fits of the same rows
     (`dpftrl_fast.accounting.compose`). Not covered: the running time, and a run with a
-    `noise_seed`. Floating point: docs/floating_point.md.
+    `noise_seed`. Floating point: docs/guarantees/floating_point.md.
 
     Examples
     --------

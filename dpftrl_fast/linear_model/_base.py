@@ -61,7 +61,7 @@ class PrivateLinearModel(KeptModel):
             Private rows, in the order in which they are used; their number is public. Frames of
             pandas, polars and pyarrow have columns of numbers. A dataset (or a path to a Parquet
             file or folder) is read batch by batch; Dask rows stay with the workers, which compute
-            the sums. See docs/linear_model.md.
+            the sums. See docs/sklearn/linear_model.md.
         y : (n,) array, or str
             Private targets; with a dataset or a dataframe the name of their column. All other
             columns are features.

@@ -68,7 +68,7 @@ class KeptModel(StreamedModel):
         -----
         Rows of a batch that is not full are private, and are not in the folder. `partial_fit` and
         `finish` raise :class:`dpftrl_fast.run.Diverged` where a step that was written ahead before
-        a crash is repeated with other rows; no model of it is released. See docs/resume.md.
+        a crash is repeated with other rows; no model of it is released. See docs/runs/resume.md.
 
         Examples
         --------

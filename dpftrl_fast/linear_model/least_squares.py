@@ -87,8 +87,8 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     split : float, default 0.35
         Share of mu^2 for the sum of y x.
     ridge_factor : float, default 2.0
-        lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see docs/least_squares.md. The noise has a
-        spectral norm of about sqrt(2) in these units.
+        lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see docs/sklearn/least_squares.md. The noise
+        has a spectral norm of about sqrt(2) in these units.
     solve_every : int, optional
         Make a model every `solve_every` steps, and after the last. By default `fit` makes one at
         the end, and `partial_fit` one at each call.
@@ -173,8 +173,8 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     Notes
     -----
     DP-FTRL for least squares, Kairouz et al. 2021 (arXiv 2103.00039). Memory grows with p^2: see
-    docs/least_squares.md. Pickles and copies hold the model, never key and sums: they cannot
-    continue a stream. The folder of `keep_stream` can.
+    docs/sklearn/least_squares.md. Pickles and copies hold the model, never key and sums: they
+    cannot continue a stream. The folder of `keep_stream` can.
 
     **Formal guarantee.** All models of one run together satisfy (``epsilon_``, ``delta_``) of
     ``plan_`` for two data sets that differ in one row (with groups: one user), whose x and y are
@@ -183,7 +183,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
     The caller must ensure that all parameters, bounds and the number of rows are public, and must
     compose several runs on the same rows (`dpftrl_fast.accounting.compose`). Not covered: a user
     with several rows without groups, `regret_`, `clipping_report`, scores on private rows, and a
-    run with a `noise_seed`. Floating point: docs/floating_point.md.
+    run with a `noise_seed`. Floating point: docs/guarantees/floating_point.md.
 
     Examples
     --------
@@ -251,7 +251,7 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
             of weight w counts as w x x^T and w y x. They need rows in memory.
         groups : (n,) array_like or str, optional
             User of every row, for a guarantee per user, as for `DPFTRLRegressor.fit`: the rows of a
-            user with many are given a common weight below 1, see docs/least_squares.md.
+            user with many are given a common weight below 1, see docs/sklearn/least_squares.md.
 
         Returns
         -------

@@ -50,7 +50,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         L: the gradient of a row (the summed gradient of a user) is clipped to this norm.
     momentum : float or "auto", default "auto"
         gamma, in [0, 1). These five follow from public facts where they are "auto", see
-        docs/defaults.md: the number of rows, the bounds, the loss and the budget.
+        docs/sklearn/defaults.md: the number of rows, the bounds, the loss and the budget.
     l1 : float, default 0.0
         Weight of the L1 norm of the coefficients per step; `coef_last_` then has exact zeros. The
         intercept is not penalised.
@@ -149,7 +149,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
     replacement by another. The caller must ensure that all parameters, bounds and the number of
     rows are public, and must compose several runs on the same rows
     (`dpftrl_fast.accounting.compose`). Not covered: `regret_`, `clipping_report`, scores on
-    private rows, and a run with a `noise_seed`. Floating point: docs/floating_point.md.
+    private rows, and a run with a `noise_seed`. Floating point: docs/guarantees/floating_point.md.
 
     Examples
     --------

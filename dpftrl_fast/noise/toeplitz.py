@@ -22,8 +22,9 @@ class ToeplitzNoise(NoiseSource):
 
     A source of noise without a privacy statement. With z_1, z_2, .. independent N(0, std^2) vectors
     the noise of step t is x_t, entry t of C^-1 z, and that of a running sum is x_1 + .. + x_t.
-    Every number is a pure function of the key, the step and the coordinate (docs/stream.md): the
-    same bits on every machine, for any `memory`, `threads` and split of the coordinates.
+    Every number is a pure function of the key, the step and the coordinate
+    (docs/guarantees/stream.md): the same bits on every machine, for any `memory`, `threads` and
+    split of the coordinates.
 
     Parameters
     ----------

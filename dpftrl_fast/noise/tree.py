@@ -24,8 +24,8 @@ class TreeNoise(NoiseSource):
     A source of noise without a privacy statement. At step t the prefix noise b_t is a sum over at
     most log2(t) + 1 tree nodes, each an independent N(0, std^2) vector, so the noise of a running
     sum grows with log t and not with t. Every number is a pure function of the key, the node and
-    the coordinate (docs/stream.md): the same bits on every machine, for any `memory`, `threads` and
-    split of the coordinates.
+    the coordinate (docs/guarantees/stream.md): the same bits on every machine, for any `memory`,
+    `threads` and split of the coordinates.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class TreeNoise(NoiseSource):
     **Formal guarantee.** None by itself: this class states no epsilon, since it does not know the
     clip norm or who takes part. :class:`dpftrl_fast.PrivacyPlan` makes noise with an epsilon. The
     key must stay secret, and the noise of a step must be added to one sum only. Round noisy
-    sums to a grid before they are released, as docs/floating_point.md says.
+    sums to a grid before they are released, as docs/guarantees/floating_point.md says.
 
     Examples
     --------

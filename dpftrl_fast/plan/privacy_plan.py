@@ -71,8 +71,8 @@ class PrivacyPlan(PlanEnds):
     models chosen adaptively. The caller must clip each contribution to `clip_norm`, let records
     take part only as declared (:meth:`guard` checks it), and add each value of the noise to one sum
     only, rounding the noisy sum to ``noise.grid`` before it is released. delta includes the floor
-    of the noise stream, see :attr:`delta_floor`; docs/floating_point.md bounds the rest of
-    floating point.
+    of the noise stream, see :attr:`delta_floor`; docs/guarantees/floating_point.md bounds the rest
+    of floating point.
 
     :meth:`calibrate` chooses the mechanism for a budget, or spends it on one that is given.
     :func:`dpftrl_fast.accounting.plan_mechanism` ranks all mechanisms in a table.
@@ -394,7 +394,8 @@ class PrivacyPlan(PlanEnds):
         Notes
         -----
         For noise of dtype float64, added to sums that are rounded to ``noise.grid``, as all front
-        ends do. There is no such figure for float32 noise. docs/floating_point.md has the proof.
+        ends do. There is no such figure for float32 noise. docs/guarantees/floating_point.md has
+        the proof.
 
         Examples
         --------

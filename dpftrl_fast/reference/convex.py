@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-FTRL for linear models in plain Python, after docs/convex.md: loops over rows and numbers.
+"""DP-FTRL for linear models in plain Python (docs/results/convex.md): loops over rows, numbers.
 
 The gradient of the loss l(z, y) at the outputs z = theta x is a slope for every output, times the
 row. Gradients of rows (or of users) are clipped, added up, and passed to `FTRL` with the noise of a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Least squares by two trees in plain Python and NumPy, after docs/least_squares.md.
+"""Least squares by two trees in plain Python and NumPy, after docs/sklearn/least_squares.md.
 
 The model after step t is the minimiser over C of theta^T W theta - 2 <s, theta> + h ||theta||^2, W
 and s being the noisy sums of x x^T and y x, and h half of the ridge lambda_t. Sums are made in

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise stream: keys, blocks of ChaCha, and normals made of them, after docs/stream.md.
+"""The noise stream (docs/guarantees/stream.md): keys, blocks of ChaCha, and normals of them.
 
 Values meet only IEEE ``+ - * sqrt``. NumPy makes each operation in a separate pass, so none is
 fused, and Python floats beside an array take its dtype (all of them here are exact in it).
@@ -215,7 +215,7 @@ def box_muller(
 
     Parameters
     ----------
-    radius : uint64 array, the U of docs/stream.md
+    radius : uint64 array, the U of docs/guarantees/stream.md
     angle : uint32 array for float32, uint64 array for float64, of that shape: the A
     dtype : float32 or float64
     extension : uint64 array of that shape, optional
@@ -299,7 +299,7 @@ def normals(
         Two streams, neither the other one rounded.
     rounds : 8, 12 or 20
     purpose : int
-        0 for tree noise; see docs/stream.md.
+        0 for tree noise; see docs/guarantees/stream.md.
     version : 1 or 2
         Of the stream. In version 1, no radius word of float64 was rare.
 

@@ -68,7 +68,7 @@ class ToeplitzNoise:
     seed, key, dtype, rounds, offset
         As for `dpftrl_fast.reference.TreeNoise`.
     purpose : int
-        3 for running sums; see docs/stream.md.
+        3 for running sums; see docs/guarantees/stream.md.
 
     Examples
     --------

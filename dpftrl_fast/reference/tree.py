@@ -63,7 +63,7 @@ class TreeNoise:
     offset : int
         Global coordinate of the first element.
     purpose : int
-        0 for tree noise; see docs/stream.md.
+        0 for tree noise; see docs/guarantees/stream.md.
 
     Examples
     --------

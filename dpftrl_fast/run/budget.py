@@ -150,7 +150,7 @@ class PrivacyBudget:
 
         It is that of an estimator's parameter (zero-out neighbours), at the budget's delta.
         Together the fits spend what is left but for about a thousandth: room for the floor of
-        delta, which depends on their plans (docs/budget.md).
+        delta, which depends on their plans (docs/plan/budget.md).
 
         Parameters
         ----------

@@ -52,7 +52,7 @@ class PrefixSum(KeptSum):
     steps : int or None
         Declared number of steps, for which epsilon is stated: public, chosen before the data are
         seen. None declares no end: one epsilon covers every step for ever, for at most 1.33 times
-        the noise of a known end (docs/horizon.md). That is for a single pass and float64.
+        the noise of a known end (docs/plan/horizon.md). That is for a single pass and float64.
     clip_norm : float or None
         L2 norm (L) that no record's contribution exceeds, from 1e-100 to 1e100: sums of such
         vectors stay within the range of float64. None with `bounds`.
@@ -89,7 +89,7 @@ class PrefixSum(KeptSum):
     memory, dtype, rounds, threads
         As for `TreeNoise`. Sums are kept in float64 for either dtype; the output of `add` is
         rounded to a public grid, ``plan.noise_spec.grid(dtype)``, and to the noise's dtype, so that
-        no low-order bits of the un-noised sum are exposed (docs/floating_point.md).
+        no low-order bits of the un-noised sum are exposed (docs/guarantees/floating_point.md).
 
     Raises
     ------

@@ -50,8 +50,8 @@ class TrainingRun(PrivacyStatement):
 
     One process at a time has the folder. Before each ``optimizer.step()`` the keyed hash of the
     step's sums and ids is written ahead; after a crash the steps since the last checkpoint are
-    repeated, only with the same sums (see docs/resume.md). The parameters are then those of a run
-    without a crash, bit for bit, and so is epsilon.
+    repeated, only with the same sums (see docs/runs/resume.md). The parameters are then those of a
+    run without a crash, bit for bit, and so is epsilon.
 
     Where processes share each batch (DDP, torchrun), all of them make the run together, with the
     same arguments, and rank 0 has the folder: it must be the same one after a restart, on a disk
@@ -90,7 +90,7 @@ class TrainingRun(PrivacyStatement):
     accept_epsilon : (epsilon, delta), optional
         The larger figure that the run states after a recovery.
     allow_fork : bool
-        Use a folder that was copied; voids the guarantee, see :class:`RunJournal`.
+        Use a folder that was copied; voids the guarantee, see :class:`dpftrl_fast.run.RunJournal`.
 
     Raises
     ------
@@ -109,7 +109,7 @@ class TrainingRun(PrivacyStatement):
     (epsilon, delta)-differentially private with the epsilon of :meth:`epsilon`
     (``neighbours="replace-one"`` for a replaced example). The caller must take the batches from the
     run, keep the folder secret, and resume from no copy of it. Noisy sums are on a public
-    grid, see docs/floating_point.md.
+    grid, see docs/guarantees/floating_point.md.
 
     The states of torch's, NumPy's and Python's global random numbers are saved with each
     checkpoint, those of each rank. Another number of processes may resume: it has the same run and

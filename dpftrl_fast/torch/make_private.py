@@ -202,7 +202,7 @@ def make_private(
     caller must take the batches from the returned loader, one ``optimizer.step()`` each, keep the
     noise key and states with secrets secret, and release nothing else that is computed from the
     data: the loss printed while training is not private. Noisy sums are on a public grid, see
-    docs/floating_point.md.
+    docs/guarantees/floating_point.md.
 
     With the hooks, the model is tried before its first pass in training mode, at the cost of a few
     steps (see `gradients.rows`): a model that does not treat the rows as separate examples is

@@ -113,9 +113,9 @@ class DPFTRL(Optimizer):
     replaced by zero, the parameters after all steps together are (epsilon, delta)-differentially
     private with the epsilon of ``plan.epsilon(delta)`` (``neighbours="replace-one"`` for a replaced
     example). The caller must ensure that sums are clipped as above (to the limit that leaves room
-    for rounding, see docs/torch_gradients.md, "Clipping"), that examples take part only as
+    for rounding, see docs/torch/gradients.md, "Clipping"), that examples take part only as
     ``plan.participation`` declares, and that key, un-noised sums and ``state_dict(secrets=True)``
-    stay secret. Noisy sums are on a public grid, see docs/floating_point.md.
+    stay secret. Noisy sums are on a public grid, see docs/guarantees/floating_point.md.
 
     The optimiser holds the un-noised sums and the key: it is not pickled or copied.
     `dpftrl_fast.torch.model_state_dict` returns the part that may be released. On many processes
@@ -459,7 +459,7 @@ class DPFTRL(Optimizer):
         without secrets of the stretch before: the run continues from the released parameters, which
         the model must have before the next step, as theta_0, with sums that begin at 0. A
         `TrainingLedger` of the run states the account from now on. `TrainingRun` calls this; see
-        docs/resume.md.
+        docs/runs/resume.md.
 
         Parameters
         ----------

@@ -59,7 +59,7 @@ class ResidualNoise:
     example). The caller must ensure that sums are clipped to ``plan.clip_norm``, that examples take
     part only as ``plan.participation`` declares, that only noisy sums are used, and that key and
     ``state_dict(secrets=True)`` stay secret. The noisy sums of all steps together are on a public
-    grid, see docs/floating_point.md.
+    grid, see docs/guarantees/floating_point.md.
 
     On many processes each has the sums of its own examples, as for `DPFTRL`; afterwards all have
     the same noisy sum of all examples.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/cli.md says what the command line does."""
+"""docs/runs/cli.md says what the command line does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from dpftrl_fast.datasets import flights_schema
 from dpftrl_fast.tables import cells
 from dpftrl_fast.tables.schema import Schema
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "runs" / "cli.md").read_text(
+    encoding="utf-8"
+)
 
 
 def test_the_schema_in_the_docs_is_a_schema(tmp_path: Path) -> None:

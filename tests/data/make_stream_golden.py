@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write stream_v2.json, the golden values of docs/stream.md, with `dpftrl_fast.reference` alone.
+"""Write stream_v2.json, the golden values of docs/guarantees/stream.md, with
+`dpftrl_fast.reference` alone.
 
 Run ``python tests/data/make_stream_golden.py``. Values are the bits of the IEEE numbers,
 big-endian, in hexadecimal, one after the other: 8 digits for a float32, 16 for a float64.

@@ -171,7 +171,7 @@ def test_the_tables_of_the_docs_are_those_of_the_committed_rows(monkeypatch, pat
     labels = torch.zeros(rows), torch.zeros(test_rows)
     images = Images(labels[0], labels[0], labels[1], labels[1])  # only their number matters
     report = study(images, Laboratory(name, Results(path)), "reduced")
-    text = (DOCS / "experiments.md").read_text()
+    text = (DOCS / "results" / "experiments.md").read_text()
     for table in report.tables:
         assert table.markdown() in text
     for figure in report.figures:

@@ -89,7 +89,7 @@ def test_no_figure_but_the_papers_own_is_below_its_epsilon(report):
 
 
 def test_the_docs_have_the_tables_of_the_code(report):
-    text = (Path(__file__).parents[2] / "docs" / "federated_experiment.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "results" / "federated.md").read_text()
     for table in report[0].tables:
         for row in table.rows:
             assert f"| {' | '.join(row)} |" in text

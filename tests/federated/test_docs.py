@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accuracies in docs/federated_experiment.md are those of the rows that lie beside it."""
+"""The accuracies in docs/results/federated.md are those of the rows that lie beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_accuracy_of_the_docs_comes_from_the_rows() -> None:
         for (name, _), found in fits.items()
         if len(found) == 3
     }
-    text = (DOCS / "federated_experiment.md").read_text()
+    text = (DOCS / "results" / "federated.md").read_text()
     sections = text.split("\n### Results: ")[1:]
     names = ("shakespeare", "shakespeare-96", "online-retail")
     for name, section in zip(names, sections, strict=True):

@@ -246,7 +246,7 @@ def test_the_docs_have_the_table_of_the_code():
     found = plan_rounds(
         342_477, 1_600, 8.0, 1e-6, report_goal=1_000, workload=acc.Workload(momentum=0.9)
     )
-    text = (DOCS / "federated.md").read_text()
+    text = (DOCS / "federated" / "start.md").read_text()
     for row in found.alternatives():
         figures = f"{row.plan.noise_multiplier:.3f} | {row.noise_ratio:.5f} | {row.error:.5f}"
         cohorts = f"{row.cohort_size:,} | {row.min_separation:,} | {row.participations}"
@@ -256,7 +256,7 @@ def test_the_docs_have_the_table_of_the_code():
 def test_the_docs_show_what_the_command_prints():
     command, shown = re.findall(
         r"```\n\$ dpftrl-fast (plan-rounds [^\n]*)\n(.*?)```",
-        (DOCS / "cli.md").read_text(),
+        (DOCS / "runs" / "cli.md").read_text(),
         re.DOTALL,
     )[0]
     printed = [line.rstrip() for line in run(*command.split()).stdout.splitlines()]

@@ -21,7 +21,7 @@ from dpftrl_fast.mechanisms.toeplitz.long_run import (
     squared_norm,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "horizon.md"
+PAGE = Path(__file__).parents[2] / "docs" / "plan" / "horizon.md"
 UNBOUNDED = mech.BufferedToeplitz.unbounded()
 FOREVER = acc.SinglePass.unbounded()
 ENDS = np.unique(np.geomspace(100, 10**13, 300).round().astype(np.int64))

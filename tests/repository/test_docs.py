@@ -8,11 +8,16 @@ import re
 from pathlib import Path
 
 import pytest
+from public_names import listed
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
-PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in OTHERS)]
+# Those that the site makes are of other files.
+IN_DOCS = [page for page in sorted(DOCS.rglob("*.md")) if page.parts[-3:-2] != ("generated",)]
+PAGES = [*IN_DOCS, *(ROOT / name for name in OTHERS)]
+# Pages of the site only, beside README.md, the index of the same pages on GitHub.
+FRONT = {"README.md", "index.md", "guide.md"}
 WIDTH = 100
 # Words of the house's own, and "restart" where a recovery is meant.
 REPLACED = re.compile(
@@ -20,18 +25,18 @@ REPLACED = re.compile(
 )
 # Pages whose Python blocks run, one after the other.
 RUNNABLE = (
-    "accounting",
-    "audit",
-    "budget",
-    "horizon",
-    "kernels",
-    "least_squares",
-    "linear_model",
-    "mechanisms",
-    "pipelines",
-    "running_sums",
-    "streams",
-    "thousand_nodes",
+    "federated/thousand_nodes",
+    "internals/kernels",
+    "plan/accounting",
+    "plan/budget",
+    "plan/horizon",
+    "plan/mechanisms",
+    "runs/audit",
+    "sklearn/least_squares",
+    "sklearn/linear_model",
+    "sklearn/pipelines",
+    "streams/running_sums",
+    "streams/tables",
 )
 # Not a name to call.
 NOT_LISTED = {"__version__"}
@@ -51,7 +56,7 @@ def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     text = without_code(page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -64,14 +69,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(file), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_prose_wraps(page: Path) -> None:
     for line in without_code(page.read_text(encoding="utf-8")).splitlines():
         may_be_long = line.startswith(("|", "![", "    ", "       ")) or "](" in line
         assert len(line) <= WIDTH or may_be_long, line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_standard_terms(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     words = re.findall(r"[A-Za-z]+", re.sub(r"`[^`\n]*::[^`\n]*`", "", text))  # no names of tests
@@ -79,7 +84,7 @@ def test_standard_terms(page: Path) -> None:
     assert sum(word.lower() == "what" for word in words) <= 1 + 1.5 * len(words) / 1000
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_an_epsilon_is_printed_with_its_replace_one(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     fenced = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
@@ -98,8 +103,9 @@ def test_every_example_states_both_epsilons() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    for page in DOCS.glob("*.md"):
-        assert page.name == "README.md" or f"({page.name})" in index, page.name
+    for page in IN_DOCS:
+        name = page.relative_to(DOCS).as_posix()
+        assert name in FRONT or f"({name})" in index, name
 
 
 def exists(path: str) -> bool:
@@ -109,7 +115,7 @@ def exists(path: str) -> bool:
     return any(any(place.glob(path)) for place in places)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_paths_of_sources_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for path in re.findall(r"`([\w*./-]+\.(?:py|cpp|hpp))`", text):
@@ -117,7 +123,7 @@ def test_paths_of_sources_exist(page: Path) -> None:
 
 
 def test_folders_of_the_architecture_page_exist() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    text = (DOCS / "internals" / "architecture.md").read_text(encoding="utf-8")
     folders = re.findall(r"`([\w.-]+(?:/[\w.-]+)*/)`", text)
     assert len(folders) > 30
     for folder in folders:
@@ -125,24 +131,6 @@ def test_folders_of_the_architecture_page_exist() -> None:
 
 
 # ---- Public names ----
-
-
-def listed() -> dict[str, set[str]]:
-    """Names of docs/api.md by module."""
-    found: dict[str, set[str]] = {}
-    module = ""
-    for line in (DOCS / "api.md").read_text(encoding="utf-8").splitlines():
-        heading = re.match(r"## `([\w.]+)`", line)
-        if heading:
-            module = heading.group(1)
-        if not line.startswith("| `"):
-            continue
-        for code in re.findall(r"`([^`]+)`", line.split(" | ")[0]):
-            name = code.partition("(")[0]
-            if name.startswith("dpftrl_fast."):
-                module, _, name = name.rpartition(".")
-            found.setdefault(module, set()).add(name)
-    return found
 
 
 def test_the_list_is_read() -> None:
@@ -176,7 +164,7 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_blocks_run(name: str) -> None:
     """They run in order, and values that stand behind them as comments are right."""
-    if name in ("audit", "budget", "least_squares", "linear_model", "pipelines"):
+    if name.startswith("sklearn/") or name in ("plan/budget", "runs/audit"):
         pytest.importorskip("sklearn")
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}

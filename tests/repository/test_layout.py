@@ -17,9 +17,9 @@ from package_source import ROOT, modules
 
 PACKAGE = "dpftrl_fast"
 
-# The drawing of docs/architecture.md, from the bottom up. A component (a folder, or a module beside
-# the folders) imports components of lower rows only: so noise, accounting and kernels know nothing
-# of each other.
+# The drawing of docs/internals/architecture.md, from the bottom up. A component (a folder, or a
+# module beside the folders) imports components of lower rows only: so noise, accounting and kernels
+# know nothing of each other.
 LAYERS = [
     {"_core", "_validate", "files", "plots", "reference", "rounding"},
     {"mechanisms", "tables"},

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "threat_model.md"
+PAGE = ROOT / "docs" / "guarantees" / "threat_model.md"
 SECURITY = ROOT / "SECURITY.md"
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 import torchvision_ops
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "torch"
 #: Pages of recipes: a block is a whole program.
-PROGRAMS = ("torch", "torch_data", "torch_frameworks", "torch_gradients")
+PROGRAMS = ("start", "data", "frameworks", "gradients")
 #: A page whose blocks continue each other.
-IN_ORDER = ("torch_optimizer",)
+IN_ORDER = ("optimizer",)
 TOOLS = ("accelerate", "lightning", "peft", "torchvision", "transformers")
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
@@ -66,7 +66,7 @@ def test_a_recipe_runs_by_itself(
     block: str, one_program: list[warnings.WarningMessage], capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace: dict[str, object] = {"__name__": "recipe"}
-    run(block, "torch", namespace)
+    run(block, "start", namespace)
     said = capsys.readouterr()
     assert "grad_sample_mode='hooks'" in said.err or 'grad_sample_mode="vmap"' in block
     own = [str(w.message) for w in one_program if "dpftrl_fast" in w.filename]
@@ -87,7 +87,7 @@ def test_blocks_run_in_order(page: str, one_program: object) -> None:
 
 def test_every_recipe_has_its_block() -> None:
     """And each is as short as a screen."""
-    text = (DOCS / "torch.md").read_text(encoding="utf-8")
+    text = (DOCS / "start.md").read_text(encoding="utf-8")
     recipes = text.partition("## Recipes")[2].partition("## The rules")[0]
     sections = re.split(r"^### ", recipes, flags=re.MULTILINE)[1:]
     assert len(sections) == 6

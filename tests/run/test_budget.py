@@ -362,7 +362,7 @@ def test_an_older_copy_is_refused_by_the_process_that_has_spent_more(
     path.write_bytes(newest)
     budget.spend(plan())
     assert len(budget.table()) == 3
-    # A process that has not seen more cannot notice: docs/budget.md says so.
+    # A process that has not seen more cannot notice: docs/plan/budget.md says so.
     path.write_bytes(older)
     another_process(monkeypatch)
     assert len(PrivacyBudget.open(path).table()) == 1

@@ -120,7 +120,7 @@ def test_the_mechanism_is_the_best_for_the_figures() -> None:
             for name, one in {**table, "tree": tree}.items()
         }
         assert error[kind["figures"]] == min(error.values()), (kind, error)
-    # The figures of docs/streams.md.
+    # The figures of docs/streams/tables.md.
     rms = [
         [round(float(np.sqrt(np.mean(one.std(name) ** 2))), 1) for name in ("period", "running")]
         for one in (table["period"], table["running"], tree)

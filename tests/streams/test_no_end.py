@@ -72,5 +72,5 @@ def test_the_error_of_far_steps_is_that_of_the_mechanism() -> None:
     sums = make(noise_multiplier=2.0)
     near = [sums.std(until=t)[0] for t in (2**16 - 1, 2**16, 2**16 + 1, 2**16 + 2)]
     assert np.diff(near).min() > 0 and np.diff(near).max() < 1e-4
-    # The table of docs/horizon.md: 12.77 at 10^12 steps for a unit of sigma over sqrt(zeta).
+    # The table of docs/plan/horizon.md: 12.77 at 10^12 steps for a unit of sigma over sqrt(zeta).
     assert abs(sums.std(until=10**12)[0] / 2 * np.sqrt(4.092) - 12.77) < 0.01

@@ -128,14 +128,14 @@ torchvision, Opacus, torch), with random weights, and trained in an ordinary loo
   `unwrap`: give `dpftrl_fast.torch.unwrap(model)`.
 
 "auto" prints whether it takes hooks or each example alone. The modes are described in
-[torch_gradients.md](torch_gradients.md). Tests run each cell, and compare this page with the
-results (`tests/torch/models`).
+[gradients.md](gradients.md). Tests run each cell, and compare this page with the results
+(`tests/torch/models`).
 
 """
 
 
 def page() -> str:
-    """docs/torch_models.md."""
+    """docs/torch/models.md."""
     rows = ["| model | " + " | ".join(f'"{mode}"' for mode in MODES) + " |", "|---" * 5 + "|"]
     for name in CASES:
         cells = [refused.remedy if (refused := refusal(name, m)) else "works" for m in MODES]

@@ -9,8 +9,9 @@
 // The last is the Taylor series of R(a) - R(b) about the midpoint eps/mu: all terms are positive, so that a small mu
 // costs no digits. e^(-a^2/2) keeps its power of two beside it, so that a small delta costs none either. Everything is
 // written once for double, which finds a guess by Newton's iteration, and for DoubleDouble, which improves it by one
-// more step and then decides between neighbouring doubles with a proved error bound (docs/derivations/hockey_stick.md).
-// So a search needs about three evaluations in DoubleDouble. Nothing is ever decided by a guess.
+// more step and then decides between neighbouring doubles with a proved error bound
+// (docs/internals/derivations/hockey_stick.md). So a search needs about three evaluations in DoubleDouble. Nothing is
+// ever decided by a guess.
 
 #include "dpftrl/accounting/hockey_stick.hpp"
 

@@ -16,7 +16,8 @@
 // relatively, as (-1)^k G_k(-x) is the recurrence's other solution. An error e of G_(n+1)/G_n on the way does the same
 // with e rho_n, so that the far part of the recurrence may run in plain double: three quarters of its steps. Below x =
 // 2, where it would be long, R comes from R(x) = sqrt(pi/2) e^(x^2/2) - (x + x^3/3!! + x^5/5!! + ...), and the others
-// from the recurrence run upward, which loses a few bits only. docs/derivations/hockey_stick.md has the bounds.
+// from the recurrence run upward, which loses a few bits only. docs/internals/derivations/hockey_stick.md has the
+// bounds.
 
 #include <cmath>
 

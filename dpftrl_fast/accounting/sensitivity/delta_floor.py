@@ -14,8 +14,8 @@ node by one contribution, and delta(eps) the exact value for untruncated normals
     truncated delta(eps) <= delta(eps)/(1 - Q) + floor,    Q = N m 2^-64,
     floor = 2^-64/(1 - Q) (R sqrt(m) A s + zeta s^2 k(S)),  k(x) = (e^(R x - x^2/2) - 1 - R x)/x^2.
 
-The proof, and that of the numbers N, A and S/s of :func:`touched`, is in docs/accounting.md; the
-distance of computed from real normals is in docs/floating_point.md.
+The proof, and that of the numbers N, A and S/s of :func:`touched`, is in docs/plan/accounting.md;
+the distance of computed from real normals is in docs/guarantees/floating_point.md.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ data set, chosen adaptively, and every set A of released values,
 
 where D bounds the error that a released sum adds, but for a probability that is part of beta, and c
 is the norm of the normals that take such an error back.
-docs/floating_point.md has the proof, and the derivation of the numbers below. All lengths are in
-standard deviations of a node's noise.
+docs/guarantees/floating_point.md has the proof, and the derivation of the numbers below. All
+lengths are in standard deviations of a node's noise.
 """
 
 from __future__ import annotations

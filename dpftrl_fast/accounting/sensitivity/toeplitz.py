@@ -2,7 +2,7 @@
 """Squared sensitivity (zeta) of Toeplitz mechanisms under each pattern of participation.
 
 C is square and invertible, so that what is released determines all noise: "exact" and "released"
-are one number, a float that is rounded up. The rules, with proofs, are in docs/accounting.md:
+are one number, a float that is rounded up. The rules, with proofs, are in docs/plan/accounting.md:
 
 - the first place of an epoch is the worst, whatever the signs of the coefficients c;
 - uses at 0, b, 2 b, .. are the worst under a minimum separation b if c >= 0 and c_j falls from

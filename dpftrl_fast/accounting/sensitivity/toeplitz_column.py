@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first column of a Toeplitz strategy with a proven bound of its rounding errors.
 
-Derived in docs/accounting.md, section "Sensitivity of Toeplitz mechanisms".
+Derived in docs/plan/accounting.md, section "Sensitivity of Toeplitz mechanisms".
 """
 
 from __future__ import annotations

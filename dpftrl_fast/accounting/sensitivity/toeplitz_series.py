@@ -9,7 +9,8 @@ c_0 = 1 and c_j = sum over i of scale_i decay_i^(j-1), so that over n steps
 with the geometric series g(x) = 1 + x + .. + x^(n-2) = (1 - x^(n-1))/(1 - x), or n - 1 for x = 1.
 Scales and decays are floats, and so fractions: 1 - x is computed without an error. The power is
 rounded down, in multiples of 2^-320: what is subtracted is never too much. Every other operation is
-exact, but for the last rounding, to a float that is not below. docs/accounting.md has the proof.
+exact, but for the last rounding, to a float that is not below. docs/plan/accounting.md has the
+proof.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ t-2b+1 .. t-b, .., and shift it by at most the largest |c| of each, summed.
 
 A mechanism whose coefficients are no float32 numbers has float64 noise alone. The tail of float64
 normals is cut at a probability of 2^-128, not 2^-64, so that a shifted vector counts for 2^-64 of
-one, and its shift for sqrt(2) 2^-64 of the sum (docs/accounting.md).
+one, and its shift for sqrt(2) 2^-64 of the sum (docs/plan/accounting.md).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ the weighted count W, with noise of variance v, where
 
     W(node) = contributions under it + W(right child)/2,   v = 1 + 1/4 + ... + 4^-l,
 
-so that zeta is the maximum of the sum of W^2/v. Both are derived in docs/accounting.md, with the
-root of a completed tree counted as read, and with the program for minimum separation.
+so that zeta is the maximum of the sum of W^2/v. Both are derived in docs/plan/accounting.md, with
+the root of a completed tree counted as read, and with the program for minimum separation.
 """
 
 from __future__ import annotations

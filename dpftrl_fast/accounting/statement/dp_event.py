@@ -44,7 +44,7 @@ def dp_event(noise_multiplier: float, sensitivity_squared: float) -> Any:
         and composes with events for add-or-remove-one neighbours. For replace-one neighbours give
         four times the sensitivity squared to the same accountants; under ``REPLACE_ONE`` the PLD
         accountant doubles the sensitivity itself, the RDP accountant does not (version 0.6). The
-        floor of the noise stream (docs/accounting.md) is not in it.
+        floor of the noise stream (docs/plan/accounting.md) is not in it.
 
     Raises
     ------

@@ -59,8 +59,8 @@ class PrivacyStatement(ABC):
     def delta_floor(self) -> float:
         """Part of delta that the finite tail of the noise stream takes, for zero-out neighbours.
 
-        Proved in docs/accounting.md for nodes of up to 2^36 coordinates. No epsilon is stated at a
-        delta that is not above it, unless another valid bound has a lower floor.
+        Proved in docs/plan/accounting.md for nodes of up to 2^36 coordinates. No epsilon is stated
+        at a delta that is not above it, unless another valid bound has a lower floor.
         """
         return self.guarantee.floor()
 

@@ -2,7 +2,7 @@
 """Defaults of a run of DP-FTRL, derived from public facts only.
 
 Facts are the number of rows (or users), their bounds, the loss, the budget and the error of the
-mechanism. The rule, with its reasons and measurements, is in docs/defaults.md:
+mechanism. The rule, with its reasons and measurements, is in docs/sklearn/defaults.md:
 
 - The clip norm is a share of the largest gradient norm of a row at theta = 0: a tenth to a
   fifth for numbers, a fifth to twice of it for labels, as large as the noise allows.

@@ -60,7 +60,7 @@ class GLMRun:
     batches of users), replaced by zero. All iterates and their averages together satisfy the
     (epsilon, delta) that `plan.epsilon(delta)` states. The caller ensures that each record or user
     takes part as the plan's participation declares (with `ids`, the plan's guard checks it). Noisy
-    sums are on a public grid, see docs/floating_point.md.
+    sums are on a public grid, see docs/guarantees/floating_point.md.
 
     Examples
     --------

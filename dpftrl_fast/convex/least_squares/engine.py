@@ -102,7 +102,7 @@ class LeastSquares(SecretSums):
     (epsilon, delta) that `plan.epsilon(delta)` states. The caller ensures that each record takes
     part in batches as the plan's participation declares, and publishes nothing else of the engine:
     `regret` and the secret sums are not covered. Noisy sums are on a public grid, see
-    docs/floating_point.md.
+    docs/guarantees/floating_point.md.
 
     Raises
     ------

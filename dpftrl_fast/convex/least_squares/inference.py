@@ -7,7 +7,7 @@ released moments are W~ = W + N and s~ = W theta + X^T e + n, so that
     W~^-1 s~ - theta = W~^-1 u,   u = X^T e + n - N theta,
 
 and u has mean zero and a known covariance but for the variance of e. No ridge is used.
-docs/least_squares.md has the derivations.
+docs/sklearn/least_squares.md has the derivations.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class LeastSquaresSettings(CommonSettings):
     split : float
         Share of mu^2 for the sum of y x.
     ridge_factor : float
-        lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see `docs/least_squares.md`.
+        lambda_t/2 in units of L^2 sigma_c sqrt(v_t p), see `docs/sklearn/least_squares.md`.
     alpha : float
         Ridge penalty alpha ||theta||^2, not on the constant; the ridge is at least lambda_t/2.
     intervals : bool

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounds of docs/convex.md, as numbers."""
+"""The bounds of docs/results/convex.md, as numbers."""
 
 from __future__ import annotations
 

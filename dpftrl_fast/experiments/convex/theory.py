@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured regret and risk beside the bounds of docs/convex.md, as n, p and epsilon grow."""
+"""Measured regret and risk as n, p and epsilon grow, and the bounds of docs/results/convex.md."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class SecAggStrategy(DPFTRLStrategy):
         Shares that unmask, a number or a fraction of `num_shares`: if fewer of those who hold the
         shares of one client stay, the sum is of nobody.
     **options
-        Of :class:`DPFTRLStrategy`: `plan`, `report_goal`, `delta`, `client_id`, `folder` and the
+        Of `DPFTRLStrategy`: `plan`, `report_goal`, `delta`, `client_id`, `folder` and the
         others. Metrics of clients are not collected.
 
     Attributes
@@ -77,7 +77,7 @@ class SecAggStrategy(DPFTRLStrategy):
     What secure aggregation adds is protection of single updates from the server, as strong as
     Flower's: its masks come from generators with seeds of 32 bits, which a server that keeps the
     masked vectors can search. It holds against a server that follows the protocol and looks at
-    sums only. The sum without noise is a secret of the run. See docs/federated_flower.md.
+    sums only. The sum without noise is a secret of the run. See docs/federated/flower.md.
 
     Examples
     --------

@@ -99,8 +99,8 @@ class DPFTRLStrategy(Strategy):
         node's update is refused. All of this follows from private data without noise, also whether
         a client answers: keys and lines end in "(not private)".
     folder : str or Path, optional
-        Folder that keeps the run, **a secret** (docs/resume.md): a server that was killed resumes
-        from it, bit for bit. None: in memory only.
+        Folder that keeps the run, **a secret** (docs/runs/resume.md): a server that was killed
+        resumes from it, bit for bit. None: in memory only.
     **options
         Of :class:`dpftrl_fast.federated.ServerDPFTRL`: `learning_rate`, `momentum`, `optimizer`,
         `clipping`, `checkpoint_every`, `spare_recoveries`, `noise_seed` and the others.
@@ -284,7 +284,7 @@ class DPFTRLStrategy(Strategy):
         """Try one node, at random: it names its user and trains once; nothing of it is summed.
 
         No round begins and no step of the plan is used. The report follows from one user's data and
-        is not private. With :class:`SecAggStrategy` the node does not train: it makes public keys.
+        is not private. With `SecAggStrategy` the node does not train: it makes public keys.
 
         Parameters
         ----------

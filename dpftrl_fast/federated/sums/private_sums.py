@@ -24,7 +24,7 @@ from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
-# No value of the noise stream is larger, in standard deviations (docs/accounting.md: 9.419).
+# No value of the noise stream is larger, in standard deviations (docs/plan/accounting.md: 9.419).
 _LARGEST = 10.0
 
 

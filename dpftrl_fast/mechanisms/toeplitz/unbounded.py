@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of the mechanisms for a stream without a declared end.
 
-Found by `mechanisms.toeplitz.long_run.search`, and rounded to five digits; docs/horizon.md has the
-derivation.
+Found by `mechanisms.toeplitz.long_run.search`, and rounded to five digits; docs/plan/horizon.md has
+the derivation.
 """
 
 from __future__ import annotations

@@ -245,7 +245,8 @@ class BufferedToeplitz(ToeplitzMechanism):
 
         With ``SinglePass.unbounded()``, which has more steps than any stream takes, a plan states
         one epsilon for ever. At every step from 10^2 to 10^13 the noise is at most 1.33 times that
-        of the square root of that length, a mechanism for a known end. docs/horizon.md has tables.
+        of the square root of that length, a mechanism for a known end. docs/plan/horizon.md has
+        tables.
 
         Parameters
         ----------

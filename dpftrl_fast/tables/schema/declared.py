@@ -49,7 +49,7 @@ _ENTRIES = (
 
 @dataclass(frozen=True)
 class Schema:
-    """Declared, public facts about a table (see ``docs/cli.md``).
+    """Declared, public facts about a table (see ``docs/runs/cli.md``).
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise stream on a GPU: one Triton kernel that makes a tree's sums where they are needed.
 
-docs/stream.md is the definition, and the bits are those of the C++ core: integers, and IEEE add,
-subtract, multiply and square root (`sqrt_rn`) in the written order. Contraction has to be off:
-launches say ``enable_fp_fusion=False`` (`dpftrl_fast.torch.device.stream`).
+docs/guarantees/stream.md is the definition, and the bits are those of the C++ core: integers, and
+IEEE add, subtract, multiply and square root (`sqrt_rn`) in the written order. Contraction has to be
+off: launches say ``enable_fp_fusion=False`` (`dpftrl_fast.torch.device.stream`).
 
 A lane makes one ChaCha block (float64: a pair) and the 16 normals of its column of a superblock,
 and adds up in registers whatever belongs to them: kept vectors of a tree are read once; sum,

@@ -4,7 +4,7 @@
 A lane makes its normals in registers, as in `triton_stream`, and combines them with earlier ones
 that it makes again, or with kept vectors that it reads; then it writes what is asked for: the noise
 of the step, the noise of the running sum, and the vectors for later steps. Two taps read nothing
-and write one element a coordinate. Nothing is fused (docs/stream.md gives the order).
+and write one element a coordinate. Nothing is fused (docs/guarantees/stream.md gives the order).
 """
 
 # Triton's language is typed by its compiler, not by Python, and has no starred tuples.

@@ -60,7 +60,7 @@ _GHOST = (
     "grad_sample_mode='ghost' is not offered: ghost clipping gets an example's norm in one pass "
     "and its part of the sum in another, with roundings of their own, so that nothing bounds its "
     "part by clip_norm for certain, and an example that is not finite spoils the whole sum "
-    "(docs/torch_gradients.md); hand out the batch in pieces instead (loader.in_pieces)"
+    "(docs/torch/gradients.md); hand out the batch in pieces instead (loader.in_pieces)"
 )
 
 

@@ -21,7 +21,7 @@ from zoo_table import CASES, FIXED, MODES, page, refusal
 from dpftrl_fast.torch import fix_model, unwrap
 
 COMPILED = "torch.compile before"
-PAGE = Path(__file__).parents[3] / "docs" / "torch_models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "torch" / "models.md"
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 
 
@@ -54,4 +54,4 @@ def test_what_is_compiled_before_is_handed_out_itself(mode: str) -> None:
 
 
 def test_the_page_of_models_says_what_is_tested() -> None:
-    assert PAGE.read_text() == page(), "write zoo_table.page() to docs/torch_models.md"
+    assert PAGE.read_text() == page(), "write zoo_table.page() to docs/torch/models.md"

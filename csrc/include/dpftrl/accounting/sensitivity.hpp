@@ -4,7 +4,7 @@
 // Participation -> squared sensitivity zeta. Knows nothing of noise.
 //
 // A record adds a contribution of at most 1 (in clip norms) to the leaf of each step it takes part in. What is
-// counted, per tree, and why it bounds what the tree releases, is derived in docs/accounting.md:
+// counted, per tree, and why it bounds what the tree releases, is derived in docs/plan/accounting.md:
 //
 //   all_nodes         sum over readable nodes of (contributions under the node)^2
 //   even_nodes        the same over the nodes that vanilla prefixes read

@@ -6,7 +6,7 @@
 // Box-Muller, since it needs no table, no branch and no rejection, so that a coordinate's normal is a pure
 // function of its own words and the same code runs on any vector unit. Only IEEE add, subtract, multiply
 // and square root, in the order written here, and integer arithmetic: no fused multiply-add, no libm. So
-// every machine gives the same bits. docs/stream.md derives the layout:
+// every machine gives the same bits. docs/guarantees/stream.md derives the layout:
 //
 //   radius word, read as u = (1 + f) * 2^-lz with f in [-1/2, 0); r = sqrt(lz * 2 ln 2 - 2 ln(1 + f))
 //   angle word: two signs, a swap, and x in [0, 1); the pair is r cos(pi/4 x) and r sin(pi/4 x), or swapped

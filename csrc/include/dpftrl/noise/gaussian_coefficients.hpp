@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Minimax polynomials of the Gaussian transform, lowest power first, made by docs/derivations/fit_polynomials.py.
+// Minimax polynomials of the Gaussian transform, lowest power first, made by
+// docs/internals/derivations/fit_polynomials.py.
 //   log:    -2 ln(1 + f) / f            on f in [-1/2, 0], relative error 2.3e-8 (f32), 6.7e-18 (f64)
 //   cosine: cos(pi/4 sqrt(y))           on y in [0, 1],    absolute error 2.8e-8, 3.1e-20
 //   sine:   sin(pi/4 sqrt(y)) / sqrt(y) on y in [0, 1],    relative error 3.3e-9, 3.4e-18

@@ -2,7 +2,7 @@
 #pragma once
 
 // What identifies a random number: a 256-bit key, a purpose, a tree, a node and a global coordinate.
-// docs/stream.md is the specification; a change of anything here is a new kStreamVersion.
+// docs/guarantees/stream.md is the specification; a change of anything here is a new kStreamVersion.
 
 #include <cstddef>
 #include <cstdint>

@@ -4,7 +4,7 @@
 // Noise of a Toeplitz mechanism: correlated Gaussian noise for prefix sums, one coordinate range of one noise vector.
 //
 // A position (block, t) and the key determine everything. x_t is the noise that step t adds to a running sum, made of
-// the independent z_1 .. z_t of its block in one written order (docs/stream.md):
+// the independent z_1 .. z_t of its block in one written order (docs/guarantees/stream.md):
 //
 //   taps     x_t = ((z_t + d_1 z_(t-1)) + d_2 z_(t-2)) + ..
 //   buffers  x_t = ((z_t - scale_1 s_1) - scale_2 s_2) - ..; then s_i = decay_i s_i + x_t; s_i = 0 before step 1

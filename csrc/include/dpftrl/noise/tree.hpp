@@ -5,8 +5,8 @@
 //
 // A position (tree, t) and the key determine everything. The vectors held here only save work, so each is optional:
 // `Memory` says how many are kept, an interrupted call drops them all, and every setting gives the same bits,
-// since all sums run in one written order (docs/stream.md): carry, then live nodes from high level to low. In
-// that order b_t = b_(t with its lowest bit cleared) + one term, so the sum at an earlier time (a "head") can stand
+// since all sums run in one written order (docs/guarantees/stream.md): carry, then live nodes from high level to low.
+// In that order b_t = b_(t with its lowest bit cleared) + one term, so the sum at an earlier time (a "head") can stand
 // for all its terms. Vanilla keeps heads, Honaker keeps the averages r of live nodes.
 
 #include <cstddef>
