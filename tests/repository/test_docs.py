@@ -12,7 +12,7 @@ from public_names import listed
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+OTHERS = ("README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 # Those that the site makes are of other files.
 IN_DOCS = [page for page in sorted(DOCS.rglob("*.md")) if page.parts[-3:-2] != ("generated",)]
 PAGES = [*IN_DOCS, *(ROOT / name for name in OTHERS)]

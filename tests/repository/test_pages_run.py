@@ -27,6 +27,8 @@ ELSEWHERE = {
     "torch/gradients": "repository/test_torch_pages.py",
     "torch/optimizer": "repository/test_torch_pages.py",
 }
+# Packages beyond the imports of a page.
+BEYOND = {"start/choose": {"dp_accounting"}, "start/private_counts": {"matplotlib"}}
 # Warnings of tools among themselves, on pages with programs for them.
 TOOLS = {"keras", "tensorflow", "jax", "flwr"}
 
@@ -61,7 +63,7 @@ def imported(code: str) -> set[str]:
 def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that stand behind them as comments are right."""
     blocks, given = BLOCK.findall(PAGES[name]), GIVEN.get(name, {})
-    needed = set().union(*(imported(code) for code in (*blocks, *given.values())))
+    needed = BEYOND.get(name, set()).union(*map(imported, (*blocks, *given.values())))
     for package in sorted(needed - set(sys.stdlib_module_names)):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")

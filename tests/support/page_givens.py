@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that blocks of a page take as given ("yours"): code before a block, by page and block.
 
-Blocks count from 0. An entry with "skipif" names a package that the page needs beyond its imports.
+Blocks count from 0.
 """
 
 from __future__ import annotations
