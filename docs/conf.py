@@ -39,10 +39,7 @@ smartquotes = False  # `--option` stays as it is typed
 highlight_language = "text"
 pygments_style = "friendly"
 
-myst_enable_# Programs with figures, which run while the site is built.
-GALLERY = any((DOCS / "gallery").glob("plot_*.py"))
-
-extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 6
 
 # Types are in the docstrings, in words.
