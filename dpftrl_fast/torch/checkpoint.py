@@ -90,7 +90,7 @@ class TrainingRun(PrivacyStatement):
     accept_epsilon : (epsilon, delta), optional
         The larger figure that the run states after a recovery.
     allow_fork : bool
-        Use a folder that was copied; voids the guarantee, see :class:`RunJournal`.
+        Use a folder that was copied; voids the guarantee, see :class:`dpftrl_fast.run.RunJournal`.
 
     Raises
     ------

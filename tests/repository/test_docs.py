@@ -8,11 +8,16 @@ import re
 from pathlib import Path
 
 import pytest
+from public_names import listed
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OTHERS = ("README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
-PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in OTHERS)]
+# Those that the site makes are of other files.
+IN_DOCS = [page for page in sorted(DOCS.rglob("*.md")) if page.parts[-3:-2] != ("generated",)]
+PAGES = [*IN_DOCS, *(ROOT / name for name in OTHERS)]
+# Pages of the site only, beside README.md, the index of the same pages on GitHub.
+FRONT = {"README.md", "index.md", "guide.md"}
 WIDTH = 100
 # Words of the house's own, and "restart" where a recovery is meant.
 REPLACED = re.compile(
@@ -117,9 +122,9 @@ def test_every_example_states_both_epsilons() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    for page in DOCS.rglob("*.md"):
+    for page in IN_DOCS:
         name = page.relative_to(DOCS).as_posix()
-        assert name == "README.md" or f"({name})" in index, name
+        assert name in FRONT or f"({name})" in index, name
 
 
 def exists(path: str) -> bool:
@@ -145,24 +150,6 @@ def test_folders_of_the_architecture_page_exist() -> None:
 
 
 # ---- Public names ----
-
-
-def listed() -> dict[str, set[str]]:
-    """Names of docs/reference/api.md by module."""
-    found: dict[str, set[str]] = {}
-    module = ""
-    for line in (DOCS / "reference" / "api.md").read_text(encoding="utf-8").splitlines():
-        heading = re.match(r"## `([\w.]+)`", line)
-        if heading:
-            module = heading.group(1)
-        if not line.startswith("| `"):
-            continue
-        for code in re.findall(r"`([^`]+)`", line.split(" | ")[0]):
-            name = code.partition("(")[0]
-            if name.startswith("dpftrl_fast."):
-                module, _, name = name.rpartition(".")
-            found.setdefault(module, set()).add(name)
-    return found
 
 
 def test_the_list_is_read() -> None:

@@ -20,7 +20,7 @@ class _Pattern:
     """Base of the patterns whose fields are numbers."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
+        """Return a JSON-able dictionary that `participation_from_dict` reads.
 
         Examples
         --------
