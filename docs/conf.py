@@ -11,8 +11,8 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS / "_site"))
 
-from site_pages import resolve_links, write_pages  # noqa: E402
 from public_names import names_in_table  # noqa: E402
+from site_pages import resolve_links, write_pages  # noqa: E402
 
 import dpftrl_fast  # noqa: E402
 

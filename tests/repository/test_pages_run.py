@@ -112,7 +112,7 @@ def test_values_are_compared() -> None:
 
 # ---- Code that no test would run ----
 
-# Words of indented code for a GPU, and of parts of programs that tests/frameworks completes and runs.
+# Words of indented code for a GPU, and of parts of programs that tests/frameworks completes.
 NOT_HERE = ("cupy.", "cythonize(", "ctypes.CDLL(", "tf.foldl(")
 
 
