@@ -23,40 +23,6 @@ WIDTH = 100
 REPLACED = re.compile(
     r"\b(lest|goes? on where|(raw|bare) sums?|of one's own|cannot be had|spare_restarts=)\b"
 )
-# Pages whose Python blocks run, one after the other.
-RUNNABLE = (
-    "federated/thousand_nodes",
-    "internals/kernels",
-    "plan/accounting",
-    "plan/budget",
-    "plan/horizon",
-    "plan/mechanisms",
-    "runs/audit",
-    "sklearn/least_squares",
-    "sklearn/linear_model",
-    "sklearn/pipelines",
-    "start/choose",
-    "start/first_epsilon",
-    "start/first_regression",
-    "start/first_torch",
-    "start/glossary",
-    "start/private_counts",
-    "start/report",
-    "start/settings",
-    "streams/running_sums",
-    "streams/tables",
-)
-# Packages that the blocks of pages need, by the beginning of the page's name.
-NEEDED = {
-    "sklearn/": ("sklearn",),
-    "plan/budget": ("sklearn",),
-    "runs/audit": ("sklearn",),
-    "start/choose": ("dp_accounting",),
-    "start/first_regression": ("pandas", "sklearn"),
-    "start/first_torch": ("torch",),
-    "start/private_counts": ("matplotlib", "pandas"),
-    "start/settings": ("sklearn", "torch"),
-}
 # Not a name to call.
 NOT_LISTED = {"__version__"}
 
@@ -175,26 +141,3 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
     if module != "dpftrl_fast.fitting.model_file":
         missing = set(getattr(public, "__all__", ())) - listed()[module] - NOT_LISTED
         assert missing == set()
-
-
-# ---- Examples ----
-
-
-@pytest.mark.parametrize("name", RUNNABLE)
-def test_python_blocks_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They run in order, and values that stand behind them as comments are right."""
-    for page, packages in NEEDED.items():
-        for package in packages if name.startswith(page) else ():
-            pytest.importorskip(package)
-    monkeypatch.chdir(tmp_path)  # some save a file
-    text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
-    namespace: dict[str, object] = {}
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, f"{name}.md", "exec"), namespace)
-        for code, value in re.findall(r"^(\S.*?)  # (\d+(?:\.\d+)?)\b", block, re.MULTILINE):
-            expression = re.sub(r"^\w+ = ", "", code)
-            if expression.startswith("print("):
-                expression = expression.removeprefix("print(").removesuffix(")")
-            assert eval(expression, namespace) == pytest.approx(float(value), abs=1e-3), code
