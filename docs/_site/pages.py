@@ -71,7 +71,9 @@ def page_of(path: Path) -> str | None:
         return f"/generated/examples/{part.removesuffix('.py')}.md"
     if path.parent == ROOT and path.name in PROJECT:
         return f"/generated/project/{path.stem.lower()}.md"
-    if path.is_relative_to(DOCS):
+    if path == DOCS:
+        return "/README.md"
+    if path.is_relative_to(DOCS) and path.is_file():
         return "/" + path.relative_to(DOCS).as_posix()
     return None
 
