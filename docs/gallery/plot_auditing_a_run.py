@@ -102,8 +102,8 @@ _ = both[0].legend(frameon=False, fontsize=8)
 # In numbers
 # ----------
 #
-# mu is measured with its standard error. `dpftrl-fast audit` and the functions of
-# `dpftrl_fast.audit` do the same for estimators, PyTorch training and federated servers.
+# mu is measured with its standard error. ``dpftrl-fast audit`` and the functions of
+# ``dpftrl_fast.audit`` do the same for estimators, PyTorch training and federated servers.
 
 for name, result in (("as planned", right), ("records too heavy", wrong)):
     print(
