@@ -6,6 +6,8 @@ Auditing a run
 Does a program keep the epsilon that it states? An audit inserts made-up records, *canaries*, by the
 toss of a coin. It guesses the coins from all that the program releases, and compares its success
 with the stated guarantee.
+
+The noise of an audit has new keys each time, so the last digits vary from build to build.
 """
 
 # %%
