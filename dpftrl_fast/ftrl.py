@@ -57,7 +57,7 @@ def soft_threshold(x: Vector, c: float) -> Vector:
     Returns
     -------
     array of float64
-        sign(x) max(|x| - c, 0), a new array; `x` where c is 0, to the bit.
+        ``sign(x) max(|x| - c, 0)``, a new array; `x` where c is 0, to the bit.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def project_ball(x: Vector, radius: float) -> Vector:
     Returns
     -------
     array of float64
-        x min(1, R / ||x||), a new array. Its norm is at most R up to rounding.
+        ``x min(1, R / ||x||)``, a new array. Its norm is at most R up to rounding.
 
     Examples
     --------

@@ -97,8 +97,8 @@ def plan_rounds(
         Neighbours for which `epsilon` is to hold: one user's updates replaced by zero, or by
         another's.
     bound, max_vectors
-        As for :meth:`PrivacyPlan.calibrate`. A server releases running sums only, so that
-        "released" holds.
+        As for :meth:`dpftrl_fast.PrivacyPlan.calibrate`. A server releases running sums only, so
+        that "released" holds.
 
     Raises
     ------

@@ -51,11 +51,11 @@ class ServerDPFTRL(Stated):
     learning_rate : float
         Of the server.
     momentum, nesterov
-        Of ``optimizer="ftrl"``, see :class:`dpftrl_fast.federated.optimizers.FTRLUpdate`.
+        Of ``optimizer="ftrl"``, see `dpftrl_fast.federated.optimizers.FTRLUpdate`.
     optimizer : {"ftrl", "adam"} or callable
-        "adam": :class:`dpftrl_fast.federated.optimizers.AdamUpdate` on each round's noised mean
+        "adam": `dpftrl_fast.federated.optimizers.AdamUpdate` on each round's noised mean
         update. A callable takes theta_0 as one vector and returns a custom
-        :class:`dpftrl_fast.federated.optimizers.ServerUpdate`.
+        `dpftrl_fast.federated.optimizers.ServerUpdate`.
     betas, eps
         Of ``optimizer="adam"``.
     folder : str or Path, optional

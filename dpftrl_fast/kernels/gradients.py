@@ -159,11 +159,11 @@ def clipped_sum(
 
     With z = theta x the outputs of a row and s their slopes (`dpftrl_fast.kernels.losses`), the
     gradient of the row is s x^T, an array like theta. Gradients are clipped to L' = L (1 - 2^-20),
-    L being the clip norm, in the norm over all of their entries: the sum is that of g_i min(1, L' /
-    |g_i|). With `users`, g_i is the sum of the gradients of all rows of user i. Everything is
-    computed in float64; no per-example gradient is stored.
+    L being the clip norm, in the norm over all of their entries: the sum is that of
+    ``g_i min(1, L' / |g_i|)``. With `users`, g_i is the sum of the gradients of all rows of user i.
+    Everything is computed in float64; no per-example gradient is stored.
 
-    With a row bound R, a row x stands for x min(1, R / |x|); with a constant c, for (x, c), the
+    With a row bound R, a row x stands for ``x min(1, R / |x|)``; with a constant c, for (x, c), the
     constant being appended after that. Neither makes a copy of the rows.
 
     Parameters

@@ -4,18 +4,25 @@
 It imports nothing from the rest of the package. Five parts:
 
 - `dpftrl_fast.reference.stream`, after docs/guarantees/stream.md: keys, blocks of ChaCha and
-normals, equal to
-  those of the C++ core to the last bit; also one value at a time (`normals_python`).
+  normals, equal to those of the C++ core to the last bit; also one value at a time
+  (`normals_python`).
 - `dpftrl_fast.reference.tree`: tree noise, also in lists and loops (`TreeNoisePython`), and its
   exact variance and covariance.
 - `dpftrl_fast.reference.toeplitz`: noise of Toeplitz mechanisms, and their matrices.
 - `dpftrl_fast.reference.convex`, after docs/results/convex.md: clipped sums of gradients, the FTRL
-update,
-  and whole runs, in loops over rows.
+  update, and whole runs, in loops over rows.
 - `dpftrl_fast.reference.least_squares`, after docs/sklearn/least_squares.md: least squares by two
-trees.
+  trees.
 
 The last two are not imported here.
+
+Examples
+--------
+>>> from dpftrl_fast import TreeNoise, reference
+>>> core = TreeNoise(4, 1.0, seed=7)
+>>> plain = reference.TreeNoise(4, 1.0, seed=7)
+>>> all((core.step() == plain.step()).all() for _ in range(8))
+True
 """
 
 from dpftrl_fast.reference.stream import (

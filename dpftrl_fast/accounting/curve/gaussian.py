@@ -85,7 +85,7 @@ def epsilon(
     conversion : {"cks", "mironov"}, optional
         Only for ``"rdp"``: from RDP to (epsilon, delta). ``"cks"`` (the default there) is that of
         Canonne, Kamath and Steinke, ``"mironov"`` the older and looser one; see
-        :mod:`dpftrl_fast.accounting.curve.renyi`.
+        `dpftrl_fast.accounting.curve.renyi`.
 
     Returns
     -------

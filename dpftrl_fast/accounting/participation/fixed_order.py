@@ -135,7 +135,7 @@ class FixedOrder:
         return max(1, int(gaps.min())) if gaps.size else self.steps
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary that :func:`participation_from_dict` reads.
+        """Return a JSON-able dictionary that `participation_from_dict` reads.
 
         Examples
         --------

@@ -52,7 +52,7 @@ class SecAggStrategy(DPFTRLStrategy):
         Shares that unmask, a number or a fraction of `num_shares`: if fewer of those who hold the
         shares of one client stay, the sum is of nobody.
     **options
-        Of :class:`DPFTRLStrategy`: `plan`, `report_goal`, `delta`, `client_id`, `folder` and the
+        Of `DPFTRLStrategy`: `plan`, `report_goal`, `delta`, `client_id`, `folder` and the
         others. Metrics of clients are not collected.
 
     Attributes

@@ -284,7 +284,7 @@ class DPFTRLStrategy(Strategy):
         """Try one node, at random: it names its user and trains once; nothing of it is summed.
 
         No round begins and no step of the plan is used. The report follows from one user's data and
-        is not private. With :class:`SecAggStrategy` the node does not train: it makes public keys.
+        is not private. With `SecAggStrategy` the node does not train: it makes public keys.
 
         Parameters
         ----------

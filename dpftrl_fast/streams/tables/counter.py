@@ -101,7 +101,7 @@ class PrivateCounter(KeptTable):
     half-width from the centre of the bounds, in each of m keys: norm sqrt(m) c, or with values
     sqrt(2 m) c, half of the budget (of mu squared) for each. Counts have noise of that norm times
     sigma times the mechanism's factor; sums sqrt(centre^2 + half-width^2) times as much, which is
-    at most max(|low|, |high|). Sums are of whole numbers and exact, up to 2^53 over `periods`
+    at most ``max(|low|, |high|)``. Sums are of whole numbers and exact, up to 2^53 over `periods`
     events in one period and key (2^37 with values); more are cut.
 
     The object holds un-noised sums, user ids and the key: it is a secret, and is not pickled;
