@@ -21,6 +21,9 @@ author = "The dpftrl-fast authors"
 copyright = "The dpftrl-fast authors. Licence: Apache 2.0"
 version = release = dpftrl_fast.__version__
 
+# Programs with figures, which run while the site is built.
+GALLERY = any((DOCS / "gallery").glob("plot_*.py"))
+
 extensions = [
     "myst_parser",
     "numpydoc",
@@ -46,6 +49,21 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+if GALLERY:
+    extensions.append("sphinx_gallery.gen_gallery")
+    sphinx_gallery_conf = {
+        "examples_dirs": "gallery",
+        "gallery_dirs": "generated/gallery",
+        "within_subsection_order": "FileNameSortKey",
+        "parallel": True,
+        "remove_config_comments": True,
+        "show_memory": False,
+        "show_signature": False,
+        "write_computation_times": False,
+        "min_reported_time": 1,
+        "thumbnail_size": (420, 280),
+    }
 
 html_theme = "pydata_sphinx_theme"
 html_title = "dpftrl-fast"
@@ -81,6 +99,8 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     if path.suffix != ".md" or docname.startswith("generated/"):
         return
     source[0] = FILE_NAME.sub(r"[](\1)", resolve_links(source[0], path))
+    if docname == "index" and not GALLERY:
+        source[0] = source[0].replace("\nGallery <generated/gallery/index>", "")
     if docname == "reference/api":
         source[0] = with_links_to_names(source[0])
 

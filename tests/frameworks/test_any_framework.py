@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from pages import DOCS, programs
+from page_blocks import DOCS, programs
 
 import dpftrl_fast as dpf
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import blocks, programs
+from page_blocks import blocks, programs
 
 import dpftrl_fast as dpf
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from public_names import listed
@@ -52,6 +53,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert file.exists(), target
         if anchor:
             assert anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_to_other_sites_are_well_formed(page: Path) -> None:
+    """Whether they answer is for `sphinx-build -b linkcheck`, which needs a network."""
+    text = without_code(page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([a-z]+:[^)\s]+)\)|<(https?:[^>]*)>", text):
+        address = urlsplit("".join(target))
+        assert address.scheme in ("https", "mailto"), target
+        if address.scheme == "https":
+            assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", address.netloc), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

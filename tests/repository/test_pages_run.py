@@ -21,6 +21,7 @@ FENCE = re.compile(r"^```.*?^```", flags=re.DOTALL | re.MULTILINE)
 # Pages whose blocks another file runs.
 ELSEWHERE = {
     "README": "repository/test_readme.py",
+    "start/first_csv": "repository/test_first_csv.py",
     "torch/start": "repository/test_torch_pages.py",
     "torch/data": "repository/test_torch_pages.py",
     "torch/frameworks": "repository/test_torch_pages.py",

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-from pages import blocks
+from page_blocks import blocks
 
 import dpftrl_fast as dpf
 from dpftrl_fast import accounting as acc
