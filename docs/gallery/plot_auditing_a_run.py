@@ -96,7 +96,7 @@ for axes, result, title in ((both[0], right, "as planned"), (both[1], wrong, "re
         xlabel="score (standard deviations of the stated noise)",
     )
 both[0].set_ylabel("density")
-both[0].legend(frameon=False, fontsize=8)
+_ = both[0].legend(frameon=False, fontsize=8)
 
 # %%
 # In numbers

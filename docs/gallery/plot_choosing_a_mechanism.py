@@ -54,7 +54,7 @@ axes.set(
     title="Noise in the running sum at epsilon 8 (replace-one 19.1)",
 )  # fmt: skip
 axes.grid(alpha=0.3)
-axes.legend(frameon=False)
+_ = axes.legend(frameon=False)
 
 # %%
 # All mechanisms, with their memory
@@ -74,7 +74,7 @@ for place, row in zip(places, rows, strict=True):
 axes.axvline(table.lower_bound, color="tab:red", linestyle=":", label="lower bound")
 axes.set_yticks(places, [row.words for row in rows])
 axes.set(xlabel="rms error of a running sum (clip norms)", xlim=(0, 52))
-axes.legend(frameon=False, loc="center right")
+_ = axes.legend(frameon=False, loc="center right")
 
 # %%
 # From a row to a plan

@@ -80,7 +80,7 @@ for k, axes in enumerate(panels.flat):
     axes.imshow(weights, cmap="RdBu", vmin=-largest, vmax=largest)
     axes.set_title(names[k] if side == 28 else str(k), fontsize=9)
     axes.axis("off")
-figure.suptitle("Weights of the private classifier: blue for, red against")
+_ = figure.suptitle("Weights of the private classifier: blue for, red against")
 
 # %%
 # A network: accuracy against epsilon
@@ -131,4 +131,4 @@ axes.set(
     title="Fashion-MNIST, mean and standard deviation of 5 seeds",
 )
 axes.grid(alpha=0.3)
-axes.legend(frameon=False, loc="lower right")
+_ = axes.legend(frameon=False, loc="lower right")

@@ -76,4 +76,4 @@ axes.set(
     title="Arrival delay by a linear model (epsilon 1: replace-one 2.1)",
 )
 axes.grid(alpha=0.3)
-axes.legend(frameon=False, loc="lower right")
+_ = axes.legend(frameon=False, loc="lower right")

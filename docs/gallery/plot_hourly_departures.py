@@ -83,7 +83,7 @@ for axes, (airport, rows) in zip(panels, december.groupby("key"), strict=True):
     axes.grid(alpha=0.3)
 panels[1].set_ylabel("departures in the last 24 hours")
 panels[2].xaxis.set_major_formatter(dates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
-figure.suptitle("Epsilon 1 for one departure (replace-one 2.1), for every hour of the year")
+_ = figure.suptitle("Epsilon 1 for one departure (replace-one 2.1), for every hour of the year")
 
 # %%
 # Are the stated errors right?
@@ -107,4 +107,4 @@ x = np.linspace(-4, 4, 200)
 axes.hist(score.ravel(), bins=60, range=(-4, 4), density=True, alpha=0.4, label="26,280 figures")
 axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="tab:gray", label="standard normal")
 axes.set(xlabel="error / stated standard deviation", ylabel="density")
-axes.legend(frameon=False)
+_ = axes.legend(frameon=False)

@@ -142,7 +142,7 @@ axes.set_yticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
 axes.set_yticks([], minor=True)
 axes.set(xlabel="round", ylabel="perplexity", title="Epsilon 0.5 for one user (replace-one 1.06)")
 axes.grid(alpha=0.3)
-axes.legend(frameon=False)
+_ = axes.legend(frameon=False)
 
 # %%
 # The private model's text
@@ -205,4 +205,4 @@ axes.set(
     title="Speakers of Shakespeare's plays, mean and standard deviation of 3 seeds",
 )
 axes.grid(alpha=0.3)
-axes.legend(frameon=False)
+_ = axes.legend(frameon=False)
