@@ -12,7 +12,14 @@ from public_names import PACKAGE, Name, data_docstring, docstring, listed, load,
 
 NAMES = [(module, name) for module, names in sorted(listed().items()) for name in sorted(names)]
 # Packages that the import of a module needs.
-NEEDS = {"torch": "opacus", "linear_model": "sklearn", "preprocessing": "sklearn", "flower": "flwr"}
+NEEDS = {
+    "torch": "opacus",
+    "linear_model": "sklearn",
+    "preprocessing": "sklearn",
+    "flower": "flwr",
+    ".jax": "jax",
+    ".optax": "optax",
+}
 COMPILED = (f"{PACKAGE}._core", f"{PACKAGE}._chacha")
 
 
