@@ -54,7 +54,6 @@ sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "generated/gallery",
     "within_subsection_order": "FileNameSortKey",
-    "parallel": True,
     "remove_config_comments": True,
     "show_memory": False,
     "show_signature": False,
