@@ -6,6 +6,8 @@ Auditing a run
 Does a program keep the epsilon that it states? An audit inserts made-up records, *canaries*, by the
 toss of a coin. It guesses the coins from all that the program releases, and compares its success
 with the stated guarantee.
+
+The noise of an audit has new keys each time, so the last digits vary from build to build.
 """
 
 # %%
@@ -102,8 +104,8 @@ _ = both[0].legend(frameon=False, fontsize=8)
 # In numbers
 # ----------
 #
-# mu is measured with its standard error. `dpftrl-fast audit` and the functions of
-# `dpftrl_fast.audit` do the same for estimators, PyTorch training and federated servers.
+# mu is measured with its standard error. ``dpftrl-fast audit`` and the functions of
+# ``dpftrl_fast.audit`` do the same for estimators, PyTorch training and federated servers.
 
 for name, result in (("as planned", right), ("records too heavy", wrong)):
     print(

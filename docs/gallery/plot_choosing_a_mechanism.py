@@ -14,8 +14,8 @@ The run: 10 epochs over 100 fixed batches, in the same order in every epoch, at 
 # The table
 # ---------
 #
-# `plan_mechanism` computes the noise multiplier that each mechanism needs for the epsilon, and the
-# error that remains. *vectors* is the memory, in vectors of the size of the model.
+# ``plan_mechanism`` computes the noise multiplier that each mechanism needs for the epsilon, and
+# the error that remains. *vectors* is the memory, in vectors of the size of the model.
 
 import dpftrl_fast as dpf
 from dpftrl_fast import accounting as acc

@@ -33,8 +33,8 @@ train.head(3)
 # One private fit
 # ---------------
 #
-# `from_schema` makes a scikit-learn pipeline from the declared facts. Its plan states both epsilons
-# before the first row is read.
+# ``from_schema`` makes a scikit-learn pipeline from the declared facts. Its plan states both
+# epsilons before the first row is read.
 
 pipeline = from_schema(schema, epsilon=1.0, delta=1e-6, noise_seed=0)
 pipeline.fit(train, train["arr_delay"])  # targets are clipped to the declared bounds

@@ -57,7 +57,7 @@ def update(table, user):
 # A plan from the population
 # --------------------------
 #
-# 60 rounds of 100 reports. Users come when they like. `plan_rounds` asks as many that 100 answer,
+# 60 rounds of 100 reports. Users come when they like. ``plan_rounds`` asks as many that 100 answer,
 # finds out how far apart two participations of a user are at least, and takes the mechanism with
 # the least noise for that pattern.
 

@@ -68,8 +68,8 @@ def test_the_site_has_a_page_for_every_name() -> None:
     pytest.importorskip("numpydoc")
     for package in NEEDS.values():
         pytest.importorskip(package)
-    from pages import Pages, name_page, write_api
     from public_names import public_names
+    from site_pages import Pages, name_page, write_api
 
     class Kept(Pages):
         def __init__(self) -> None:

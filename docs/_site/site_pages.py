@@ -73,6 +73,8 @@ def page_of(path: Path) -> str | None:
         return f"/generated/project/{path.stem.lower()}.md"
     if path == DOCS:
         return "/README.md"
+    if path.is_relative_to(DOCS / "gallery"):
+        return f"/generated/gallery/{path.stem if path.suffix else 'index'}.rst"
     if path.is_relative_to(DOCS) and path.is_file():
         return "/" + path.relative_to(DOCS).as_posix()
     return None
@@ -86,7 +88,8 @@ def resolve_links(text: str, source: Path) -> str:
         if not target or re.match(r"\w+:", target):
             return match.group()
         path = (source.parent / target).resolve()
-        if path.is_relative_to(DOCS) and source.is_relative_to(DOCS):
+        within = path.is_relative_to(DOCS) and not path.is_relative_to(DOCS / "gallery")
+        if within and source.is_relative_to(DOCS):
             return match.group()
         page = page_of(path)
         return f"{start}{page}{end}" if page else "]"
