@@ -23,7 +23,7 @@ NEEDED_SOURCES = [
 ]  # fmt: skip
 JUNK = re.compile(
     r"(^|/)(build|dist|\.git|\.venv|__pycache__|\.[a-z]+_cache)/"
-    r"|\.(so|pyd|dylib|o|a|whl|pyc|egg-info|log)$"
+    r"|\.(so|pyd|dylib|o|a|whl|pyc|egg-info)$"
 )
 
 
