@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw from a ``dpftrl_fast.ChaCha`` in Cython, without the GIL and without Python objects.
 
-``from dpftrl_fast._chacha cimport ChaCha, chacha_next_double`` compiles as C or as C++ and needs
-only NumPy's headers: the cipher is called through this module, so nothing of ours has to be linked.
+This module compiles as C or as C++ and needs only NumPy's headers: the cipher is called through
+``dpftrl_fast._chacha``, so nothing of ours has to be linked.
 
-    cdef double mean(ChaCha generator, Py_ssize_t n):
+    # cython: language_level=3
+    from dpftrl_fast._chacha cimport ChaCha, chacha_next_double, chacha_stream_t
+
+    def mean(ChaCha generator, Py_ssize_t n):
         cdef chacha_stream_t *stream = &generator.stream
         cdef double total = 0
+        cdef Py_ssize_t i
         with generator.lock, nogil:
-            for _ in range(n):
+            for i in range(n):
                 total += chacha_next_double(stream)
         return total / n
 

@@ -39,6 +39,7 @@ PROCESS_FILES = {
     "federated/test_flower_faults.py",
     "federated/test_flower_runs.py",
     "federated/test_kills.py",
+    "frameworks/test_keras.py",
     "kernels/test_blas_threads.py",
     "linear_model/test_dask.py",
     "noise/test_chacha_interfaces.py",

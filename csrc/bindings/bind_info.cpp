@@ -11,7 +11,16 @@ namespace dpftrl::bindings {
 
 void bind_info(py::module_& m) {
   m.attr("STREAM_VERSION") = kStreamVersion;
-  m.def("build_info", [] {
+  const char* doc = R"(Return version, compiler, flags and active instruction set of the compiled core.
+
+Examples
+--------
+>>> from dpftrl_fast import STREAM_VERSION, build_info
+>>> info = build_info()
+>>> info["stream_version"] == STREAM_VERSION, info["active_target"] in info["targets"]
+(True, True)
+)";
+  const auto build_info = [] {
     py::list targets;
     const TargetList available = available_targets();
     for (std::size_t i = 0; i < available.count; ++i) targets.append(available.items[i]->name);
@@ -27,7 +36,8 @@ void bind_info(py::module_& m) {
     info["active_target"] = active_kernels().name;
     info["rejected_target"] = rejected_target() != nullptr ? py::object(py::str(rejected_target())) : py::none();
     return info;
-  });
+  };
+  m.def("build_info", build_info, doc);
 }
 
 }  // namespace dpftrl::bindings

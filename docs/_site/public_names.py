@@ -103,11 +103,11 @@ def docstring(name: Name) -> str:
     value = name.value
     if isinstance(value, (type, ModuleType)) or inspect.isroutine(value):
         return inspect.cleandoc(value.__doc__ or "")
-    return data_docstring(name.module, name.name)
+    return data_docstring(name.module, name.name)[1]
 
 
-def data_docstring(module: str, name: str) -> str:
-    """Return the string after the assignment of a name, in the module that assigns it."""
+def data_docstring(module: str, name: str) -> tuple[str, str]:
+    """Return the module that assigns a name, and the string after the assignment."""
     path = Path(importlib.import_module(module).__file__ or "")
     body = ast.parse(path.read_text(encoding="utf-8")).body
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
@@ -117,5 +117,5 @@ def data_docstring(module: str, name: str) -> str:
         if any(isinstance(t, ast.Name) and t.id == name for t in targets):
             text = after.value if isinstance(after, ast.Expr) else None
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                return inspect.cleandoc(text.value)
-    return ""
+                return module, inspect.cleandoc(text.value)
+    return module, ""

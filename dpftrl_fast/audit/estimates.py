@@ -148,6 +148,13 @@ class MuEstimate:
         Two-sided confidence interval.
     confidence : float
         Of the interval.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> found = estimate_mu(rng.normal(1.0, 1.0, 10_000), rng.normal(0.0, 1.0, 10_000))
+    >>> found.low < 1.0 < found.high, found.confidence
+    (True, 0.95)
     """
 
     mu: float

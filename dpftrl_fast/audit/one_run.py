@@ -42,6 +42,13 @@ class OneRunBound:
         Of the statement that is tested, and of the bound.
     canaries, guesses, correct : int
         Coins (m), guesses that were made, the rest being abstentions (r), and correct ones (v).
+
+    Examples
+    --------
+    >>> coins = np.arange(2000) % 2 == 0
+    >>> found = one_run_bound(1.0 * coins, coins, delta=1e-6)  # the scores are the coins
+    >>> found.correct == found.guesses, found.epsilon > 5
+    (True, True)
     """
 
     epsilon: float

@@ -37,6 +37,13 @@ class Finding:
         z-values beyond it are a violation.
     violation : {"above", "below", "either"}
         The side on which less privacy lies.
+
+    Examples
+    --------
+    >>> Finding("spread of the scores", 1.31, 1.0, stderr=0.1, limit=3.0).violated
+    True
+    >>> print(Finding("mean of the scores", 2.4, 2.0, stderr=0.1, limit=3.0).describe())
+    mean of the scores: 2.4, expected 2, standard error 0.1, z +4.0 (limit 3.0)  VIOLATED
     """
 
     name: str
@@ -98,6 +105,15 @@ class AuditResult:
     scores_in, scores_out : ndarray of float64
         Scores of canaries that were included, and of the others, of unit variance and with means
         `mu_expected` and 0 if the plan holds.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.audit import audit_plan
+    >>> plan = PrivacyPlan(1.0, 3.0, accounting.FixedEpochs(4, 4))
+    >>> result = audit_plan(plan, confidence=1 - 1e-9)
+    >>> result.verdict, result.epsilon_lower < result.epsilon_stated, sorted(result.to_dict())[:3]
+    ('consistent', True, ['canaries', 'confidence', 'delta'])
     """
 
     subject: str

@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public data sets: ``python -m dpftrl_fast.datasets flights``.
+r"""Public data sets: ``python -m dpftrl_fast.datasets flights``.
 
 Nothing is downloaded. Files come from installed packages, or from a folder of the caller.
+
+Examples
+--------
+>>> import gzip, pathlib, tempfile
+>>> from dpftrl_fast import datasets
+>>> file = pathlib.Path(tempfile.mkdtemp(), "mnist_5k.csv.gz")
+>>> text = "\n".join(",".join(["0"] * 784 + [str(digit)]) for digit in (3, 1))
+>>> size = file.write_bytes(gzip.compress(text.encode()))
+>>> images, labels = datasets.mnist_digits(file)
+>>> images.shape, labels.tolist()
+((2, 784), [3, 1])
 """
 
 from dpftrl_fast.datasets.cifar10 import CIFAR10, cifar10

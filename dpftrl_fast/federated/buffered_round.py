@@ -35,6 +35,18 @@ class BufferedRound(Round):
     Notes
     -----
     As for :class:`Round`; `cohort` grows, `absent` is 0, and `token` belongs to the current model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.federated import BufferedServer
+    >>> plan = PrivacyPlan(1.0, 4.0, accounting.MinSeparation(10, 3, 2))
+    >>> server = BufferedServer({"w": np.zeros(2)}, plan=plan, buffer_size=3, max_staleness=5)
+    >>> token = server.check_out("Hamlet").token
+    >>> server.add("Hamlet", {"w": np.array([0.6, 0.8])}, token=token)
+    >>> server.round.number, server.round.size, server.round.cohort
+    (1, 3, ('Hamlet',))
     """
 
     def __init__(

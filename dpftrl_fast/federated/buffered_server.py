@@ -36,6 +36,16 @@ class Ticket:
         Rounds that had ended when the model was made.
     reason : str or None
         Why the client may not train now.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> plan = PrivacyPlan(1.0, 4.0, accounting.MinSeparation(10, 3, 2))
+    >>> server = BufferedServer({"w": np.zeros(2)}, plan=plan, buffer_size=2, max_staleness=5)
+    >>> ticket = server.check_out("Hamlet")
+    >>> ticket.client, ticket.model, ticket.token is None, ticket.reason
+    ('Hamlet', 0, False, None)
     """
 
     client: Client

@@ -51,6 +51,20 @@ class Round:
     Notes
     -----
     Updates may be added from several threads; the sum has the same bits in any order.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> from dpftrl_fast.federated import PrivateRounds
+    >>> plan = PrivacyPlan(1.0, 4.0, accounting.SinglePass(10))
+    >>> rounds = PrivateRounds([np.zeros(2)], plan=plan, report_goal=2)
+    >>> now = rounds.begin_round(["Hamlet", "Ophelia"])
+    >>> now.number, now.cohort, now.turned_away
+    (1, ('Hamlet', 'Ophelia'), {})
+    >>> now.add("Hamlet", [np.array([0.6, 0.8])])
+    >>> now.add("Ophelia", [np.array([np.nan, 0.0])])
+    'update must be finite, got NaN or infinity'
     """
 
     def __init__(

@@ -82,6 +82,15 @@ class RoundsPlan:
         Neighbours for which the budget was given.
     workload : Workload
         Of the server: what `error` is of.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.federated import plan_rounds
+    >>> found = plan_rounds(10_000, 100, 8.0, 1e-6, report_goal=200, answers=0.8)
+    >>> found.cohort_size, found.participations, found.min_separation
+    (250, 3, 40)
+    >>> found.epsilon_zero_out <= 8.0
+    True
     """
 
     plan: PrivacyPlan

@@ -325,6 +325,16 @@ class LedgerTask:
         Name of the task.
     guarantee : Guarantee
         As it was declared.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> plan = PrivacyPlan.calibrate(
+    ...     epsilon=4.0, delta=1e-6, clip_norm=1.0, participation=accounting.SinglePass(10)
+    ... )
+    >>> task = UserLedger(None, 8.0, 1e-6).task("keyboard", plan)
+    >>> task.label, task.guarantee.epsilon(1e-6) <= 4.0
+    ('keyboard', True)
     """
 
     def __init__(self, ledger: UserLedger, place: int, label: str, guarantee: Guarantee) -> None:

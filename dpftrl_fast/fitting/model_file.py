@@ -167,12 +167,27 @@ def save_model(
 
 
 def load_model(directory: str | Path) -> Model:
-    """Read a model from its folder (no pickle is read).
+    r"""Read a model from its folder (no pickle is read).
 
     Raises
     ------
     ValueError
         If the file is not a model of this format.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from dpftrl_fast.fitting.run import FitSettings, fit
+    >>> from dpftrl_fast.tables import TableReader
+    >>> from dpftrl_fast.tables.schema import Schema
+    >>> columns, target = {"x": {"bounds": [0, 10]}}, {"name": "y", "bounds": [0, 1]}
+    >>> schema = Schema.from_dict({"rows": 3, "target": target, "columns": columns})
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "rows.csv").write_text("x,y\n1,0.2\n5,0.4\n9,0.9\n")
+    >>> result = fit(TableReader(folder / "rows.csv", schema), FitSettings(batch_size=1, epochs=1))
+    >>> _ = save_model(folder / "model", result)  # as dpftrl-fast fit does
+    >>> load_model(folder / "model").predict(folder / "rows.csv").shape
+    (3,)
     """
     path = Path(directory) / NPZ
     if not path.is_file():

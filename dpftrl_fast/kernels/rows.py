@@ -74,3 +74,14 @@ class SparseRows:
 
 
 Rows: TypeAlias = Array | SparseRows
+"""Rows of a linear model: a dense array, one row for each example, or `SparseRows`.
+
+Examples
+--------
+>>> import scipy.sparse
+>>> from dpftrl_fast.kernels import predict
+>>> dense = np.eye(3)
+>>> sparse = SparseRows.of(scipy.sparse.csr_array(dense))
+>>> [predict(rows, np.array([1.0, 2.0, 3.0])).tolist() for rows in (dense, sparse)]
+[[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
+"""

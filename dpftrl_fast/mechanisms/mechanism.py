@@ -28,6 +28,15 @@ class Layout(Protocol):
     """The steps of a run under a mechanism: consecutive blocks, each with independent noise.
 
     A tree is a block. Steps and the steps of a block count from 1, blocks from 0.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.mechanisms import Tree
+    >>> layout = Tree(restart_every=32).layout(70)
+    >>> layout.steps, layout.count, layout.locate(40)
+    (70, 3, (1, 8))
+    >>> layout.describe()
+    'a new tree every 32 steps, honaker'
     """
 
     @property
@@ -88,7 +97,17 @@ class Layout(Protocol):
 
 @runtime_checkable
 class Mechanism(Protocol):
-    """A frozen description of the correlated noise of a run, of any number of steps or of one."""
+    """A frozen description of the correlated noise of a run, of any number of steps or of one.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.mechanisms import BufferedToeplitz, Tree
+    >>> mechanisms = Tree(restart_every=100), BufferedToeplitz([0.9], [0.3])
+    >>> [isinstance(one, Mechanism) and one.any_length for one in mechanisms]
+    [True, True]
+    >>> [one.layout(1000).count for one in mechanisms]
+    [10, 1]
+    """
 
     @property
     def any_length(self) -> bool:

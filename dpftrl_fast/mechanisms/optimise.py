@@ -46,6 +46,20 @@ from dpftrl_fast.mechanisms.toeplitz.values import (
 from dpftrl_fast.mechanisms.workload import Workload, check_workload
 
 OptimisedKind = Literal["anticorrelated", "taps", "buffers", "bands"]
+"""Kind of Toeplitz mechanism whose numbers `optimise` chooses.
+
+Examples
+--------
+>>> from typing import get_args
+>>> from dpftrl_fast.accounting import SinglePass
+>>> for kind in get_args(OptimisedKind):
+...     size = None if kind == "anticorrelated" else 2
+...     print(kind, "->", optimise(kind, SinglePass(50), size=size).words)
+anticorrelated -> noise anticorrelated with that of the step before, taps 1, -0.817
+taps -> noise anticorrelated with that of the step before, taps 1, -0.817
+buffers -> buffered Toeplitz noise, 2 buffers
+bands -> banded Toeplitz noise, 2 bands
+"""
 RankBy = Literal["rms", "last", "worst"]
 Vector = NDArray[np.float64]
 

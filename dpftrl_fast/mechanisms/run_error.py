@@ -110,6 +110,12 @@ class MechanismError:
     ----------
     per_step : ndarray of float64, shape (steps,)
         Of the noise in one coordinate of the workload's sums at step t = 1, .., T.
+
+    Examples
+    --------
+    >>> error = mechanism_error(Tree(), 32)
+    >>> error.per_step.shape, round(error.rms, 3), round(error.last, 3), round(error.worst, 3)
+    ((32,), 1.288, 0.713, 1.813)
     """
 
     per_step: NDArray[np.float64]

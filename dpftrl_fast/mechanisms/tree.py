@@ -15,8 +15,20 @@ from dpftrl_fast.mechanisms.blocks import merged_runs
 from dpftrl_fast.mechanisms.mechanism import register_kind
 from dpftrl_fast.mechanisms.tree_layout import TreeLayout, TreeRun, Variant
 
-#: Completion that fits any number of trees: none, before each restart, or of all trees.
 Completion: TypeAlias = bool | Literal["all"]
+"""Completion that fits any number of trees: none, before each restart, or of all trees.
+
+Examples
+--------
+>>> from dpftrl_fast import accounting
+>>> run = accounting.FixedEpochs(steps_per_epoch=100, epochs=4)
+>>> for complete in (False, True):
+...     tree = Tree(restart_every=100, complete=complete)
+...     std = accounting.noise_std(400, tree).prefix[-1]
+...     print(accounting.sensitivity_squared(run, tree), std.round(2))
+28 2.52
+31 1.76
+"""
 
 _KEYS = ("kind", "variant", "restart_every", "tree_lengths", "complete")
 _COMPLETE = 'False, True, "all" or a sequence of bools, one a tree'

@@ -9,8 +9,18 @@ from typing import Any, Literal, TypeAlias
 
 from dpftrl_fast.mechanisms.blocks import BlockLayout
 
-#: How prefixes are computed from the nodes of the tree.
 Variant: TypeAlias = Literal["vanilla", "honaker"]
+"""Estimator of a prefix from the noisy nodes of the tree: each node's own noise, or all below it.
+
+Examples
+--------
+>>> from dpftrl_fast import accounting, mechanisms
+>>> for variant in ("honaker", "vanilla"):
+...     tree = mechanisms.Tree(variant)
+...     print(variant, accounting.noise_std(1023, tree).prefix.max().round(2))
+honaker 2.41
+vanilla 3.16
+"""
 
 _LISTED = 6
 

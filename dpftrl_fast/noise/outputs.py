@@ -17,7 +17,7 @@ def writable_view(out: object) -> np.ndarray[Any, Any]:
 
     Parameters
     ----------
-    out : ndarray, CPU tensor of any framework with ``__dlpack__``, or buffer
+    out : ndarray, CPU tensor with ``__dlpack__``, buffer, or object with ``__array_interface__``
         The memory to write to; the caller checks its dtype, size and layout.
 
     Returns
@@ -50,10 +50,17 @@ def writable_view(out: object) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(memoryview(out))  # type: ignore[arg-type]
     except TypeError:
+        # After the buffers: NumPy's scalars have this interface too, and would be copied.
+        if hasattr(out, "__array_interface__"):
+            return np.asarray(out, copy=False)
+    if hasattr(out, "__cuda_array_interface__"):
         raise TypeError(
-            "out must be an array, a CPU tensor that speaks DLPack or a buffer, "
-            f"got {type(out).__name__}"
-        ) from None
+            f"out, of type {type(out).__name__}, must lie in CPU memory, got memory of a GPU"
+        )
+    raise TypeError(
+        "out must be an array, a CPU tensor that speaks DLPack or a buffer, "
+        f"got {type(out).__name__}"
+    )
 
 
 def _lent(out: Any) -> np.ndarray[Any, Any]:

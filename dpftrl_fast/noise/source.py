@@ -27,6 +27,14 @@ from dpftrl_fast.noise.process import process_mark
 from dpftrl_fast.noise.state import Position, StateFormat, position_from_state, state_of
 
 STREAM_VERSION: int = _core.STREAM_VERSION
+"""Version of the noise stream: the same version, key and position give the same bits.
+
+Examples
+--------
+>>> from dpftrl_fast import build_info
+>>> STREAM_VERSION == build_info()["stream_version"]
+True
+"""
 
 _Out = TypeVar("_Out")
 

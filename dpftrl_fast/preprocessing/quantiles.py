@@ -50,6 +50,16 @@ class PrivateQuantiles(PrivacyStatement):
         far away.
     reproducible : bool
         True with a `noise_seed`: the quantiles are not private.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.preprocessing import private_quantiles
+    >>> ages = np.random.default_rng(0).integers(18, 90, 20_000)
+    >>> found = private_quantiles(ages, {"age": (0, 120)}, (0.05, 0.95), epsilon=0.5)
+    >>> found.names, found.values.shape, len(found.plans), found.count_std < 200
+    (('age',), (2, 1), 1, True)
+    >>> found.epsilon(1e-6) <= 0.5 < found.epsilon(1e-6, neighbours="replace-one")
+    True
     """
 
     quantiles: tuple[float, ...]

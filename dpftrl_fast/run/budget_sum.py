@@ -24,6 +24,20 @@ class BudgetExceeded(ValueError):
         `epsilon` that one further fit may have.
     budget, delta : float
         The terms.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyBudget, PrivacyPlan, accounting
+    >>> plan = PrivacyPlan.calibrate(
+    ...     epsilon=0.8, delta=1e-6, clip_norm=1.0, participation=accounting.SinglePass(100)
+    ... )
+    >>> budget = PrivacyBudget(1.0, 1e-6)
+    >>> budget.spend(plan, label="Monday")
+    >>> try:
+    ...     budget.spend(plan, label="Tuesday")
+    ... except BudgetExceeded as refusal:
+    ...     print(f"together {refusal.together:.2f}, left {refusal.left:.2f}")
+    together 1.16, left 0.56
     """
 
     def __init__(

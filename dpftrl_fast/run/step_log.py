@@ -47,6 +47,22 @@ class Diverged(RuntimeError):
         The step.
     last : int
         The last step written ahead: `step` to `last` may have been released with other sums.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dpftrl_fast.run import RunJournal
+    >>> folder = tempfile.mkdtemp()
+    >>> with RunJournal(folder, {"plan": "P"}) as journal:
+    ...     _ = journal.resume(), journal.checkpoint({"sum": np.zeros(2)})
+    ...     _ = journal.write_ahead(1, journal.digest(np.array([1.0, 2.0])))
+    >>> with RunJournal(folder, {"plan": "P"}) as journal:  # after a crash, with another batch
+    ...     _ = journal.resume()
+    ...     try:
+    ...         journal.write_ahead(1, journal.digest(np.array([1.0, 3.0])))
+    ...     except Diverged as error:
+    ...         print(error.step, error.last)
+    1 1
     """
 
     def __init__(self, step: int, last: int, advice: str | None = None) -> None:

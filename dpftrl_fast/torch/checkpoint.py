@@ -120,15 +120,22 @@ class TrainingRun(PrivacyStatement):
 
     Examples
     --------
-    The loop of a run that may be killed at any point, and started again::
-
-        with TrainingRun("run", model, optimizer, loader, extra={"lr": scheduler}) as run:
-            for epoch in range(loader.epoch, epochs):
-                for ids, (x, y) in run:
-                    criterion(model(x), y).backward()
-                    optimizer.step()
-                scheduler.step()
-            print(run.epsilon(1e-5), run.epsilon(1e-5, neighbours="replace-one"))
+    >>> import tempfile
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> from dpftrl_fast.torch import make_private
+    >>> model = nn.Linear(4, 2)
+    >>> data = TensorDataset(torch.zeros(64, 4), torch.zeros(64, dtype=torch.long))
+    >>> model, optimizer, loader, ledger = make_private(
+    ...     model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=16),
+    ...     epochs=2, epsilon=8.0, delta=1e-5, clip_norm=1.0,
+    ... )
+    >>> with TrainingRun(tempfile.mkdtemp(), model, optimizer, loader) as run:
+    ...     for epoch in range(loader.epoch, 2):  # the same lines continue a run that was killed
+    ...         for ids, (x, y) in run:
+    ...             nn.functional.cross_entropy(model(x), y).backward()
+    ...             optimizer.step()
+    ...     run.step, run.epsilon(1e-5) <= 8.0 < run.epsilon(1e-5, neighbours="replace-one")
+    (8, True)
     """
 
     def __init__(

@@ -56,6 +56,14 @@ class FixedModel(NamedTuple):
         The model with its layers replaced.
     changes : list of Change
         All that was done, in the order of the layers; empty if nothing had to be.
+
+    Examples
+    --------
+    >>> fixed = fix_model(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()))
+    >>> [(one.name, one.layer) for one in fixed.changes]
+    [('1', 'BatchNorm1d')]
+    >>> fixed.model[1]
+    GroupNorm(2, 8, eps=1e-05, affine=True, bias=True)
     """
 
     model: nn.Module

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +98,20 @@ SETUP = """
 import numpy
 from setuptools import Extension, setup
 from Cython.Build import cythonize
-consumer = Extension("consumer", ["consumer.pyx"], include_dirs=[numpy.get_include()])
-setup(name="consumer", ext_modules=cythonize([consumer]))
+languages = {"consumer": "c", "example_c": "c", "example_cpp": "c++"}
+modules = [
+    Extension(name, [name + ".pyx"], include_dirs=[numpy.get_include()], language=language)
+    for name, language in languages.items()
+]
+setup(name="consumer", ext_modules=cythonize(modules))
 """
+
+
+def pxd_example() -> str:
+    """The indented block of the docstring of `_chacha.pxd`, a whole module."""
+    text = Path(str(_chacha.__file__)).with_name("_chacha.pxd").read_text("utf-8")
+    lines = text.split('"""')[1].splitlines()
+    return textwrap.dedent("\n".join(x for x in lines if x.startswith("    ") or not x))
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +121,8 @@ def consumer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("consumer")
     (folder / "consumer.pyx").write_text(CONSUMER)
+    for name in ("example_c", "example_cpp"):
+        (folder / f"{name}.pyx").write_text(pxd_example())
     (folder / "setup.py").write_text(SETUP)
     packages = [Path(str(module.__file__)).parents[1] for module in (_chacha, dpftrl_fast)]
     search = os.pathsep.join([*map(str, packages), *sys.path])
@@ -121,9 +136,9 @@ def consumer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert built.returncode == 0, built.stdout + built.stderr
     sys.path.insert(0, str(folder))
     try:
-        import consumer
-
-        return consumer
+        for name in ("example_c", "example_cpp"):
+            importlib.import_module(name)
+        return importlib.import_module("consumer")
     finally:
         sys.path.remove(str(folder))
 
@@ -152,3 +167,14 @@ def test_cython_fill(consumer: Any) -> None:
         used += n
         assert position_of(generator) == used
     assert generator.random_raw() == int(stream[used]) | int(stream[used + 1]) << 32
+
+
+@pytest.mark.parametrize("name", ["example_c", "example_cpp"])
+def test_the_example_of_the_pxd(consumer: Any, name: str) -> None:
+    generator = ChaCha(7)
+    for rows in (1, 1000):
+        drawn = sys.modules[name].mean(generator, rows)
+        start = 0 if rows == 1 else 1
+        expected = Generator(ChaCha(7)).random(1001)[start : start + rows]
+        assert drawn == pytest.approx(expected.mean(), rel=1e-14)
+    assert position_of(generator) == 2002

@@ -6,7 +6,7 @@ from __future__ import annotations
 import array
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -38,6 +38,20 @@ class OldDLPack(OnlyDLPack):
         return self.owner.__dlpack__()
 
 
+class OnlyInterface:
+    """NumPy's protocol of old, by which a view of named memory is made."""
+
+    def __init__(self, owner: np.ndarray, **changes: Any) -> None:
+        self.owner = owner
+        self.__array_interface__ = {**owner.__array_interface__, **changes}
+
+
+class OnGpu:
+    """The interface of CuPy's and Numba's arrays, without DLPack."""
+
+    __cuda_array_interface__: ClassVar = {"shape": (6,), "typestr": "<f4", "data": (64, False)}
+
+
 def lenders(dtype: str) -> dict[str, tuple[Any, Callable[[], bytes]]]:
     """Things to write to, and how to read what they hold."""
     code, ctype = ("f", ctypes.c_float) if dtype == "float32" else ("d", ctypes.c_double)
@@ -49,7 +63,7 @@ def lenders(dtype: str) -> dict[str, tuple[Any, Callable[[], bytes]]]:
     raw = bytearray(SIZE * nd.itemsize)
     c_array = (ctype * SIZE)()
     python = array.array(code, [0.0] * SIZE)
-    shared = np.zeros(SIZE, dtype)
+    shared, named = np.zeros(SIZE, dtype), np.zeros(SIZE, dtype)
     return {
         "ndarray": (nd, nd.tobytes),
         "matrix": (matrix, matrix.tobytes),
@@ -64,6 +78,7 @@ def lenders(dtype: str) -> dict[str, tuple[Any, Callable[[], bytes]]]:
         "ctypes": (c_array, lambda: bytes(c_array)),
         "array.array": (python, python.tobytes),
         "DLPack": (OnlyDLPack(shared), shared.tobytes),
+        "array interface": (OnlyInterface(named), named.tobytes),
     }
 
 
@@ -120,6 +135,7 @@ def read_only(x: np.ndarray) -> np.ndarray:
 
 
 F32 = np.float32
+ZEROS = np.zeros(SIZE, F32)
 REFUSED: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("float64", lambda: np.zeros(SIZE), TypeError, "got dtype float64"),
     ("float16", lambda: np.zeros(SIZE, np.float16), TypeError, "got dtype float16"),
@@ -179,6 +195,14 @@ REFUSED: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         TypeError,
         r"must lie in CPU memory, got DLPack device \(2, 0\)",
     ),
+    ("on a GPU, no DLPack", OnGpu, TypeError, "must lie in CPU memory, got memory of a GPU"),
+    (
+        "read-only interface",
+        lambda: OnlyInterface(ZEROS, data=(ZEROS.__array_interface__["data"][0], True)),
+        ValueError,
+        "got a read-only one",
+    ),
+    ("NumPy scalar", lambda: F32(0), ValueError, "got 1 elements"),
     ("old DLPack", lambda: OldDLPack(np.zeros(SIZE, F32)), ValueError, "got a read-only one"),
 ]
 
@@ -208,3 +232,8 @@ def test_what_is_refused_is_not_written() -> None:
         noise.step(locked)
     assert not base.any()
     assert not locked.any()
+
+
+def test_a_scalar_of_numpy_is_not_written_to_a_copy() -> None:
+    with pytest.raises(ValueError, match="got a read-only one"):
+        dpf.TreeNoise(1, 1.0).step(F32(0))

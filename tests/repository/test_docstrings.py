@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import warnings
 from types import ModuleType
 
 import pytest
@@ -18,12 +19,16 @@ EXTRAS = {
     "experiments": ["sklearn", "torch", "matplotlib", "rich"],
     "federated.flower": ["flwr"],
     "fitting": ["pyarrow"],
+    "jax": ["jax"],
     "linear_model": ["sklearn"],
+    "optax": ["optax"],
     "plots": ["matplotlib"],
     "preprocessing": ["sklearn"],
     "tables": ["pyarrow", "yaml"],
     "torch": ["torch", "opacus"],
     "torch.device": ["triton"],
+    "torch.frameworks.lightning": ["lightning"],
+    "torch.frameworks.trainer": ["transformers", "accelerate"],
 }
 # At least so many modules show examples.
 WITH_EXAMPLES = 90
@@ -39,7 +44,14 @@ def load(parts: tuple[str, ...]) -> ModuleType:
 
 @pytest.mark.parametrize("parts", [p for p in names() if p[-1:] != ("__main__",)], ids=".".join)
 def test_examples(parts: tuple[str, ...]) -> None:
-    found = doctest.testmod(load(parts), optionflags=doctest.NORMALIZE_WHITESPACE)
+    if parts[:2] == ("torch", "frameworks"):
+        pytest.importorskip("torch")
+        importlib.import_module("torchvision_ops").declare()
+    module = load(parts)
+    with warnings.catch_warnings():
+        if parts[:2] == ("torch", "frameworks"):  # whose tools warn of each other
+            warnings.simplefilter("ignore")
+        found = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.failed == 0
 
 

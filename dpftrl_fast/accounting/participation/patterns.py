@@ -188,6 +188,16 @@ class MinSeparation(_Pattern):
 
 
 Participation: TypeAlias = SinglePass | FixedEpochs | FixedOrder | MinSeparation
+"""Any pattern of participation.
+
+Examples
+--------
+>>> pattern = FixedEpochs(steps_per_epoch=100, epochs=5)
+>>> isinstance(pattern, Participation), pattern.steps
+(True, 500)
+>>> isinstance(pattern, MinSeparation)
+False
+"""
 
 _KINDS: dict[str, type[Participation]] = {
     kind.__name__: kind for kind in (SinglePass, FixedEpochs, FixedOrder, MinSeparation)

@@ -87,6 +87,16 @@ class MechanismRow:
         True for DP-SGD amplified by Poisson sampling, a comparison: the budget is kept only if each
         batch is a Poisson sample of the data, for add-or-remove-one neighbours, and without the
         floor. Its ``sensitivity_squared`` is that of one step.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan
+    >>> from dpftrl_fast.accounting import FixedEpochs
+    >>> row = plan_mechanism(8, 1e-5, FixedEpochs(20, 4), max_vectors=0).best
+    >>> row.words, row.vectors, round(row.rms_std, 2)
+    ('8 taps', 0, 3.03)
+    >>> PrivacyPlan.from_schedule(row, clip_norm=1.0).epsilon(1e-5) <= 8
+    True
     """
 
     participation: Participation
@@ -155,6 +165,15 @@ class MechanismTable(Sequence[MechanismRow]):
         ``rms_std``. None where it is not computed, see :func:`plan_mechanism`.
     notes : tuple of str
         What was left out, and why.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.accounting import FixedEpochs
+    >>> table = plan_mechanism(8, 1e-5, FixedEpochs(20, 4), max_vectors=2)
+    >>> table.best is table.rows[0], table.lower_bound <= table.best.rms_std
+    (True, True)
+    >>> table.best.words, len(table.rows)
+    ('8 taps', 9)
     """
 
     rows: tuple[MechanismRow, ...]

@@ -65,6 +65,16 @@ class Schedule:
         root mean square over the steps, that of the last step, and the largest.
     smoothed_std : float
         The root mean square over the steps of the momentum-smoothed noise (1 - gamma) v_t.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan
+    >>> row = plan_schedule(8, 1e-5, steps_per_epoch=100, epochs=10, bound="exact").best
+    >>> row.mechanism.restart_every, round(row.noise_multiplier, 2), round(row.rms_std, 1)
+    (100, 5.33, 11.0)
+    >>> plan = PrivacyPlan.from_schedule(row, clip_norm=1.0)
+    >>> plan.noise_multiplier == row.noise_multiplier, plan.epsilon(1e-5) <= 8
+    (True, True)
     """
 
     participation: Participation
@@ -131,6 +141,12 @@ class ScheduleTable(Sequence[Schedule]):
     rows : tuple of Schedule
     rank_by : {"rms", "last", "worst", "smoothed"}
         The error by which they are ranked.
+
+    Examples
+    --------
+    >>> table = plan_schedule(8, 1e-5, steps_per_epoch=100, epochs=10, bound="exact")
+    >>> len(table.rows), table.best is table.rows[0], table.rank_by
+    (7, True, 'rms')
     """
 
     rows: tuple[Schedule, ...]

@@ -42,7 +42,20 @@ Neighbours: TypeAlias = Literal["zero-out", "replace-one"]
 
 
 class PrivacyStatement(ABC):
-    """Base of everything that states an epsilon: subclasses define `guarantee`."""
+    """Base of everything that states an epsilon: subclasses define `guarantee`.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, accounting
+    >>> plan = PrivacyPlan(1.0, 2.0, accounting.SinglePass(100))
+    >>> total = compose([plan, plan])
+    >>> [isinstance(one, PrivacyStatement) for one in (plan, total)]
+    [True, True]
+    >>> round(plan.epsilon(1e-6), 2), round(plan.epsilon(1e-6, neighbours="replace-one"), 2)
+    (6.74, 15.51)
+    >>> round(total.epsilon(1e-6), 2), round(plan.mu, 3)
+    (10.15, 1.323)
+    """
 
     @property
     @abstractmethod

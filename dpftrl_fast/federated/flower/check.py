@@ -91,6 +91,16 @@ class CheckReport:
         The node that was tried.
     findings : tuple of Finding
         Faults, each with its remedy.
+
+    Examples
+    --------
+    >>> report = CheckReport(7, (Finding("the app names no user", "call answer_client_id"),))
+    >>> report.ok
+    False
+    >>> print(report)
+    check: node 7 was tried, 1 found (not private)
+      1. the app names no user
+        remedy: call answer_client_id
     """
 
     node: int | None

@@ -45,6 +45,11 @@ class AskClients:
     time: once half of them have answered, 8 times the median time to an answer, and 5 seconds at
     least. An answer that comes later counts from the next round on. A node that did not answer is
     not waited for again, and asked less and less often: one round later, then two, four, eight.
+
+    Examples
+    --------
+    >>> AskClients(timeout=120.0)
+    AskClients(timeout=120.0)
     """
 
     timeout: float = 600.0

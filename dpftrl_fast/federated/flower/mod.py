@@ -106,6 +106,15 @@ class DPFTRLMod:
 
 
 dpftrl_mod = DPFTRLMod()
+"""The `DPFTRLMod` with the defaults, for the mods of a client app.
+
+Examples
+--------
+>>> from flwr.clientapp import ClientApp
+>>> app = ClientApp(mods=[dpftrl_mod])
+>>> dpftrl_mod
+DPFTRLMod(clip=False)
+"""
 
 
 def answer_client_id(app: ClientApp, client_id: Callable[[Context], int | str]) -> None:

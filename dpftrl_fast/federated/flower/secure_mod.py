@@ -82,4 +82,12 @@ def _update(message: Message, context: Context, call_next: ClientAppCallable) ->
 
 
 secagg_mods = [secaggplus_mod, clip_for_secagg_mod]
-"""Mods of a client app of `SecAggStrategy`, first in its list of mods."""
+"""Mods of a client app of `SecAggStrategy`, first in its list of mods.
+
+Examples
+--------
+>>> from flwr.clientapp import ClientApp
+>>> app = ClientApp(mods=secagg_mods)
+>>> [mod.__name__ for mod in secagg_mods]
+['secaggplus_mod', 'clip_for_secagg_mod']
+"""

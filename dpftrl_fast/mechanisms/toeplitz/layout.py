@@ -38,7 +38,17 @@ class Engine(NamedTuple):
 
 
 class ToeplitzMechanism(ABC):
-    """Base of the Toeplitz mechanisms: frozen dataclasses with the field `restart_every`."""
+    """Base of the Toeplitz mechanisms: frozen dataclasses with the field `restart_every`.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.mechanisms import BandedInverse
+    >>> taps = BandedInverse.square_root(3)
+    >>> isinstance(taps, ToeplitzMechanism), taps.words, taps.vectors, taps.normals
+    (True, 'noise with a banded inverse, 3 taps', 0, 3)
+    >>> taps.strategy(5).round(4).tolist()
+    [1.0, 0.5, 0.375, 0.25, 0.1719]
+    """
 
     kind: ClassVar[str]
     #: Whether `variance_at` takes any step.

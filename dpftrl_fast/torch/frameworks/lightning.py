@@ -166,6 +166,33 @@ def lightning_callback(data_loader: DataLoader[Any], *, epochs: int, **arguments
     A step has one batch: the closure that Lightning hands to the optimiser, with the backward pass,
     runs once, before the step. ``trainer.global_step`` is ``ledger.steps_taken``. Checkpoints have
     no key: they hold a model that may be published, not a run that can be resumed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lightning import LightningModule, Trainer
+    >>> from torch import nn
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> class Module(LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.network = nn.Linear(3, 2)
+    ...     def training_step(self, batch, index):
+    ...         x, y = batch
+    ...         return nn.functional.cross_entropy(self.network(x), y)
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+    >>> data = TensorDataset(torch.zeros(10, 3), torch.zeros(10, dtype=torch.long))
+    >>> private = lightning_callback(
+    ...     DataLoader(data, batch_size=5), epochs=2, epsilon=8.0, delta=1e-5, clip_norm=1.0
+    ... )
+    >>> trainer = Trainer(
+    ...     max_epochs=2, callbacks=[private], accelerator="cpu", logger=False,
+    ...     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    ... )
+    >>> trainer.fit(Module(), private.batches)
+    >>> private.ledger.steps_taken, private.ledger.epsilon_spent() <= 8.0
+    (4, True)
     """
     if arguments.get("grad_sample_mode") == "vmap":
         raise ValueError(

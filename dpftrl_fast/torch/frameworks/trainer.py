@@ -57,6 +57,29 @@ def make_trainer_private(trainer: Any, **arguments: Any) -> PrivateTraining:
 
     Its checkpoints have no key: they hold a model that may be published, not a run that can be
     resumed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from torch import nn
+    >>> from transformers import Trainer, TrainingArguments
+    >>> class Network(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = nn.Linear(3, 1)
+    ...     def forward(self, x, labels):
+    ...         return {"loss": nn.functional.mse_loss(self.layer(x)[:, 0], labels)}
+    >>> data = [{"x": torch.ones(3), "labels": torch.tensor(1.0)} for _ in range(10)]
+    >>> args = TrainingArguments(
+    ...     tempfile.mkdtemp(), num_train_epochs=2, per_device_train_batch_size=5, use_cpu=True,
+    ...     save_strategy="no", report_to=[], disable_tqdm=True,
+    ... )
+    >>> trainer = Trainer(Network(), args, train_dataset=data)
+    >>> private = make_trainer_private(trainer, epsilon=8.0, delta=1e-5, clip_norm=1.0)
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {'train_runtime': ...}
+    >>> private.ledger.steps_taken, private.ledger.epsilon_spent() <= 8.0
+    (4, True)
     """
     args = _checked(trainer)
     if "epochs" in arguments:

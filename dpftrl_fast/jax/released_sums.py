@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Release of the noisy sums of a step, leaf by leaf, on a grid and with the remainder kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl_fast.kernels.residual_step import residual_loop
+
+_SHARE = 2**20  # coordinates that are worth a thread
+
+
+class ReleasedSums:
+    """Positions of leaves in the vector of the noise, and the passes over them.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Coordinates of each leaf.
+    dtype : {"float32", "float64"}
+        Of noise and remainder.
+    threads : int
+        Most threads of a pass.
+
+    Examples
+    --------
+    >>> sums, noise, remainder = np.array([1.0, -2.0]), np.array([0.3, 0.2]), np.zeros(2)
+    >>> released = ReleasedSums([2], "float64", threads=1)
+    >>> released.release([sums], noise, remainder, grid=0.5, divisor=2)
+    >>> sums.tolist(), remainder.round(2).tolist()
+    ([0.75, -1.0], [-0.2, 0.2])
+    """
+
+    def __init__(self, sizes: Sequence[int], dtype: str, threads: int) -> None:
+        self._dtype = dtype
+        ends = np.cumsum(sizes)
+        leaf, start, stop = [], [], []
+        workers = min(threads, max(1, int(ends[-1]) // _SHARE))
+        for i, size in enumerate(sizes):
+            cuts = [size * k // workers for k in range(workers + 1)]
+            for first, last in itertools.pairwise(cuts):
+                if last > first:
+                    leaf.append(i)
+                    start.append(int(ends[i]) - size + first)
+                    stop.append(int(ends[i]) - size + last)
+        self._leaf = np.array(leaf, np.int64)
+        self._table = np.array([start, stop, [0] * len(start)], np.int64).T.copy()
+        self._first = self._table[:, 0] - (ends - np.array(sizes, np.int64))[self._leaf]
+        self._workers = workers
+
+    def compile(self, dtypes: set[str]) -> None:
+        """Compile the passes for sums of these dtypes, before the first step."""
+        for name in dtypes:
+            residual_loop(self._dtype, name)
+
+    def release(
+        self,
+        leaves: Sequence[NDArray[Any]],
+        noise: NDArray[Any],
+        remainder: NDArray[Any],
+        *,
+        grid: float,
+        divisor: int,
+    ) -> None:
+        """Replace the sums in `leaves` by noisy ones, in place: see `residual_loop`."""
+        dtypes = [leaf.dtype for leaf in leaves]
+        for dtype in sorted({*dtypes}, key=str):
+            width = np.array([leaf.itemsize for leaf in leaves])[self._leaf]
+            at = np.array([leaf.ctypes.data for leaf in leaves])[self._leaf] + width * self._first
+            taken = np.array([other == dtype for other in dtypes])[self._leaf]
+            table, at = self._table[taken], at[taken].astype(np.int64)
+            loop = residual_loop(self._dtype, str(dtype))
+            numbers = np.empty(0, dtype), noise.dtype.type(grid), dtype.type(divisor)
+            if self._workers == 1:
+                loop(table, at, *numbers, remainder, noise)
+                continue
+            with ThreadPoolExecutor(self._workers) as pool:
+                jobs = [
+                    pool.submit(
+                        loop,
+                        np.ascontiguousarray(table[i :: self._workers]),
+                        np.ascontiguousarray(at[i :: self._workers]),
+                        *numbers,
+                        remainder,
+                        noise,
+                    )
+                    for i in range(self._workers)
+                ]
+                for job in jobs:
+                    job.result()
