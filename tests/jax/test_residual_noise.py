@@ -300,7 +300,8 @@ def test_a_source_does_not_write_into_arrays_of_jax() -> None:
         source.residual(out=jnp.zeros(4))
     assert source.steps_taken == 0
     # The trap of docs/frameworks/jax.md: memory that was lent to JAX before.
-    x = np.zeros(1024, np.float32)
+    memory = np.zeros(1024 + 16, np.float32)
+    x = memory[-memory.ctypes.data % 64 // 4 :][:1024]
     lent = jnp.from_dlpack(x)
     x[:] = 1
     assert float(lent[0]) == 1
