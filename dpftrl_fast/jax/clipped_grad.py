@@ -25,6 +25,15 @@ class NotPrivate(NamedTuple):
         L2 norms of the gradients before the clipping, rounded up a little.
     aux : pytree
         Second results of the function with ``has_aux=True``, else None.
+
+    Examples
+    --------
+    >>> def loss(w, x):
+    ...     return jnp.sum(w * x)
+    >>> call = clipped_grad(loss, clip_norm=1.0, return_values=True)
+    >>> _, shown = call(jnp.ones(2), jnp.array([[3.0, 4.0], [0.0, 1.0]]))
+    >>> shown.values.tolist(), shown.norms.round(2).tolist()
+    ([7.0, 1.0], [5.0, 1.0])
     """
 
     values: Any

@@ -37,6 +37,14 @@ class ResidualNoiseState(NamedTuple):
         Steps taken.
     run : jax.Array of uint32, shape (4,)
         Random number of the run. The key cannot be recovered from it.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, SinglePass
+    >>> noise = residual_noise(PrivacyPlan(1.0, 2.33, SinglePass(1600)))
+    >>> state = noise.init(jnp.zeros(3))
+    >>> int(state.step), state.run.shape
+    (0, (4,))
     """
 
     step: Any
@@ -44,7 +52,23 @@ class ResidualNoiseState(NamedTuple):
 
 
 class ResidualNoise(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
-    """Transformation that `residual_noise` returns; it holds the key of the noise, **a secret**."""
+    """Transformation that `residual_noise` returns; it holds the key of the noise, **a secret**.
+
+    Keep it beside the chain that it is part of, to save and resume the run.
+
+    Examples
+    --------
+    >>> from dpftrl_fast import PrivacyPlan, SinglePass
+    >>> plan = PrivacyPlan(1.0, 2.33, SinglePass(1600))
+    >>> noise, sums = residual_noise(plan), jnp.ones(3)
+    >>> _, state = noise.update(sums, noise.init(sums))
+    >>> resumed = residual_noise(plan)
+    >>> _ = resumed.init(sums)
+    >>> resumed.load_state_dict(noise.state_dict())
+    >>> _, state = resumed.update(sums, state)
+    >>> resumed.steps_taken
+    2
+    """
 
     _host: HostNoise
 

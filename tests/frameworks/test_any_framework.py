@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from page_blocks import DOCS, programs
+from page_blocks import DOCS, blocks, programs
 
 import dpftrl_fast as dpf
 
@@ -35,12 +35,41 @@ def test_a_block_runs_by_itself(
         assert 0 < zero_out < replaced
 
 
+def loop(rows: np.ndarray | None = None) -> dict[str, Any]:
+    """Run the first block of the page with a seed; its weights are then the sum of the releases."""
+    block = blocks(PAGE)[0]
+    for line, other in (
+        ("plan.noise(SIZE)", "plan.noise(SIZE, seed=3)"),
+        ("    weights -=", "    weights = weights + released  #"),
+        ("rows = ", "rows = rows if rows is not None else "),
+    ):
+        assert line in block
+        block = block.replace(line, other)
+    names: dict[str, Any] = {"rows": rows}
+    with np.errstate(over="ignore"):  # a norm that overflows is not finite
+        exec(block, names)
+    return names
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e9, 1e200, np.inf, np.nan])
+def test_neighbours_of_the_loop(scale: float) -> None:
+    """One row more changes the sum of all releases by at most the clip norm, and the rounding."""
+    rows = np.random.default_rng(1).normal(size=(40, 50, 10))
+    one = rows.copy()
+    rows[7, 3] = 0
+    one[7, 3] *= scale
+    without, with_row = loop(rows), loop(one)
+    change = np.linalg.norm(with_row["weights"] - without["weights"])
+    assert change <= 1 + np.sqrt(10) * without["noise"].grid
+    if scale in (1.0, 1e9):
+        assert change > 0.9
+    if not np.isfinite(scale):
+        assert change == 0
+
+
 def test_the_loop_is_the_running_sum_on_the_grid() -> None:
     """Remainders are carried: what has left by step t is the rounded noisy running sum."""
-    block = programs(PAGE)[0].values[0]  # type: ignore[attr-defined]
-    block = block.replace("plan.noise(SIZE)", "plan.noise(SIZE, seed=3)")
-    names: dict[str, Any] = {}
-    exec(block.replace("    weights -=", "    weights = weights + released  #"), names)
+    names = loop()
     noise, rows = names["plan"].noise(10, seed=3), names["rows"]
     norms = np.linalg.norm(rows, axis=2, keepdims=True)
     sums = (rows / np.maximum(norms, 1) * np.where(norms > 1, 1 - 2**-20, 1)).sum(axis=(0, 1))

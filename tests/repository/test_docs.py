@@ -143,6 +143,8 @@ def test_public_names_exist_and_are_listed(module: str) -> None:
         ("linear_model", "sklearn"),
         ("preprocessing", "sklearn"),
         ("flower", "flwr"),
+        (".jax", "jax"),
+        (".optax", "optax"),
     ):
         if part in module:
             pytest.importorskip(optional)

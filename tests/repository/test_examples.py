@@ -30,6 +30,7 @@ SAYS = {
     "epochs.py": "epsilon 8 at delta 1e-06",
     "hourly_departures.py": "departures in 24 hours: 300 an airport",
     "images.py": "epsilon of the run: 8.000 at delta 1e-05",
+    "jax_run.py": "160 steps, epsilon 4.00 at delta 1e-06 (replace-one 8.90)",
     "kept_stream.py": "continues with row 9500 of 20000\ncoefficients [0.5, -0.3, 0.1]\n",
     "lightning_run.py": "60 steps, of which the ledger has 60\nepsilon of the run: 8.000 at",
     "mechanisms.py": "no mechanism has a smaller rms than",
@@ -58,6 +59,7 @@ ARGUMENTS = {
 #: learnt: a guess has an accuracy of 0.5, the LoRA model begins at a loss of 3.9.
 LEARNT = {
     "dask_users.py": (r"accuracy ([\d.]+)", 0.8, 1.0),
+    "jax_run.py": (r"accuracy ([\d.]+)", 0.9, 1.0),
     "ray_users.py": (r"accuracy on other users ([\d.]+)", 0.8, 1.0),
     "torch_bert.py": (r"accuracy on test data ([\d.]+)", 0.7, 1.0),
     "torch_lora_gpt2.py": (r"loss on test data ([\d.]+)", 0.5, 2.5),
@@ -69,6 +71,7 @@ LEARNT = {
 #: Packages that no part of this one needs.
 TOOLS = {
     "accelerate_run.py": ["accelerate"],
+    "jax_run.py": ["jax", "optax"],
     "lightning_run.py": ["lightning"],
     "torch_bert.py": ["transformers"],
     "torch_lora_gpt2.py": ["transformers", "peft"],

@@ -302,7 +302,13 @@ BUILD_FILES = [
     "csrc/tests/CMakeLists.txt",
     "pyproject.toml",
     "Makefile",
+    "Dockerfile",
+    "cmake/zig.cmake",
+    "packaging/conda/local_recipe.py",
+    "packaging/conda/recipe.yaml",
     ".ci/run",
+    ".github/dependabot.yml",
+    *(str(p.relative_to(ROOT)) for p in (ROOT / ".github" / "workflows").glob("*.yml")),
 ]
 PYTHON_IN_CORE = re.compile(r"pybind11|Python\.h|numpy/|\bpy::|\bPy[A-Z]\w*_")
 BITS_AT_RISK = re.compile(

@@ -12,7 +12,14 @@ from public_names import PACKAGE, Name, data_docstring, docstring, listed, load,
 
 NAMES = [(module, name) for module, names in sorted(listed().items()) for name in sorted(names)]
 # Packages that the import of a module needs.
-NEEDS = {"torch": "opacus", "linear_model": "sklearn", "preprocessing": "sklearn", "flower": "flwr"}
+NEEDS = {
+    "torch": "opacus",
+    "linear_model": "sklearn",
+    "preprocessing": "sklearn",
+    "flower": "flwr",
+    ".jax": "jax",
+    ".optax": "optax",
+}
 COMPILED = (f"{PACKAGE}._core", f"{PACKAGE}._chacha")
 
 
@@ -61,8 +68,8 @@ def test_the_site_has_a_page_for_every_name() -> None:
     pytest.importorskip("numpydoc")
     for package in NEEDS.values():
         pytest.importorskip(package)
-    from pages import Pages, name_page, write_api
     from public_names import public_names
+    from site_pages import Pages, name_page, write_api
 
     class Kept(Pages):
         def __init__(self) -> None:

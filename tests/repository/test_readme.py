@@ -51,6 +51,8 @@ def test_command_line_exists(line: str) -> None:
 
 
 def test_relative_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+    links = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r'src="([^"]+)"', README)
+    assert len(links) > 20
+    for target in links:
         if not target.startswith("http"):
             assert (ROOT / target).exists(), target

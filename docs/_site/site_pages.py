@@ -73,6 +73,8 @@ def page_of(path: Path) -> str | None:
         return f"/generated/project/{path.stem.lower()}.md"
     if path == DOCS:
         return "/README.md"
+    if path.is_relative_to(DOCS / "gallery"):
+        return f"/generated/gallery/{path.stem if path.suffix else 'index'}.rst"
     if path.is_relative_to(DOCS) and path.is_file():
         return "/" + path.relative_to(DOCS).as_posix()
     return None
@@ -86,7 +88,8 @@ def resolve_links(text: str, source: Path) -> str:
         if not target or re.match(r"\w+:", target):
             return match.group()
         path = (source.parent / target).resolve()
-        if path.is_relative_to(DOCS) and source.is_relative_to(DOCS):
+        within = path.is_relative_to(DOCS) and not path.is_relative_to(DOCS / "gallery")
+        if within and source.is_relative_to(DOCS):
             return match.group()
         page = page_of(path)
         return f"{start}{page}{end}" if page else "]"
@@ -155,14 +158,19 @@ def write_examples(pages: Pages) -> None:
         files = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
         if not files or path.name.startswith((".", "_")):
             continue
-        text = ast.get_docstring(ast.parse(files[-1].read_text(encoding="utf-8"))) or ""
+        # Of a folder: the docstring of its package, or of its only file.
+        purpose = summary(ast.get_docstring(ast.parse(files[0].read_text(encoding="utf-8"))) or "")
         blocks = [f"# `{path.name}`\n"]
+        readme = path / "README.md"
+        if readme.exists():
+            blocks = [resolve_links(readme.read_text(encoding="utf-8"), readme)]
         for file in files:
             name = file.relative_to(ROOT)
-            blocks += [f"```{{literalinclude}} /../{name}", f":caption: {name}"]
-            blocks += [":start-after: Apache-2.0", "```", ""]
+            if file.name != "__init__.py":
+                blocks += [f"```{{literalinclude}} /../{name}", f":caption: '`{name}`'"]
+                blocks += [":language: python", ":start-after: Apache-2.0", "```", ""]
         pages.write(f"examples/{path.stem}.md", "\n".join(blocks))
-        entries.append(f"| [{path.name}]({path.stem}.md) | {summary(text)} |")
+        entries.append(f"| [{path.name}]({path.stem}.md) | {purpose} |")
     body = ["# Programs", "", "Each runs as it is, from a clone of the repository.", ""]
     body += ["| program | purpose |", "|---|---|", *entries, ""]
     body += ["```{toctree}", ":hidden:", ":glob:", "", "*", "```", ""]
