@@ -145,6 +145,10 @@ def test_a_picture_and_the_standard_output(tmp_path: Path) -> None:
     assert result.stdout.startswith("period_start,period_end,key,count,")
     assert picture.read_bytes()[1:4] == b"PNG"
     assert "7 of 7 periods, 2 keys" in result.stderr.replace("\n", " ")
+    assert "running totals (counts since the start)" in result.stderr
+    assert "noise multiplier" in result.stderr and "finite tail" in result.stderr
+    result = run(*words(path, tmp_path / "d.csv", figures="period"))
+    assert "counts of each period" in result.stdout
 
 
 def test_validate_says_why_events_do_not_count(tmp_path: Path) -> None:

@@ -353,6 +353,31 @@ def test_a_label_is_taken_once() -> None:
     assert table.release(2)["count"].round().tolist() == [2, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("options", "words", "counts"),
+    [
+        ({}, "figures: running totals (counts since the start)", [2, 5, 6]),
+        ({"figures": "period"}, "figures: counts of each period", [2, 3, 1]),
+        (
+            {"figures": "window", "window": 2, "values": (0, 1)},
+            "figures: counts and sums of the last 2 periods",
+            [2, 5, 4],
+        ),
+    ],
+)
+def test_the_figures_that_are_returned_are_named(
+    options: dict[str, Any], words: str, counts: list[int]
+) -> None:
+    exact, table = (
+        dpf.PrivateCounter(["a"], 3, sigma, start=0, period=1, **options) for sigma in (1e-3, 4.0)
+    )
+    events = {"time": [0, 0, 1, 1, 1, 2], "key": ["a"] * 6, "value": [0.5] * 6}
+    exact.add(events)
+    assert exact.release()["count"].round().tolist() == counts
+    assert words in table.describe(1e-6).splitlines()
+    assert words == f"figures: {table.figures}"
+
+
 def test_a_calibrated_table_keeps_its_budget() -> None:
     given = {"epsilon": 1.0, "delta": 1e-6, "start": "2013-01-01", "period": "1D"}
     table = dpf.PrivateCounter.calibrate(["a"], 365, unit="user", user_periods=30, **given)

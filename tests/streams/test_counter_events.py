@@ -99,10 +99,10 @@ def test_the_clock() -> None:
 @pytest.mark.parametrize(
     ("start", "period", "words"),
     [
-        (START, "1D", "9 periods of 1 D from 2013-01-01"),
-        ("2013-01-01T06:00", "90min", "9 periods of 90 min from 2013-01-01T06:00:00"),
-        (datetime(2013, 1, 1), pd.Timedelta("2h"), "9 periods of 2 h from 2013-01-01"),
-        (pd.Timestamp(START), "2W", "9 periods of 2 W from 2013-01-01"),
+        (START, "1D", "9 periods of 1 day from 2013-01-01"),
+        ("2013-01-01T06:00", "90min", "9 periods of 90 minutes from 2013-01-01T06:00:00"),
+        (datetime(2013, 1, 1), pd.Timedelta("2h"), "9 periods of 2 hours from 2013-01-01"),
+        (pd.Timestamp(START), "2W", "9 periods of 2 weeks from 2013-01-01"),
         (0, 10, "9 periods of 10 from 0"),
         (0.5, 0.25, "9 periods of 0.25 from 0.5"),
     ],

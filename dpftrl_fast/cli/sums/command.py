@@ -129,7 +129,8 @@ def command(
     figures: Annotated[
         str,
         typer.Option(
-            help="running totals, those of a single period, or of a window.",
+            help="The counts that are written: running totals since the start, those of each "
+            "period, or of a window.",
             rich_help_panel=_EVENTS,
         ),
     ] = "running",

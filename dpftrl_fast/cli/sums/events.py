@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast._validate import real
-from dpftrl_fast.accounting.curve.rounding import short_up
+from dpftrl_fast.accounting.curve.rounding import short_up, text_up
 from dpftrl_fast.cli.output import facts_table, note, print_json, rounded_up, show
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.files import write_files
@@ -233,6 +233,8 @@ def _run(
             "epsilon_replace_one": other,
             "mechanism": plan.mechanism.to_dict(),
             "noise_multiplier": plan.noise_multiplier,
+            "figures": sums.figures,
+            "window": sums.window,
             "keys": counter.keys,
             "periods": counter.periods,
             "periods_released": counter.periods_closed,
@@ -241,7 +243,10 @@ def _run(
         {
             "epsilon": f"{rounded_up(counter.epsilon(delta))}  ({counter.unit}, removed)",
             "epsilon, replace-one": f"{rounded_up(other)}  ({counter.unit}, replaced)",
-            "delta": short_up(delta),
+            "delta": f"{short_up(delta)}  (of which {text_up(plan.guarantee.at(delta).floor())} "
+            "for the noise's finite tail)",
+            "sigma": f"{plan.noise_multiplier:.6g}  (noise multiplier)",
+            "figures": counter.figures,
             "counted": counter.bounding,
             "noise": plan.layout.describe(),
             "released": f"{counter.periods_closed:,} of {counter.periods:,} periods, "

@@ -66,9 +66,10 @@ class PrivateCounter(KeptTable):
     spare_keys : int
         Keys that `declare` may add later.
     figures : {"running", "period", "window"}
-        The figures that the table is for, which decide the mechanism: totals from the first period
-        on, totals of single periods, or of the last `window` periods. All can be shown, with their
-        own errors.
+        The figures that `release`, `table` and `plot` return, and that the mechanism is chosen for:
+        totals from the first period on ("running"), counts of each period by itself ("period"), or
+        totals of the last `window` periods. `table` and `plot` show the others on request, with
+        their own errors.
     window : int, optional
         Periods of a window, with figures="window".
     late : {"drop", "next"}
@@ -298,8 +299,9 @@ class PrivateCounter(KeptTable):
         Returns
         -------
         DataFrame, or dict of arrays if pandas is not installed
-            As `table`, of the periods that were closed by this call, which may be none. `table`
-            has all of them, also those of a release that was killed.
+            As `table`, of the periods that were closed by this call, which may be none: with
+            figures="running", the default, each `count` is the total from the first period on.
+            `table` has all of them, also those of a release that was killed.
 
         Raises
         ------
@@ -382,6 +384,11 @@ class PrivateCounter(KeptTable):
         return [name for name in self._settings.columns.to_dict().values() if name is not None]
 
     @property
+    def figures(self) -> str:
+        """The figures that are released, in words: running totals, or counts of each period."""
+        return self._settings.figures_words
+
+    @property
     def bounding(self) -> str:
         """The contribution bounding, in words."""
         return self._settings.bounding_words
@@ -415,7 +422,7 @@ class PrivateCounter(KeptTable):
         return "\n".join(lines)
 
     def describe(self, delta: float) -> str:
-        """Return lines of text: epsilon at `delta`, the unit, the bounding and the mechanism.
+        """Return lines of text: epsilon at `delta`, unit, figures, bounding and mechanism.
 
         Examples
         --------
@@ -433,6 +440,7 @@ periods, removed)
                 self.promise(delta),
                 f"{facts.periods.words}, {len(self._keys)} keys"
                 + f" and {spare} spare" * (spare > 0),
+                f"figures: {facts.figures_words}",
                 facts.bounding_words,
                 f"{self._plan.layout.describe()}; clip norm {self._plan.clip_norm:.6g}, noise "
                 f"multiplier {self._plan.noise_multiplier:.6g}",

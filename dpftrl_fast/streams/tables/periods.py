@@ -34,6 +34,15 @@ _MICROSECONDS = {
     "ms": 1000,
     "us": 1,
 }
+_NAMES = {
+    "W": "week",
+    "D": "day",
+    "h": "hour",
+    "m": "minute",
+    "s": "second",
+    "ms": "millisecond",
+    "us": "microsecond",
+}
 _FINER = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}  # of them in a microsecond
 _LENGTH = re.compile(r"(\d{1,9})?\s*(W|D|h|min|s|ms|us)")
 _PLAIN = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", re.ASCII)
@@ -164,7 +173,8 @@ class Periods:
             start = start.removesuffix("T00:00:00")
             for unit, size in _MICROSECONDS.items():
                 if self.length % size == 0:
-                    length = f"{self.length // size} {'min' if unit == 'm' else unit}"
+                    times = self.length // size
+                    length = f"{times} {_NAMES[unit]}{'s' * (times > 1)}"
                     break
         return f"{self.count} periods of {length} from {start}"
 

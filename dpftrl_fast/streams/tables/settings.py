@@ -121,6 +121,15 @@ class CounterSettings:
             f"{events} event{'s' * (events > 1)} in each{values}; what is beyond is dropped"
         )
 
+    @property
+    def figures_words(self) -> str:
+        """The figures that are released, in words."""
+        kind = "counts" if self.low is None else "counts and sums"
+        return {
+            "running": f"running totals ({kind} since the start)",
+            "period": f"{kind} of each period",
+        }.get(self.figures, f"{kind} of the last {self.window} periods")
+
     # ---- State ----
 
     def to_dict(self) -> dict[str, Any]:
