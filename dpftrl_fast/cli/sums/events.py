@@ -208,17 +208,23 @@ def _run(
     options: SumOptions, sums: EventSums, counter: PrivateCounter, file: ColumnFile, charged: Any
 ) -> None:
     label = options.data.name if sums.batch is None else sums.batch
-    if options.folder is not None and counter.has_batch(label):
-        note(
-            f"note: the batch {label!r} was added before: it is skipped (--batch names another one)"
+    until: Any = sums.until
+    if sums.is_numeric and until is not None:
+        until = _number(until)
+    if options.folder is not None and counter.is_stale_batch(label, until):
+        raise ValueError(
+            f"the batch {label!r} was added before the last release, and would be skipped while "
+            f"--until closes further periods, got --until {sums.until}: give new events a new "
+            "--batch, such as the date (events that were added before would then count twice)"
         )
+    if options.folder is not None and counter.has_batch(label):
+        note(f"note: the batch {label!r} was added before: it is skipped")
     else:
         for block in _blocks(file, sums):
             counter.add(block)
         if options.folder is not None:
             counter.add({name: [] for name in counter.columns}, batch=label)
-    until: Any = sums.until
-    counter.release(_number(until) if sums.is_numeric and until is not None else until)
+    counter.release(until)
     options.write(_csv(counter.table(level=options.level)))
     if sums.plot is not None and counter.periods_closed:
         picture = counter.plot(level=options.level)

@@ -211,7 +211,8 @@ class PrivateCounter(KeptTable):
             before the start, beyond the declared end, or of a key that is not declared. Events of a
             later period are held until that one is closed.
         batch : str, optional
-            A public label. A batch whose label was added before is skipped.
+            A public label, such as the date. A batch whose label was added before is skipped, also
+            if its events are others: False is returned, and they never count.
 
         Returns
         -------
@@ -243,7 +244,7 @@ class PrivateCounter(KeptTable):
             if found.users is not None:
                 found = replace(found, users=self._ids.of_numbers(found.users))
             rows = rows_of(found, self._settings, self.periods_closed, self._since)
-            held = self._held.plus(rows, batch)
+            held = self._held.plus(rows, batch, self.periods_closed)
             if held.is_long:
                 held = held.bounded(*self._settings.limits)
             self._unsaved = True
@@ -368,10 +369,6 @@ class PrivateCounter(KeptTable):
         """
         places = {form: place for place, form in enumerate(self._keys)}
         return event_findings(events, self._settings, places)
-
-    def has_batch(self, label: str) -> bool:
-        """Return whether a batch with this label was added."""
-        return label in self._held.labels
 
     @property
     def declared(self) -> dict[str, Any]:
