@@ -122,6 +122,11 @@ class CounterSettings:
         )
 
     @property
+    def counts_users(self) -> bool:
+        """Whether a count is one of users: each counts once in a key and period."""
+        return self.unit != "event" and self.events_per_key == 1
+
+    @property
     def figures_words(self) -> str:
         """The figures that are released, in words."""
         kind = "counts" if self.low is None else "counts and sums"
