@@ -79,10 +79,10 @@ def plain(train: Table, test: Table) -> float:
     return float(model.score(test.X, test.y))
 
 
-def peer(python: str, train: Table, test: Table, epsilon: float) -> float | None:
+def peer(python: str, train: Table, test: Table, *epsilons: float) -> list[float | None]:
     """Return the best score of diffprivlib's models; None for too many cells as an array."""
     if np.prod(train.X.shape, dtype=float) > _MOST_CELLS:
-        return None
+        return [None] * len(epsilons)
     rows = [part.X.toarray() if scipy.sparse.issparse(part.X) else part.X for part in (train, test)]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.npz")
@@ -93,12 +93,13 @@ def peer(python: str, train: Table, test: Table, epsilon: float) -> float | None
         )  # fmt: skip
         script = Path(__file__).with_name("peer_models.py")
         done = subprocess.run(
-            [python, str(script), str(file), str(epsilon)],
+            [python, str(script), str(file), *map(str, epsilons)],
             capture_output=True,
             text=True,
             check=True,
         )
-    return float(max(json.loads(done.stdout.splitlines()[-1]).values()))
+    lines = done.stdout.splitlines()[-len(epsilons) :]
+    return [float(max(json.loads(line).values())) for line in lines]
 
 
 def line(name: str, table: Table, epsilon: float, python: str | None) -> str:
@@ -113,7 +114,7 @@ def line(name: str, table: Table, epsilon: float, python: str | None) -> str:
     ]
     tuned = float(np.median(searched, axis=0).max())
     private_free = np.median([plain(*split) for split in splits])
-    others = [peer(python, *split, epsilon) for split in splits[:3]] if python else [None]
+    others = [peer(python, *split, epsilon)[0] for split in splits[:3]] if python else [None]
     other = "-"
     if None not in others:
         score = float(np.median(np.array(others, dtype=float)))

@@ -110,9 +110,9 @@ def models(python: str) -> Rows:
         twice = plan.epsilon(delta, neighbours="replace-one")
         own = [m.score(test.X, test.y) for m, (_, test) in zip(fitted, splits, strict=True)]
         row = {"data": name, "ours, 1": float(np.median(own)), "ours, replace-one": twice}
-        for epsilon in (1.0, twice, 10.0, 100.0, 1000.0):
-            found = [peer(python, *split, epsilon) for split in splits]
-            score = float(np.median(np.array(found, dtype=float)))
+        epsilons = (1.0, twice, 10.0, 100.0, 1000.0)
+        found = np.array([peer(python, *split, *epsilons) for split in splits], dtype=float)
+        for epsilon, score in zip(epsilons, np.median(found, axis=0).tolist(), strict=True):
             row[f"diffprivlib, {epsilon:.3g}"] = score if score > -1 else "below -1"
         row["no privacy"] = float(np.median([plain(*split) for split in splits]))
         rows.append(row)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of diffprivlib on rows from `bench_defaults`, in an interpreter that has it.
 
-``python peer_models.py FILE EPSILON``, where FILE holds the rows of `numpy.savez`. It prints the
-best score of its linear model (as the bench asks for it) as JSON.
+``python peer_models.py FILE EPSILON ..``, where FILE holds the rows of `numpy.savez`. It prints
+the scores of its models as JSON, a line for each epsilon.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from diffprivlib.models import GaussianNB, LinearRegression, LogisticRegression
@@ -18,7 +20,13 @@ from diffprivlib.models import GaussianNB, LinearRegression, LogisticRegression
 def main() -> None:
     """Fit and score."""
     warnings.simplefilter("ignore")
-    data, epsilon = np.load(sys.argv[1]), float(sys.argv[2])
+    data = np.load(sys.argv[1])
+    for epsilon in sys.argv[2:]:
+        print(json.dumps(scores(data, float(epsilon))))
+
+
+def scores(data: Mapping[str, Any], epsilon: float) -> dict[str, float]:
+    """Return the score of each model on the test rows."""
     X, y, X_test, y_test = (data[name] for name in ("X", "y", "X_test", "y_test"))
     p = X.shape[1]
     bounds = (-np.ones(p), np.ones(p))
@@ -33,7 +41,7 @@ def main() -> None:
             "linear": linear.fit(X, y).score(X_test, y_test),
             "Gaussian naive Bayes": bayes.fit(X, y).score(X_test, y_test),
         }
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ PROCESS_FILES = {
     "federated/test_flower_runs.py",
     "federated/test_kills.py",
     "frameworks/test_keras.py",
+    "jax/test_devices.py",
     "kernels/test_blas_threads.py",
     "linear_model/test_dask.py",
     "noise/test_chacha_interfaces.py",

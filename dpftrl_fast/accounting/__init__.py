@@ -51,6 +51,7 @@ from dpftrl_fast.accounting.sensitivity.theorems import (
 from dpftrl_fast.accounting.statement.dp_event import (
     dp_event,
     dpsgd_epsilon,
+    dpsgd_noise_multiplier,
     unamplified_dpsgd_epsilon,
 )
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement, compose
@@ -84,6 +85,7 @@ __all__ = [
     "delta",
     "dp_event",
     "dpsgd_epsilon",
+    "dpsgd_noise_multiplier",
     "epsilon",
     "gdp_mu",
     "largest_epochs",

@@ -192,11 +192,11 @@ def _sigma(find: Callable[[], float]) -> Values:
 
 
 def sampling(budget: Any, units: int, *, quick: bool) -> dict[str, Any]:
-    """Return the arguments of `amplified_sigma` for a budget with a batch size and epochs."""
+    """Return the arguments of `dpsgd_noise_multiplier` for a budget with batch size and epochs."""
     return {
         "epsilon": budget.epsilon,
         "delta": budget.delta,
-        "probability": budget.batch_size / units,
+        "sampling_probability": budget.batch_size / units,
         "steps": budget.epochs * -(-units // budget.batch_size),
         "accountant": "rdp" if quick else "pld",
     }

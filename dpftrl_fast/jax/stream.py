@@ -54,7 +54,7 @@ def node_normals(
 ) -> jax.Array:
     """Return the float32 normals of one node of the noise stream, unscaled.
 
-    The bits are those of the core and of :func:`dpftrl_fast.reference.stream.normals`: checked on
+    The bits are those of the core and of :func:`dpftrl_fast.reference.normals`: checked on
     the CPU. No record is kept of the nodes that were used, and no epsilon is stated: adding a
     node to two sums reveals their difference.
 

@@ -28,7 +28,7 @@ from dpftrl_fast.experiments.convex.command import (
     run_experiments,
     theory,
 )
-from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, dpsgd, fixed_batches_sigma
+from dpftrl_fast.experiments.convex.dpsgd import dpsgd, fixed_batches_sigma
 from dpftrl_fast.experiments.convex.methods import (
     AMPLIFIED,
     FIXED,
@@ -196,7 +196,7 @@ def test_the_noise_of_dpsgd_over_fixed_batches_is_exact():
 @pytest.mark.parametrize("accountant", ["rdp", pytest.param("pld", marks=pytest.mark.slow)])
 def test_the_noise_of_amplified_dpsgd_keeps_the_budget_and_wastes_none(accountant):
     pytest.importorskip("dp_accounting")
-    sigma = amplified_sigma(3.0, 1e-5, 0.05, 20, accountant)
+    sigma = acc.dpsgd_noise_multiplier(3.0, 1e-5, 0.05, 20, accountant)
     assert sigma < fixed_batches_sigma(3.0, 1e-5, 1)
     spent = [acc.dpsgd_epsilon(sigma * f, 0.05, 20, 1e-5, accountant) for f in (1.0, 0.99)]
     assert spent[0] <= 3.0 < spent[1]
@@ -312,7 +312,9 @@ def test_slopes():
 @pytest.fixture
 def ready_noise(monkeypatch):
     """The noise of amplified runs is slow to find, and tested above."""
-    monkeypatch.setattr("dpftrl_fast.experiments.convex.tuning.amplified_sigma", lambda **_: 1.0)
+    monkeypatch.setattr(
+        "dpftrl_fast.experiments.convex.tuning.dpsgd_noise_multiplier", lambda **_: 1.0
+    )
 
 
 def test_fashion_quick(tmp_path, ready_noise):

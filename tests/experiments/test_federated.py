@@ -332,7 +332,7 @@ def test_claims_say_in_a_word_what_differs():
 @pytest.fixture
 def small(monkeypatch):
     """A few clients, and a noise multiplier that is found at once."""
-    monkeypatch.setattr(federated_methods, "amplified_sigma", lambda e, *rest: 8.0 / e)
+    monkeypatch.setattr(federated_methods, "dpsgd_noise_multiplier", lambda e, *rest: 8.0 / e)
     monkeypatch.setattr(federated, "FEDERATED", {"shakespeare": lambda data, words: some_clients()})
 
 

@@ -311,7 +311,7 @@ def small(monkeypatch):
     """Small images, and a noise multiplier that is found at once."""
     from dpftrl_fast.experiments.images import tuning as images_tuning
 
-    monkeypatch.setattr(images_tuning, "amplified_sigma", lambda *a, **b: 1.0)
+    monkeypatch.setattr(images_tuning, "dpsgd_noise_multiplier", lambda *a, **b: 1.0)
     loaders = {"images-digits": lambda data: small_images(n=52, held_out=10)}
     monkeypatch.setattr(images, "IMAGES", loaders)
 

@@ -166,7 +166,7 @@ def test_the_tables_of_the_docs_are_those_of_the_committed_rows(monkeypatch, pat
         raise AssertionError(f"a row of {name} is missing in {path}")
 
     monkeypatch.setattr(images_tuning, "_fit", missing)
-    monkeypatch.setattr(images_tuning, "amplified_sigma", missing)
+    monkeypatch.setattr(images_tuning, "dpsgd_noise_multiplier", missing)
     rows, test_rows = SIZES[name]
     labels = torch.zeros(rows), torch.zeros(test_rows)
     images = Images(labels[0], labels[0], labels[1], labels[1])  # only their number matters

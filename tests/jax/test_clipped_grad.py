@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,21 @@ def test_no_norm_is_underestimated(size: int) -> None:
             norm = np.linalg.norm(summed(row))
             assert norm <= clip_limit(1.0)
             assert norm >= min(np.linalg.norm(row.astype(np.float64)), 1.0) * (1 - 2e-4)
+
+
+@pytest.mark.parametrize("sizes", [[1], [128], [10**7, 3], [5] * 1000])
+def test_the_room_for_a_norm_is_that_of_its_additions(sizes: list[int]) -> None:
+    """A number meets at most 127 additions at each level, of its leaf and over the leaves."""
+    additions = 1
+    for count in (max(sizes), len(sizes)):
+        while count > 1:
+            additions += min(count, 128) - 1
+            count = -(-count // 128)
+    for unit in (2.0**-24, 2.0**-53):
+        exact = (1 - Fraction(unit)) ** additions  # of the sum of squares
+        enlarged = Fraction(bounded_sums.inflation(sizes, unit)) * (1 - 2 * Fraction(unit))
+        assert enlarged**2 * exact > 1 + Fraction(2) ** -16
+        assert enlarged < 1.001
 
 
 def test_a_sum_in_one_number_would_drift() -> None:

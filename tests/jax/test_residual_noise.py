@@ -294,6 +294,19 @@ def test_a_donated_sum_is_the_result() -> None:
     assert np.array_equal(np.asarray(out["w"]), np.asarray(want["w"]))
 
 
+def test_a_source_does_not_write_into_arrays_of_jax() -> None:
+    source = PLAN.noise(4)
+    with pytest.raises((TypeError, ValueError)):
+        source.residual(out=jnp.zeros(4))
+    assert source.steps_taken == 0
+    # The trap of docs/frameworks/jax.md: memory that was lent to JAX before.
+    memory = np.zeros(1024 + 16, np.float32)
+    x = memory[-memory.ctypes.data % 64 // 4 :][:1024]
+    lent = jnp.from_dlpack(x)
+    x[:] = 1
+    assert float(lent[0]) == 1
+
+
 def test_a_lost_object_ends_its_functions() -> None:
     sums = {"w": jnp.ones(4)}
 

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 import dpftrl_fast as dpf
 from dpftrl_fast.noise.outputs import writable_view
+
+torch = pytest.importorskip("torch")
 
 SIZE = 6
 

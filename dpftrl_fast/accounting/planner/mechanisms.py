@@ -26,7 +26,7 @@ from dpftrl_fast.accounting.planner.lower_bound import nuclear_norm
 from dpftrl_fast.accounting.planner.schedules import default_trees
 from dpftrl_fast.accounting.sensitivity.delta_floor import calibrated_noise_multiplier, touched
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound, squared_of
-from dpftrl_fast.accounting.statement.dp_event import dpsgd_epsilon
+from dpftrl_fast.accounting.statement.dp_event import dpsgd_noise_multiplier
 from dpftrl_fast.mechanisms import (
     BandedInverse,
     BandedToeplitz,
@@ -85,8 +85,9 @@ class MechanismRow:
         Normals made a step and coordinate, for a tree at most 2.
     needs_sampling : bool
         True for DP-SGD amplified by Poisson sampling, a comparison: the budget is kept only if each
-        batch is a Poisson sample of the data, for add-or-remove-one neighbours, and without the
-        floor. Its ``sensitivity_squared`` is that of one step.
+        batch is a Poisson sample of the data, for add-or-remove-one neighbours, by privacy loss
+        distributions (`dpsgd_noise_multiplier`) and without the floor. Its ``sensitivity_squared``
+        is that of one step.
 
     Examples
     --------
@@ -328,7 +329,7 @@ def plan_mechanism(
             progress(done + 1, len(kinds))
     if sampled is not None:
         try:
-            sigma = _amplified(budget, total, sampled, pattern.steps)
+            sigma = dpsgd_noise_multiplier(budget, total, sampled, pattern.steps)
             cost = Cost(0, 1)
             rows.append(found.row(Identity(), cost, budget, total, sigma, 1, needs_sampling=True))
         except ModuleNotFoundError:
@@ -539,23 +540,3 @@ def _sampling(batch_size: int | None, population: int | None) -> float | None:
     if size > people:
         raise ValueError(f"batch_size must be at most the population, {people}, got {size}")
     return size / people
-
-
-def _amplified(epsilon: float, delta: float, probability: float, steps: int) -> float:
-    """Return sigma of DP-SGD with Poisson sampling, to 0.1 %, as dp_accounting states it."""
-
-    def holds(sigma: float) -> bool:
-        return dpsgd_epsilon(sigma, probability, steps, delta, "rdp") <= epsilon
-
-    high = 1.0
-    while not holds(high):
-        high *= 2.0
-        if high > 2.0**60:
-            raise ValueError(f"no noise is large enough for epsilon {epsilon} at delta {delta}")
-    low = high / 2.0
-    while holds(low):
-        low, high = low / 2.0, low
-    while high > 1.001 * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high

@@ -7,16 +7,13 @@ from a seed: these runs are reproducible comparisons on public data, not private
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast.accounting import dpsgd_epsilon, noise_multiplier
+from dpftrl_fast.accounting import noise_multiplier
 from dpftrl_fast.convex.glm.sums import Objective, clipped_sum
 from dpftrl_fast.convex.row_batches import Batch, Rows, take_users
 
@@ -43,53 +40,6 @@ def fixed_batches_sigma(epsilon: float, delta: float, epochs: int) -> float:
     2.0
     """
     return noise_multiplier(epsilon, delta, epochs)
-
-
-def amplified_sigma(
-    epsilon: float,
-    delta: float,
-    probability: float,
-    steps: int,
-    accountant: Literal["rdp", "pld"] = "pld",
-) -> float:
-    """Return the noise multiplier of DP-SGD over Poisson samples, by dp_accounting.
-
-    The smallest one within epsilon, up to a relative 0.002 above it. A row is in the sample of a
-    step with `probability`. The accountant uses privacy loss distributions, or Renyi DP, which is
-    faster and returns somewhat more noise. ModuleNotFoundError without dp_accounting.
-    """
-
-    def keeps(sigma: float, by: Literal["rdp", "pld"]) -> bool:
-        with _quiet("absl"):  # logs the orders of Renyi DP that were left out
-            return dpsgd_epsilon(sigma, probability, steps, delta, accountant=by) <= epsilon
-
-    low, high = 0.2, 2.0 * noise_multiplier(epsilon, delta, steps)
-    while high > 1.002 * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if keeps(middle, "rdp") else (middle, high)
-    if accountant == "rdp":
-        return high
-    while not keeps(high, "pld"):
-        high *= 1.1
-    low = 0.8 * high
-    while keeps(low, "pld"):
-        low, high = 0.8 * low, low
-    while high > 1.002 * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if keeps(middle, "pld") else (middle, high)
-    return high
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Restrict a logger to errors."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def dpsgd(

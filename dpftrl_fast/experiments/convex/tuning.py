@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma
+from dpftrl_fast.accounting import dpsgd_noise_multiplier
 from dpftrl_fast.experiments.convex.methods import AMPLIFIED, gradient_method
 from dpftrl_fast.experiments.convex.problem import Problem
 from dpftrl_fast.experiments.fitted import TUNING_SEED, amplified_sigmas, sampling
@@ -128,4 +128,4 @@ def tuned(
 
 
 def _sigma(setting: Mapping[str, Any]) -> float:
-    return amplified_sigma(**setting)
+    return dpsgd_noise_multiplier(**setting)

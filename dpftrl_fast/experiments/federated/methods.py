@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast.accounting import dpsgd_noise_multiplier
 from dpftrl_fast.accounting.planner.choice import chosen_mechanism
-from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma, fixed_batches_sigma
+from dpftrl_fast.experiments.convex.dpsgd import fixed_batches_sigma
 from dpftrl_fast.experiments.federated.clients import Population
 from dpftrl_fast.experiments.fitted import Method as FittedMethod
 from dpftrl_fast.experiments.fitted import passes_over_data
@@ -111,7 +112,7 @@ def noise_multiplier_of(
         return fixed_batches_sigma(epsilon, delta, budget.passes)
     steps = budget.passes * budget.rounds(clients)
     probability = min(1.0, budget.report_goal / clients)
-    return amplified_sigma(epsilon, delta, probability, steps, "rdp" if quick else "pld")
+    return dpsgd_noise_multiplier(epsilon, delta, probability, steps, "rdp" if quick else "pld")
 
 
 def _fields(method: Method, budget: Budget, clients: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dpftrl_fast.accounting import dpsgd_noise_multiplier
 from dpftrl_fast.experiments.climbing import climb
-from dpftrl_fast.experiments.convex.dpsgd import amplified_sigma
 from dpftrl_fast.experiments.fitted import TUNING_SEED, Cell, amplified_sigmas, sampling
 from dpftrl_fast.experiments.fitted import Fitted as FittedCell
 from dpftrl_fast.experiments.images.data import Images
@@ -97,4 +97,4 @@ def _fit(*arguments: Any) -> Values:
 
 
 def _sigma(setting: Mapping[str, Any]) -> float:
-    return amplified_sigma(**setting)
+    return dpsgd_noise_multiplier(**setting)
