@@ -340,7 +340,7 @@ def test_options_and_calls_are_refused_before_anything_changes() -> None:
         table.plot()
     with pytest.raises(TypeError, match="batch must be a text"):
         table.add(columns([]), batch=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match="takes no argument"):
         Facts().counter(4.0, colour="red")
     assert table.periods_closed == 0
 
@@ -376,6 +376,15 @@ def test_the_figures_that_are_returned_are_named(
     assert exact.release()["count"].round().tolist() == counts
     assert words in table.describe(1e-6).splitlines()
     assert words == f"figures: {table.figures}"
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    given: dict[str, Any] = {"start": 0, "period": 1, "users": "customer"}
+    words = r"PrivateCounter takes no argument 'users'; its options are start, period, unit, .*late"
+    with pytest.raises(TypeError, match=words):
+        dpf.PrivateCounter(["a"], 9, 1.0, **given)
+    with pytest.raises(TypeError, match=words):
+        dpf.PrivateCounter.calibrate(["a"], 9, epsilon=1.0, delta=1e-6, **given)
 
 
 def test_a_calibrated_table_keeps_its_budget() -> None:

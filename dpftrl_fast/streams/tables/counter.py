@@ -19,7 +19,7 @@ from dpftrl_fast.streams.tables.findings import event_findings
 from dpftrl_fast.streams.tables.kept_table import KeptTable
 from dpftrl_fast.streams.tables.mechanism import mechanism_of
 from dpftrl_fast.streams.tables.period_sums import rows_of, sums_of
-from dpftrl_fast.streams.tables.settings import checked_keys, counter_settings
+from dpftrl_fast.streams.tables.settings import checked_keys, settings_of
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
 _BUDGET = (1.0, 1e-6)
@@ -140,7 +140,9 @@ class PrivateCounter(KeptTable):
         **options: Any,
     ) -> None:
         declared = checked_keys(keys)
-        settings = counter_settings(len(declared), periods, start=start, period=period, **options)
+        settings = settings_of(
+            len(declared), periods, {"start": start, "period": period, **options}
+        )
         plan = PrivacyPlan(
             clip_norm=settings.clip_norm,
             noise_multiplier=noise_multiplier,
@@ -186,7 +188,9 @@ class PrivateCounter(KeptTable):
         (True, 20.7)
         """
         declared = checked_keys(keys)
-        settings = counter_settings(len(declared), periods, start=start, period=period, **options)
+        settings = settings_of(
+            len(declared), periods, {"start": start, "period": period, **options}
+        )
         plan = PrivacyPlan.calibrate(
             epsilon=epsilon,
             delta=delta,
