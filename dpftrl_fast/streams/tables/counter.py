@@ -49,13 +49,13 @@ class PrivateCounter(KeptTable):
         Start of the first period. With a number, times are numbers.
     period : str, timedelta64, timedelta, int or float
         Length of a period: "1D", "1h", "15min", "1W", or a number. Months are not of one length.
-    unit : {"event", "user-period", "user"}
+    unit : {"event", "user-period", "user"}, default "event"
         What neighbours differ in: one event; all events of one user that count in one period; or
         all events of one user, who counts in at most `user_periods` periods.
-    user_periods, user_gap : int
+    user_periods, user_gap : int, default None and 1
         With unit="user": the most periods in which a user counts, the first ones; and the fewest
         periods from one of them to the next, 1 for no gap between.
-    keys_per_period, events_per_key : int
+    keys_per_period, events_per_key : int, default 1
         In one period a user counts in at most so many keys, and with at most so many events in
         each: those that arrive first. With the default of one event each a count is one of users.
         Both are 1 with unit="event".
@@ -63,18 +63,18 @@ class PrivateCounter(KeptTable):
         Public bounds of the column of values, to which each value is clipped; sums of values are
         then released beside the counts. A value that is not a finite number counts as 0, clipped as
         any other. Values are rounded to 2^-16 of half the width.
-    spare_keys : int
+    spare_keys : int, default 0
         Keys that `declare` may add later.
-    figures : {"running", "period", "window"}
+    figures : {"running", "period", "window"}, default "running"
         The figures that `release`, `table` and `plot` return, and that the mechanism is chosen for:
         totals from the first period on ("running"), counts of each period by itself ("period"), or
         totals of the last `window` periods. `table` and `plot` show the others on request, with
         their own errors.
     window : int, optional
         Periods of a window, with figures="window".
-    late : {"drop", "next"}
+    late : {"drop", "next"}, default "drop"
         An event whose period is closed is dropped, or counts in the first period that is open.
-    time, key, user, value : str
+    time, key, user, value : str, default "time", "key", "user", "value"
         Names of the columns. `user` is not read with unit="event", `value` not without `values`.
     mechanism : "auto", "tree" or Mechanism, optional
         In place of the one for the figures. With the noise multiplier of a plan pass the plan's.
@@ -175,8 +175,12 @@ class PrivateCounter(KeptTable):
             Finite and >= 0, for neighbours of which one has a unit removed.
         delta : float
             0 < delta < 1.
-        keys, periods, start, period, mechanism, seed, rounds, threads, **options
+        keys, periods, start, period, mechanism, seed, rounds, threads
             As for the class.
+        **options
+            As for the class: unit="event", user_periods=None, user_gap=1, keys_per_period=1,
+            events_per_key=1, values=None, spare_keys=0, figures="running", window=None,
+            late="drop", time="time", key="key", user="user", value="value".
 
         Examples
         --------
@@ -213,7 +217,8 @@ class PrivateCounter(KeptTable):
             In memory, of pandas, polars or pyarrow, or a mapping from names to arrays or lists. A
             row is an event. One with an invalid time, key or user does not count; nor does one
             before the start, beyond the declared end, or of a key that is not declared. Events of a
-            later period are held until that one is closed.
+            later period are held until that one is closed. None counts after `periods_closed` has
+            reached `periods`. `explain` tells the owner why events do not count.
         batch : str, optional
             A public label, such as the date. A batch whose label was added before is skipped, also
             if its events are others: False is returned, and they never count.
