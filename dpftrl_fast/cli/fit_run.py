@@ -47,8 +47,8 @@ _CURVE_POINTS = 120
 _CURVE_SOLVES = 30  # points of least squares, a system of equations each
 _REPRODUCIBLE = "reproducible, not private: a noise seed was given"
 _NO_INTERVALS = (
-    "the noise is too large for confidence intervals: take more rows, a larger epsilon or fewer "
-    "columns, and leave one category of each categorical column undeclared"
+    "the noise is too large for confidence intervals: take tighter public bounds, more rows, a "
+    "larger epsilon or fewer columns, and leave one category of each categorical column undeclared"
 )
 _NAMES = {"tail": "tail average", "average": "average", "last": "last"}
 _RIDGE = "non-private ridge"

@@ -63,7 +63,11 @@ class SeveralTargets:
         if len(bad):
             row, column = bad[0]
             value = "NaN" if np.isnan(values[row, column]) else "infinity"
-            raise ValueError(f"y must be finite, got {value} in row {row} of column {column}")
+            raise ValueError(
+                f"y must be finite, got {value} in row {row} of column {column}: drop such rows "
+                "before fit (the number of rows is public), or use partial_fit, where such a row "
+                "counts as zero"
+            )
 
 
 def several_columns(y: Any) -> bool:

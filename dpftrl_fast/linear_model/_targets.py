@@ -65,7 +65,10 @@ class NumberTargets:
         bad = np.flatnonzero(~np.isfinite(np.asarray(y, dtype=np.float64)))
         if bad.size:
             value = "NaN" if np.isnan(float(np.asarray(y)[bad[0]])) else "infinity"
-            raise ValueError(f"y must be finite, got {value} in row {bad[0]}")
+            raise ValueError(
+                f"y must be finite, got {value} in row {bad[0]}: drop such rows before fit (the "
+                "number of rows is public), or use partial_fit, where such a row counts as zero"
+            )
 
 
 @dataclass(frozen=True)

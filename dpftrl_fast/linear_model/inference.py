@@ -149,8 +149,9 @@ class Inference:
         if not found.reliable:
             warnings.warn(
                 "the noise of the sum of x x^T is too large for standard errors: an eigenvalue is "
-                "below twice the norm of the noise; take more rows, a larger epsilon, or fewer or "
-                "rescaled columns",
+                "below twice the norm of the noise; take tighter public bounds of the columns, "
+                "more rows, a larger epsilon or fewer columns, and with an intercept leave one "
+                "category of each categorical column undeclared",
                 UserWarning,
                 stacklevel=3,
             )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +42,9 @@ def from_schema(
     target : str, optional
         Name of the target, for a dict of columns.
     method : {"auto", "ftrl", "least-squares"}
-        Estimator of a numeric target.
+        Estimator of a numeric target. "auto" needs the ``rows`` of a schema; a dict of columns in
+        short declares none, and gets a `DPFTRLRegressor`. Intervals and `conf_int` need
+        ``method="least-squares", intervals=True``.
     epsilon, delta, **settings
         Parameters of the estimator. Those given here are taken instead of the schema's.
 
@@ -55,7 +58,8 @@ def from_schema(
     ------
     TypeError, ValueError
         For a schema with a group column (a guarantee per user needs ``groups=``, which a pipeline
-        does not pass on) or a weight column, and for what `BoundedScaler` and the estimator refuse.
+        does not pass on) or a weight column, for a parameter of the other method's estimator, and
+        for what `BoundedScaler` and the estimator refuse.
 
     Notes
     -----
@@ -101,6 +105,7 @@ def from_schema(
         low, high = facts.target.low, facts.target.high
         given["y_bound"] = (low, high)
         squares = _method(method, facts, given | settings) == "least-squares"
+        _check_settings(settings, squares)
         model = (DPFTRLLeastSquares if squares else DPFTRLRegressor)(**given | settings)
     return Pipeline([("scaler", scaler), ("model", model)])
 
@@ -116,6 +121,21 @@ def _method(method: str, facts: Schema, settings: Mapping[str, Any]) -> str:
         delta=settings["delta"],
         noise_multiplier=settings.get("noise_multiplier"),
     )
+
+
+def _check_settings(settings: Mapping[str, Any], squares: bool) -> None:
+    """Refuse parameters that only the estimator of the other method has."""
+    both = {"ftrl": DPFTRLRegressor, "least-squares": DPFTRLLeastSquares}
+    other = "ftrl" if squares else "least-squares"
+    chosen = both.pop("least-squares" if squares else "ftrl")
+    for name in settings:
+        if name in inspect.signature(chosen).parameters:
+            continue
+        if name in inspect.signature(both[other]).parameters:
+            raise TypeError(
+                f"{name} must come with method={other!r}, since it is a parameter of "
+                f"{both[other].__name__}, got a {chosen.__name__}"
+            )
 
 
 def _facts(schema: Any, target: str | None) -> Schema:

@@ -18,6 +18,8 @@ from dpftrl_fast.linear_model._targets import NumberTargets
 from dpftrl_fast.run.budget import PrivacyBudget
 
 _LOSSES = {**LOSSES["regression"], "linear": None}
+#: Names that are looked for here after a fit, and are of the other estimator.
+_OF_LEAST_SQUARES = ("conf_int", "inference_")
 
 
 class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no types there
@@ -228,6 +230,14 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
         (n,) array of float64
         """
         return self._linear(X)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_LEAST_SQUARES:
+            raise AttributeError(
+                f"{name} belongs to DPFTRLLeastSquares(intervals=True), got a "
+                f"{type(self).__name__}; from_schema takes method='least-squares', intervals=True"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,36 @@ from torch.utils.data import BatchSampler, DataLoader
 from dpftrl_fast.torch.flat.tensors import is_sharded
 from dpftrl_fast.torch.loader import loader_options
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.residual import ResidualNoise
+
+#: Arguments of Opacus, with those that take their place.
+_OF_OPACUS = {
+    "module": "model=",
+    "target_epsilon": "epsilon=",
+    "target_delta": "delta=",
+    "max_grad_norm": "clip_norm=",
+    "poisson_sampling": "no argument: batches are fixed, and nothing is sampled",
+    "sample_rate": "the batch_size of the DataLoader",
+    "max_physical_batch_size": "loader.in_pieces(n)",
+    "noise_generator": "no argument: the noise key comes from the operating system",
+}
+
+
+def check_options(names: Iterable[str], *, to_ftrl: bool) -> None:
+    """Refuse options that the source of the noise does not have, with the name here."""
+    source = DPFTRL if to_ftrl else ResidualNoise
+    known = inspect.signature(source).parameters
+    for name in names:
+        if name in _OF_OPACUS:
+            raise TypeError(
+                f"make_private has no argument {name!r}, which is one of Opacus: use "
+                f"{_OF_OPACUS[name]}"
+            )
+        if name not in known:
+            raise TypeError(
+                f"make_private has no argument {name!r}, nor has {source.__name__}, which takes "
+                "further options"
+            )
 
 
 def check_plain(model: nn.Module) -> None:

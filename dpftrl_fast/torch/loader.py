@@ -250,7 +250,10 @@ class FixedOrderLoader:
         size = positive_integer("rows", rows)
         first = self.position + 1
         if first > self.plan.steps:
-            raise ValueError(f"all {self.plan.steps} declared steps are taken, got another epoch")
+            raise ValueError(
+                f"all {self.plan.steps} declared steps are taken, got another epoch: the epsilon "
+                "is stated for no more; declare as many epochs as you train, before the first step"
+            )
         if self._accumulator is not None and self._accumulator.is_open:
             self._accumulator.abandon()
         return self._batches(range(first, (self.epoch + 1) * len(self) + 1), size)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from dpftrl_fast._validate import choice, flag, positive_integer
+from dpftrl_fast._validate import choice, flag, optional, positive, positive_integer
 from dpftrl_fast.accounting import FixedEpochs, MinSeparation, Participation, SinglePass
 from dpftrl_fast.accounting.planner.choice import MAX_VECTORS, MechanismChoice
 from dpftrl_fast.accounting.sensitivity.squared import PlanBound
@@ -25,6 +25,7 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.torch.flat.distributed import Order, Ranks, ranks_of_group
 from dpftrl_fast.torch.given import (
     check_optimizer,
+    check_options,
     check_plain,
     check_trained,
     plain_loader,
@@ -269,6 +270,8 @@ def make_private(
         participation = _participation(data_loader, batch_size, epochs, shuffle)
         keep = flag("keep_optimizer", keep_optimizer)
         to_ftrl = type(optimizer) is torch.optim.SGD and not keep
+        check_options(noise, to_ftrl=to_ftrl)
+        optional(positive, "epsilon", epsilon)
         meaning = choice("schedule", schedule, SCHEDULES)
         _check_schedule(meaning, to_ftrl, learning_rates)
         options = _sgd_options(optimizer) if to_ftrl else {}

@@ -89,6 +89,41 @@ def test_many_rows_are_fitted_by_least_squares() -> None:
         from_schema({**facts, "rows": 9}, method="ridge")
 
 
+@pytest.mark.parametrize("method", ["auto", "ftrl"])
+def test_intervals_name_the_method_that_has_them(method: str) -> None:
+    with pytest.raises(TypeError, match="intervals must come with method='least-squares'"):
+        of("gain", method=method, intervals=True)
+    with pytest.raises(TypeError, match="momentum must come with method='ftrl'"):
+        of("gain", method="least-squares", momentum=0.9)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'interval'"):
+        of("gain", method="least-squares", interval=True)
+    assert of("gain", method="least-squares", intervals=True)["model"].intervals
+
+
+def test_conf_int_of_a_regressor_names_the_estimator_that_has_it() -> None:
+    rows = frame()
+    model = of("gain", noise_seed=1).fit(rows, rows["gain"])["model"]
+    for name in ("conf_int", "inference_"):
+        assert not hasattr(model, name)
+        with pytest.raises(AttributeError, match=r"DPFTRLLeastSquares\(intervals=True\)"):
+            getattr(model, name)
+    with pytest.raises(AttributeError, match="no attribute 'confint'"):
+        model.confint  # noqa: B018
+
+
+def test_intervals_in_original_units_hold_the_slopes_of_the_rows() -> None:
+    rows = frame(40_000)
+    rows["gain"] += 0.1 * np.random.default_rng(1).normal(size=len(rows))
+    facts = {"age": FACTS["age"], "town": ["A"], "gain": (-2, 2)}  # B is the reference
+    settings = {"method": "least-squares", "intervals": True, "noise_seed": 0}
+    pipeline = from_schema(facts, "gain", epsilon=4.0, **settings).fit(rows, rows["gain"])
+    ends, intercept = pipeline["model"].conf_int(0.9999)
+    slopes = pipeline["scaler"].original_coefficients(ends.T)[0].T
+    for (low, high), truth in zip(slopes, (1 / 36, 0.5), strict=True):
+        assert low < truth < high and high - low < 0.2 * truth
+    assert intercept[0] < 0.0 < intercept[1]  # the prediction at age 54 in town B
+
+
 def test_a_pipeline_is_that_of_its_parts() -> None:
     rows = frame()
     whole = of("gain", noise_seed=1, method="least-squares").fit(rows, rows["gain"])

@@ -56,6 +56,41 @@ def train(run: PrivateTraining) -> None:
     assert run.ledger.steps_taken == 3
 
 
+# ---- Arguments ----
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("max_grad_norm", "clip_norm="), ("target_epsilon", "epsilon="), ("target_delta", "delta=")],
+)
+@pytest.mark.parametrize("kept", [False, True])
+def test_names_of_opacus_lead_to_those_here(name: str, here: str, kept: bool) -> None:
+    with pytest.raises(TypeError, match=f"make_private has no argument '{name}'.*: use {here}"):
+        private(**{name: 1.0}, keep_optimizer=kept)
+    with pytest.raises(TypeError, match="make_private has no argument 'memry', nor has"):
+        private(memry="stored", keep_optimizer=kept)
+    train(private(memory="regenerate", keep_optimizer=kept))
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.0, -1.0, float("nan")])
+def test_epsilon_must_be_above_zero(epsilon: float) -> None:
+    with pytest.raises(ValueError, match="epsilon must be a finite number > 0"):
+        private(epsilon=epsilon, noise_multiplier=None)
+
+
+def test_another_loader_and_another_epoch_are_refused_with_a_remedy() -> None:
+    run = private()
+    for x, y in DataLoader(DATA, batch_size=8):
+        with pytest.raises(ValueError, match="make_private returned"):
+            cross_entropy(run.model(x), y).backward()
+            run.optimizer.step()
+        break
+    run = private()
+    train(run)
+    with pytest.raises(ValueError, match=r"got another epoch: .* declare as many epochs"):
+        train(run)
+
+
 # ---- The first pass ----
 
 

@@ -237,7 +237,10 @@ def refuse_bad_rows(X: Rows) -> None:
         else place // X.shape[1]
     )
     value = "NaN" if np.isnan(values[place]) else "infinity"
-    raise ValueError(f"X must be finite, got {value} in row {row}")
+    raise ValueError(
+        f"X must be finite, got {value} in row {row}: fill in a public number before fit, as "
+        "BoundedScaler does, or use partial_fit, where such a row counts as zero"
+    )
 
 
 def open_source(

@@ -350,7 +350,8 @@ class Accumulator:
         ids = self._steps.ids
         if ids is None:
             raise ValueError(
-                "expected a batch of the loader before optimizer.step(), got a step without one"
+                "expected a batch of the loader before optimizer.step(), got a step without one: "
+                "iterate over the loader that make_private returned, with one step for each batch"
             )
         self._check_rows("optimizer.step()")
         if self._rows != self._due:
