@@ -63,7 +63,7 @@ sphinx_gallery_conf = {
 }
 
 html_theme = "pydata_sphinx_theme"
-html_title = "dpftrl-fast"
+html_title = f"dpftrl-fast {release}"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
 html_favicon = "_site/static/tree.svg"
@@ -71,7 +71,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
     "logo": {
-        "text": "dpftrl-fast",
+        "text": f"dpftrl-fast {release}",
         "image_light": "_site/static/tree.svg",
         "image_dark": "_site/static/tree_dark.svg",
     },

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,6 +37,7 @@ from dpftrl_fast.cli.patterns import (
     Variant,
     VariantOption,
     completion,
+    given,
 )
 from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
@@ -50,10 +52,23 @@ Dimension = Annotated[
     typer.Option(help="Coordinates of the sums: state epsilon for computed float64 noise as well."),
 ]
 
+_BESIDE_A_PLAN = {"plan", "noise_multiplier", "delta", "dimension", "json_"}
+
 
 @friendly
 def epsilon(
-    noise_multiplier: Annotated[float, typer.Option(help="Sigma in units of the clip norm.")],
+    ctx: typer.Context,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="Sigma in units of the clip norm. Default: that of --plan."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of plan --out or PrivacyPlan.save: its pattern and mechanism, in place of "
+            "all other options of the run."
+        ),
+    ] = None,
     steps: Steps = None,
     rows: Rows = None,
     batch_size: BatchSize = 1,
@@ -74,11 +89,21 @@ def epsilon(
 ) -> None:
     """State the epsilon of a run with a given noise multiplier.
 
-    By default the run is a single pass. No data are read.
+    By default the run is a single pass on one tree. --plan takes the pattern and the mechanism of a
+    saved plan. No data are read.
     """
+    if plan is not None:
+        _refuse_beside_a_plan(ctx)
+        loaded = PrivacyPlan.load(plan)
+        if noise_multiplier is not None:
+            loaded = loaded.with_noise(noise_multiplier)
+        _report(loaded, delta, dimension, json_)
+        return
+    if noise_multiplier is None:
+        raise ValueError("one of --noise-multiplier and --plan must be given, got none")
     pattern = Pattern(steps, rows, batch_size, steps_per_epoch, epochs, reshuffle,
                       max_participations, min_separation, order)  # fmt: skip
-    plan = PrivacyPlan(
+    declared = PrivacyPlan(
         clip_norm=1.0,
         noise_multiplier=noise_multiplier,
         participation=pattern.participation(),
@@ -89,7 +114,14 @@ def epsilon(
         ),
         bound=bound.value,
     )
-    _report(plan, delta, dimension, json_)
+    _report(declared, delta, dimension, json_)
+
+
+def _refuse_beside_a_plan(ctx: typer.Context) -> None:
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if name not in _BESIDE_A_PLAN and given(ctx, name):
+            raise ValueError(f"--plan declares the whole run, got {parameter.opts[0]} too")
 
 
 @friendly
@@ -167,4 +199,6 @@ def _report(plan: PrivacyPlan, delta: float, dimension: int | None, json_: bool)
         words = f"with computed float64 noise in {dimension} coordinates"
         lines["epsilon, computed"] = f"{rounded_up(computed)}  ({words})"
     lines["epsilon by RDP"] = f"{rounded_up(rdp)}  (the looser accounting of the paper)"
+    if isinstance(plan.mechanism, Tree):
+        lines["mechanism"] = 'a tree; "plan" ranks all, "epsilon --plan FILE" states theirs'
     show(facts_table(lines))

@@ -93,6 +93,12 @@ def completion(choice: Complete) -> bool | Literal["all"]:
     return "all" if choice is Complete.all else choice is Complete.restarts
 
 
+def given(ctx: typer.Context, name: str) -> bool:
+    """Return whether an option is on the command line, by the name of its parameter."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 @dataclass(frozen=True)
 class Pattern:
     """Options of one command that declare its participation pattern."""

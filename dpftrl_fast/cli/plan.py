@@ -45,6 +45,7 @@ from dpftrl_fast.cli.patterns import (
     StepsPerEpoch,
     Variant,
     completion,
+    given,
 )
 from dpftrl_fast.cli.plan_mechanisms import (
     best_place,
@@ -80,6 +81,7 @@ class RankBy(str, enum.Enum):
 
 @friendly
 def command(
+    ctx: typer.Context,
     epsilon: Budget,
     delta: Delta = 1e-6,
     steps: Steps = None,
@@ -108,9 +110,16 @@ def command(
         bool,
         typer.Option(
             "--sampling",
-            help="Compare with DP-SGD amplified by Poisson sampling, with --rows.",
+            help="Compare with DP-SGD amplified by Poisson sampling, with --rows or --population.",
         ),
     ] = False,
+    population: Annotated[
+        int | None,
+        typer.Option(
+            help="Records (or users) of whom --sampling draws --batch-size a step, in place of "
+            "--rows."
+        ),
+    ] = None,
     restart_every: Annotated[
         list[int] | None,
         typer.Option(help="Restart period to try, in steps; repeatable. Never is tried too."),
@@ -158,6 +167,7 @@ def command(
         "--bound exact": bound is Bound.exact,
         "--rank-by smoothed": rank_by is RankBy.smoothed,
     }
+    people = _population(ctx, sampling, rows, population)
     of_all = {
         "--max-vectors": max_vectors is not None,
         "--max-normals": max_normals is not None,
@@ -190,8 +200,6 @@ def command(
         ]
         shown = _rich_table(schedules)
     else:
-        if sampling and rows is None:
-            raise ValueError("--sampling needs --rows and --batch-size")
         with progress_bar("mechanisms", quiet=json_) as progress:
             table = plan_mechanism(
                 epsilon,
@@ -202,7 +210,7 @@ def command(
                 max_normals=max_normals,
                 rank_by=rank_by.value,  # type: ignore[arg-type]
                 batch_size=batch_size if sampling else None,
-                population=rows if sampling else None,
+                population=people,
                 progress=progress,
             )
         place = best_place(table) if row is None else integer("--row", row, 1, len(table))
@@ -226,6 +234,23 @@ def command(
     for path in (plot, out):
         if path is not None:
             show(f"wrote {path}")
+
+
+def _population(
+    ctx: typer.Context, sampling: bool, rows: int | None, population: int | None
+) -> int | None:
+    """Return the number of records that are sampled, None without sampling."""
+    if population is None:
+        if sampling and rows is None:
+            raise ValueError("--sampling needs --rows or --population, and --batch-size")
+        return rows if sampling else None
+    if not sampling:
+        raise ValueError("--population needs --sampling")
+    if rows is not None:
+        raise ValueError("--population and --rows exclude each other")
+    if not given(ctx, "batch_size"):
+        raise ValueError("--population needs --batch-size")
+    return population
 
 
 def _trees_only(

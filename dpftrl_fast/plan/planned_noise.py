@@ -116,7 +116,8 @@ class PlannedNoise(NoiseSource):
             return run
         if self._block == self._layout.count - 1:
             raise ValueError(
-                f"all {self.steps} declared steps are taken: the epsilon is stated for no more"
+                f"all {self.steps} declared steps are taken: the epsilon is stated for no more; "
+                "declare more in the participation of the plan"
             )
         self._begin_block(run)
         return self._present_run()

@@ -191,7 +191,8 @@ class Journaled:
         """Resume the stream that a folder keeps, with all calls that were on the disk."""
         if not Path(folder).is_dir():
             raise FileNotFoundError(
-                f"folder must be one of {cls.__name__}.save, got {str(folder)!r}"
+                f"folder must be one of {cls.__name__}.save, got {str(folder)!r}, which does not "
+                "exist: make it with save()"
             )
         journal = CallJournal(folder, cls._kind, **options)
         try:

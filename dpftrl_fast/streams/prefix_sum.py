@@ -385,7 +385,8 @@ class PrefixSum(KeptSum):
         t, last = self.t, self.steps
         if t + steps > last:
             raise ValueError(
-                f"all {last} declared steps are taken: the epsilon is stated for no more"
+                f"all {last} declared steps are taken: the epsilon is stated for no more; declare "
+                "more in steps=, or extend the sum before its last step"
                 if t == last
                 else f"{last - t} of the {last} declared steps are left, got a call of {steps}"
             )

@@ -351,7 +351,7 @@ def test_plan_compares_with_sampling() -> None:
         (["--mechanism", "tree", "--max-vectors", 1], "--max-vectors needs --mechanism all"),
         (["--complete", "all", "--max-normals", 1], "--max-normals needs --mechanism all, got "),
         (["--max-vectors", -1], "max_vectors must be an integer >= 0"),
-        (["--sampling"], "--sampling needs --rows and --batch-size"),
+        (["--sampling"], "--sampling needs --rows or --population"),
         (["--row", 0], "--row must be an integer in"),
     ],
 )

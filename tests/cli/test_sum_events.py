@@ -145,6 +145,10 @@ def test_a_picture_and_the_standard_output(tmp_path: Path) -> None:
     assert result.stdout.startswith("period_start,period_end,key,count,")
     assert picture.read_bytes()[1:4] == b"PNG"
     assert "7 of 7 periods, 2 keys" in result.stderr.replace("\n", " ")
+    assert "running totals (counts since the start)" in result.stderr
+    assert "noise multiplier" in result.stderr and "finite tail" in result.stderr
+    result = run(*words(path, tmp_path / "d.csv", figures="period"))
+    assert "counts of each period" in result.stdout
 
 
 def test_validate_says_why_events_do_not_count(tmp_path: Path) -> None:
@@ -255,6 +259,41 @@ def test_a_batch_that_is_skipped_is_told_and_one_without_a_name_is_refused(tmp_p
     assert "note: the batch 'e.csv' was added before: it is skipped" in error
     error = run(*words(Path("-"), out, **given, **{"noise-seed": None}), code=2).stderr
     assert "--batch is needed with --folder and the standard input" in error
+
+
+@pytest.mark.parametrize("numeric", [False, True])
+def test_another_file_of_the_same_name_closes_no_period(numeric: bool, tmp_path: Path) -> None:
+    """An export that replaces its file each day was skipped, and its day closed as noise."""
+    days = ["0", "1", "2", "3"] if numeric else [f"2013-01-0{day}" for day in (1, 2, 3, 4)]
+    path, out = tmp_path / "today.csv", tmp_path / "o.csv"
+    given: dict[str, object] = {"start": days[0], "periods": 3, "figures": "period"}
+    given |= {"period": 1} if numeric else {}
+    given |= {"folder": tmp_path / "job", "group-by": None, "keys": None, "noise-seed": None}
+    given["epsilon"] = 5000.0
+
+    def day(number: int, events: int, *, code: int = 0, **more: object) -> Any:
+        write(path, [(days[number], "EWR", "u", 0)] * events)
+        return run(*words(path, out, until=days[number + 1], **given, **more), code=code)
+
+    def counts() -> list[float]:
+        return [float(row["count"]) for row in rows_of(out)]
+
+    day(0, 50)
+    before = out.read_bytes()
+    day(0, 50)  # the same job again
+    assert out.read_bytes() == before
+    told = {day(1, events, code=2).stderr for events in (70, 0)}  # by public facts alone
+    assert len(told) == 1
+    assert "the batch 'today.csv' was added before the last release" in told.pop()
+    assert out.read_bytes() == before
+    with PrivateCounter.open(tmp_path / "job") as counter:
+        assert counter.periods_closed == 1
+    day(1, 70, batch=days[1])
+    assert counts() == pytest.approx([50, 70], abs=8)
+    with PrivateCounter.open(tmp_path / "job") as counter:  # a job that was killed before a release
+        counter.add({"when": [2 if numeric else days[2]] * 30, "key": ["all"] * 30}, batch=days[2])
+    assert "it is skipped" in day(2, 30, batch=days[2]).stderr
+    assert counts() == pytest.approx([50, 70, 30], abs=8)
 
 
 @pytest.mark.parametrize("text", ["when\n", "when", "when\r\n"])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dpftrl_fast import PrivacyPlan, SinglePass
+
 START = Path(__file__).parents[2] / "docs" / "start"
 WITHOUT_DATA = ("plan", "calibrate", "epsilon")
 COMMANDS = sorted(
@@ -27,8 +29,12 @@ def test_pages_have_commands() -> None:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_the_command_runs_or_has_these_options(line: str) -> None:
+def test_the_command_runs_or_has_these_options(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("typer")
+    monkeypatch.chdir(tmp_path)
+    PrivacyPlan(1.0, 4.0, SinglePass(8)).save("plan.json")
     from typer.testing import CliRunner
 
     from dpftrl_fast.cli.app import app

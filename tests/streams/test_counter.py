@@ -340,7 +340,7 @@ def test_options_and_calls_are_refused_before_anything_changes() -> None:
         table.plot()
     with pytest.raises(TypeError, match="batch must be a text"):
         table.add(columns([]), batch=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match="takes no argument"):
         Facts().counter(4.0, colour="red")
     assert table.periods_closed == 0
 
@@ -351,6 +351,40 @@ def test_a_label_is_taken_once() -> None:
     assert table.add(event, batch="one") and not table.add(event, batch="one")
     assert table.add(columns([Event(0, "a", 2, None)]), batch="two")
     assert table.release(2)["count"].round().tolist() == [2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "counts"),
+    [
+        ({}, "figures: running totals (counts since the start)", [2, 5, 6]),
+        ({"figures": "period"}, "figures: counts of each period", [2, 3, 1]),
+        (
+            {"figures": "window", "window": 2, "values": (0, 1)},
+            "figures: counts and sums of the last 2 periods",
+            [2, 5, 4],
+        ),
+    ],
+)
+def test_the_figures_that_are_returned_are_named(
+    options: dict[str, Any], words: str, counts: list[int]
+) -> None:
+    exact, table = (
+        dpf.PrivateCounter(["a"], 3, sigma, start=0, period=1, **options) for sigma in (1e-3, 4.0)
+    )
+    events = {"time": [0, 0, 1, 1, 1, 2], "key": ["a"] * 6, "value": [0.5] * 6}
+    exact.add(events)
+    assert exact.release()["count"].round().tolist() == counts
+    assert words in table.describe(1e-6).splitlines()
+    assert words == f"figures: {table.figures}"
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    given: dict[str, Any] = {"start": 0, "period": 1, "users": "customer"}
+    words = r"PrivateCounter takes no argument 'users'; its options are start, period, unit, .*late"
+    with pytest.raises(TypeError, match=words):
+        dpf.PrivateCounter(["a"], 9, 1.0, **given)
+    with pytest.raises(TypeError, match=words):
+        dpf.PrivateCounter.calibrate(["a"], 9, epsilon=1.0, delta=1e-6, **given)
 
 
 def test_a_calibrated_table_keeps_its_budget() -> None:

@@ -99,10 +99,12 @@ def test_the_clock() -> None:
 @pytest.mark.parametrize(
     ("start", "period", "words"),
     [
-        (START, "1D", "9 periods of 1 D from 2013-01-01"),
-        ("2013-01-01T06:00", "90min", "9 periods of 90 min from 2013-01-01T06:00:00"),
-        (datetime(2013, 1, 1), pd.Timedelta("2h"), "9 periods of 2 h from 2013-01-01"),
-        (pd.Timestamp(START), "2W", "9 periods of 2 W from 2013-01-01"),
+        (START, "1D", "9 periods of 1 day from 2013-01-01"),
+        ("2013-01-01T06:00", "90min", "9 periods of 90 minutes from 2013-01-01T06:00:00"),
+        (datetime(2013, 1, 1), pd.Timedelta("2h"), "9 periods of 2 hours from 2013-01-01"),
+        (pd.Timestamp(START), "2W", "9 periods of 2 weeks from 2013-01-01"),
+        (START, "1d", "9 periods of 1 day from 2013-01-01"),
+        (START, "H", "9 periods of 1 hour from 2013-01-01"),
         (0, 10, "9 periods of 10 from 0"),
         (0.5, 0.25, "9 periods of 0.25 from 0.5"),
     ],
@@ -126,7 +128,11 @@ def test_periods_in_words_and_as_data(start: Any, period: Any, words: str) -> No
         ("yesterday", "1D", "start must be a time"),
         (np.datetime64(1, "ns"), "1D", "start must be a time in whole microseconds"),
         (None, "1D", "start must be a time"),
-        (0, "1D", "period must be a finite number"),
+        (
+            0,
+            "1D",
+            "start and period must be a time and a length of time, or two numbers, got start=0",
+        ),
         (0.0, float("nan"), "period must be"),
         (0, -1, "period must be an integer >= 1"),
         (1e16, 0.5, "distinct floats"),
@@ -253,6 +259,18 @@ def test_columns_must_be_there_once(empty: Any) -> None:
     twice = pd.DataFrame([[1, 2]], columns=["time", "time"])
     with pytest.raises(ValueError, match="got 2 of that name"):
         read_events(twice, COLUMNS, days, {})
+
+
+def test_a_missing_column_is_told_with_the_others_unless_they_may_be_a_row() -> None:
+    days = periods_of(START, "1D", 3)
+    columns = EventColumns("time", "key", "user", None)
+    with pytest.raises(ValueError, match=r"'user', got 0 .* among 'time', 'key', 'who': user= is"):
+        read_events({"time": [], "key": [], "who": []}, columns, days, {})
+    rowlike = [{"2013-01-01": [], "Ann": []}, {"time": [], "key": [], "17": []}]
+    for names in rowlike:  # a file without a header, whose first row became the names
+        with pytest.raises(ValueError, match="got 0 of that name: ") as error:
+            read_events(names, columns, days, {})
+        assert "Ann" not in str(error.value) and "17" not in str(error.value)
 
 
 @pytest.mark.parametrize(

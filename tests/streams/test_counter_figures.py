@@ -16,6 +16,7 @@ from dpftrl_fast.accounting import MinSeparation, SinglePass
 from dpftrl_fast.audit.covariance import noise_factor
 from dpftrl_fast.audit.estimates import epsilon_lower_bound
 from dpftrl_fast.mechanisms import BufferedToeplitz, Identity, Tree
+from dpftrl_fast.plots import bands
 from dpftrl_fast.streams.tables import figures as table_figures
 
 KINDS: list[dict[str, Any]] = [
@@ -240,6 +241,39 @@ def test_arrays_where_pandas_is_not_installed(monkeypatch: pytest.MonkeyPatch) -
     table = Facts().counter(4.0)
     shown = table.release(4)
     assert isinstance(shown, dict) and {len(column) for column in shown.values()} == {6}
+
+
+@pytest.mark.parametrize(
+    ("options", "figures", "label"),
+    [
+        ({}, {"figures": "running"}, "events so far"),
+        ({}, {"figures": "period"}, "events a period"),
+        ({"unit": "user-period"}, {"figures": "period"}, "users a period"),
+        ({"unit": "user", "user_periods": 2}, {"figures": "period"}, "users a period"),
+        ({"unit": "user-period"}, {"window": 7}, "users of each period, in 7 periods"),
+        ({"unit": "user-period", "events_per_key": 2}, {"figures": "running"}, "events so far"),
+        ({"values": (0, 1)}, {"figures": "period", "measure": "sum"}, "value a period"),
+    ],
+)
+def test_a_point_of_a_picture_stands_at_the_start_of_its_period(
+    options: dict[str, Any], figures: dict[str, Any], label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day stood at the next one: weekdays were shifted. And users were called events."""
+    seen: dict[str, Any] = {}
+
+    def picture(drawn: list[bands.Band], **words: str) -> bytes:
+        seen.update(words, bands=drawn)
+        return b""
+
+    monkeypatch.setattr(bands, "bands_png", picture)
+    table = dpf.PrivateCounter(["a", "b"], 9, 1.0, start="2013-01-01", period="1D", **options)
+    table.release("2013-01-09")
+    table.plot(**figures, since="2013-01-03")
+    assert seen["ylabel"] == label
+    measure = figures.pop("measure", "count")
+    shown = table.table(**figures, since="2013-01-03", keys=["b"])
+    assert seen["bands"][1].x.tolist() == np.array(shown["period_start"], "M8[us]").tolist()
+    assert seen["bands"][1].y.tolist() == list(shown[measure])
 
 
 @pytest.mark.parametrize("numbers", [True, False])

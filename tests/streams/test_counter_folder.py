@@ -116,6 +116,38 @@ def test_saved_at_any_call_it_continues(tmp_path: Path, at: int) -> None:
         table.release()
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_label_is_stale_after_an_earlier_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """Folders from before this was kept open, and refuse nothing."""
+    if earlier:
+        state_of = dpf.PrivateCounter._state
+
+        def state(table: dpf.PrivateCounter) -> dict[str, Any]:
+            found = state_of(table)
+            del found["label_periods"]
+            return found
+
+        monkeypatch.setattr(dpf.PrivateCounter, "_state", state)
+    table = FACTS.counter(2.0)
+    table.add(columns([]), batch="one")
+    assert not table.is_stale_batch("one", 4) and not table.is_stale_batch("two", 4)
+    table.release(2)
+    table.add(columns([]), batch="two")
+    table.save(tmp_path / "table")
+    table.close()
+    with dpf.PrivateCounter.open(tmp_path / "table") as table:
+        assert table.has_batch("one") and not table.add(columns([]), batch="one")
+        assert not table.is_stale_batch("one", 2)  # nothing further to close
+        assert table.is_stale_batch("one", 4) is not earlier
+        assert table.is_stale_batch("one") is not earlier
+        assert not table.is_stale_batch("two", 4)  # no release since
+        table.release(4)
+        assert not table.is_stale_batch("two", 4)
+        assert table.is_stale_batch("two", 6) is not earlier
+
+
 def test_the_folder_is_of_one_table(tmp_path: Path) -> None:
     table = FACTS.counter(2.0)
     with pytest.raises(ValueError, match="kept in no folder"):

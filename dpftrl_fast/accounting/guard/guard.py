@@ -281,7 +281,10 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
         given = _ids(ids)
         step = self._step + 1
         if step > self.steps:
-            raise ValueError(f"expected no more than the {self.steps} declared steps, got another")
+            raise ValueError(
+                f"expected no more than the {self.steps} declared steps, got another: declare more "
+                "in the participation"
+            )
         distinct, times = np.unique(given, return_counts=True)
         places = self._table.find(distinct)
         last = self._column(self._last, places)
@@ -392,4 +395,9 @@ min_separation=3) allows, got id 10, used 1 times, last in step 1
 
 
 def _ids(ids: ArrayLike) -> Ints:
-    return integer_array("ids", ids, least=0)
+    try:
+        return integer_array("ids", ids, least=0)
+    except TypeError as error:  # of the dtype, which is public
+        raise TypeError(
+            f"{error}: give each record (or user) an integer that is the same in all steps"
+        ) from None

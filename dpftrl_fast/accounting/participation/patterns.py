@@ -209,7 +209,8 @@ def check_participation(participation: Any) -> Participation:
     if isinstance(participation, Participation):
         return participation
     raise TypeError(
-        f"participation must be one of {list(_KINDS)}, got {type(participation).__name__}"
+        f"participation must be one of {list(_KINDS)}, such as SinglePass(steps=1000), got "
+        f"{type(participation).__name__}"
     )
 
 

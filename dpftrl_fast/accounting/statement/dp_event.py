@@ -142,8 +142,8 @@ def dpsgd_noise_multiplier(
     sampling_probability, steps
         As for `dpsgd_epsilon`.
     accountant : {"rdp", "pld"}
-        Privacy loss distributions, or Renyi DP, which is faster and returns more noise: 4 to 21 % in the
-        table of docs/start/choose.md.
+        Privacy loss distributions, or Renyi DP, which is faster and returns 4 to 21 % more noise in
+        the table of docs/start/choose.md.
 
     Returns
     -------

@@ -47,7 +47,10 @@ def command(
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder of a daily job, made by its first run: a secret."),
+        typer.Option(
+            help="Folder of a daily job, made by its first run: a secret. Later runs overwrite "
+            "--out."
+        ),
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     epsilon: Budget = 1.0,
@@ -93,7 +96,8 @@ def command(
     until: Annotated[
         str | None,
         typer.Option(
-            help="Time by a public clock: periods that end by then are released. Default: all.",
+            help="Time by a public clock: periods that end by then are released. Required "
+            "with --folder and without --periods; by default all.",
             rich_help_panel=_EVENTS,
         ),
     ] = None,
@@ -129,7 +133,8 @@ def command(
     figures: Annotated[
         str,
         typer.Option(
-            help="running totals, those of a single period, or of a window.",
+            help="The counts that are written: running totals since the start, those of each "
+            "period, or of a window.",
             rich_help_panel=_EVENTS,
         ),
     ] = "running",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl_fast._validate import real
-from dpftrl_fast.accounting.curve.rounding import short_up
+from dpftrl_fast.accounting.curve.rounding import short_up, text_up
 from dpftrl_fast.cli.output import facts_table, note, print_json, rounded_up, show
 from dpftrl_fast.cli.sums.output import SumOptions
 from dpftrl_fast.files import write_files
@@ -208,17 +208,23 @@ def _run(
     options: SumOptions, sums: EventSums, counter: PrivateCounter, file: ColumnFile, charged: Any
 ) -> None:
     label = options.data.name if sums.batch is None else sums.batch
-    if options.folder is not None and counter.has_batch(label):
-        note(
-            f"note: the batch {label!r} was added before: it is skipped (--batch names another one)"
+    until: Any = sums.until
+    if sums.is_numeric and until is not None:
+        until = _number(until)
+    if options.folder is not None and counter.is_stale_batch(label, until):
+        raise ValueError(
+            f"the batch {label!r} was added before the last release, and would be skipped while "
+            f"--until closes further periods, got --until {sums.until}: give new events a new "
+            "--batch, such as the date (events that were added before would then count twice)"
         )
+    if options.folder is not None and counter.has_batch(label):
+        note(f"note: the batch {label!r} was added before: it is skipped")
     else:
         for block in _blocks(file, sums):
             counter.add(block)
         if options.folder is not None:
             counter.add({name: [] for name in counter.columns}, batch=label)
-    until: Any = sums.until
-    counter.release(_number(until) if sums.is_numeric and until is not None else until)
+    counter.release(until)
     options.write(_csv(counter.table(level=options.level)))
     if sums.plot is not None and counter.periods_closed:
         picture = counter.plot(level=options.level)
@@ -233,6 +239,8 @@ def _run(
             "epsilon_replace_one": other,
             "mechanism": plan.mechanism.to_dict(),
             "noise_multiplier": plan.noise_multiplier,
+            "figures": sums.figures,
+            "window": sums.window,
             "keys": counter.keys,
             "periods": counter.periods,
             "periods_released": counter.periods_closed,
@@ -241,7 +249,10 @@ def _run(
         {
             "epsilon": f"{rounded_up(counter.epsilon(delta))}  ({counter.unit}, removed)",
             "epsilon, replace-one": f"{rounded_up(other)}  ({counter.unit}, replaced)",
-            "delta": short_up(delta),
+            "delta": f"{short_up(delta)}  (of which {text_up(plan.guarantee.at(delta).floor())} "
+            "for the noise's finite tail)",
+            "sigma": f"{plan.noise_multiplier:.6g}  (noise multiplier)",
+            "figures": counter.figures,
             "counted": counter.bounding,
             "noise": plan.layout.describe(),
             "released": f"{counter.periods_closed:,} of {counter.periods:,} periods, "

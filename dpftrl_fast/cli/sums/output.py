@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.cli.budget import budget_facts, opened_budget
 from dpftrl_fast.cli.output import (
     facts_table,
@@ -76,8 +77,8 @@ class SumOptions:
             raise ValueError("--budget and --noise-seed are of the first run of a folder")
         if not epsilon <= self.epsilon:
             raise ValueError(
-                f"--epsilon must be at least {epsilon!r} at delta {self.delta!r}, the guarantee of "
-                f"the folder, got {self.epsilon!r}"
+                f"--epsilon must be at least {short_up(epsilon)} at delta {self.delta!r}, the "
+                f"guarantee of the folder, which is fixed, got {self.epsilon!r}"
             )
 
     def charge(self, run: Any, label: str) -> Any:

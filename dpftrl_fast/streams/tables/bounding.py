@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -109,16 +110,17 @@ class Held(NamedTuple):
     """Events of periods that are not closed, **a secret**, and the labels of the batches.
 
     `rows` are bounded, `added` are the events since; replaced as a whole, so that an interruption
-    leaves a batch and its label either both out or both in.
+    leaves a batch and its label either both out or both in. `labels` has the number of periods that
+    were closed when each batch was added, None if that is not known.
     """
 
     rows: Rows
     added: tuple[Rows, ...]
-    labels: frozenset[str]
+    labels: Mapping[str, int | None]
 
-    def plus(self, rows: Rows, label: str | None) -> Held:
-        """Return this with a batch more."""
-        labels = self.labels if label is None else self.labels | {label}
+    def plus(self, rows: Rows, label: str | None, closed: int) -> Held:
+        """Return this with a batch more, added after so many closed periods."""
+        labels = self.labels if label is None else {**self.labels, label: closed}
         return Held(self.rows, (*self.added, rows), labels)
 
     def bounded(self, most_keys: int | None, most_events: int | None) -> Held:

@@ -19,7 +19,7 @@ from dpftrl_fast.streams.tables.findings import event_findings
 from dpftrl_fast.streams.tables.kept_table import KeptTable
 from dpftrl_fast.streams.tables.mechanism import mechanism_of
 from dpftrl_fast.streams.tables.period_sums import rows_of, sums_of
-from dpftrl_fast.streams.tables.settings import checked_keys, counter_settings
+from dpftrl_fast.streams.tables.settings import checked_keys, settings_of
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
 _BUDGET = (1.0, 1e-6)
@@ -49,13 +49,13 @@ class PrivateCounter(KeptTable):
         Start of the first period. With a number, times are numbers.
     period : str, timedelta64, timedelta, int or float
         Length of a period: "1D", "1h", "15min", "1W", or a number. Months are not of one length.
-    unit : {"event", "user-period", "user"}
+    unit : {"event", "user-period", "user"}, default "event"
         What neighbours differ in: one event; all events of one user that count in one period; or
         all events of one user, who counts in at most `user_periods` periods.
-    user_periods, user_gap : int
+    user_periods, user_gap : int, default None and 1
         With unit="user": the most periods in which a user counts, the first ones; and the fewest
         periods from one of them to the next, 1 for no gap between.
-    keys_per_period, events_per_key : int
+    keys_per_period, events_per_key : int, default 1
         In one period a user counts in at most so many keys, and with at most so many events in
         each: those that arrive first. With the default of one event each a count is one of users.
         Both are 1 with unit="event".
@@ -63,17 +63,18 @@ class PrivateCounter(KeptTable):
         Public bounds of the column of values, to which each value is clipped; sums of values are
         then released beside the counts. A value that is not a finite number counts as 0, clipped as
         any other. Values are rounded to 2^-16 of half the width.
-    spare_keys : int
+    spare_keys : int, default 0
         Keys that `declare` may add later.
-    figures : {"running", "period", "window"}
-        The figures that the table is for, which decide the mechanism: totals from the first period
-        on, totals of single periods, or of the last `window` periods. All can be shown, with their
-        own errors.
+    figures : {"running", "period", "window"}, default "running"
+        The figures that `release`, `table` and `plot` return, and that the mechanism is chosen for:
+        totals from the first period on ("running"), counts of each period by itself ("period"), or
+        totals of the last `window` periods. `table` and `plot` show the others on request, with
+        their own errors.
     window : int, optional
         Periods of a window, with figures="window".
-    late : {"drop", "next"}
+    late : {"drop", "next"}, default "drop"
         An event whose period is closed is dropped, or counts in the first period that is open.
-    time, key, user, value : str
+    time, key, user, value : str, default "time", "key", "user", "value"
         Names of the columns. `user` is not read with unit="event", `value` not without `values`.
     mechanism : "auto", "tree" or Mechanism, optional
         In place of the one for the figures. With the noise multiplier of a plan pass the plan's.
@@ -139,7 +140,9 @@ class PrivateCounter(KeptTable):
         **options: Any,
     ) -> None:
         declared = checked_keys(keys)
-        settings = counter_settings(len(declared), periods, start=start, period=period, **options)
+        settings = settings_of(
+            len(declared), periods, {"start": start, "period": period, **options}
+        )
         plan = PrivacyPlan(
             clip_norm=settings.clip_norm,
             noise_multiplier=noise_multiplier,
@@ -172,8 +175,12 @@ class PrivateCounter(KeptTable):
             Finite and >= 0, for neighbours of which one has a unit removed.
         delta : float
             0 < delta < 1.
-        keys, periods, start, period, mechanism, seed, rounds, threads, **options
+        keys, periods, start, period, mechanism, seed, rounds, threads
             As for the class.
+        **options
+            As for the class: unit="event", user_periods=None, user_gap=1, keys_per_period=1,
+            events_per_key=1, values=None, spare_keys=0, figures="running", window=None,
+            late="drop", time="time", key="key", user="user", value="value".
 
         Examples
         --------
@@ -185,7 +192,9 @@ class PrivateCounter(KeptTable):
         (True, 20.7)
         """
         declared = checked_keys(keys)
-        settings = counter_settings(len(declared), periods, start=start, period=period, **options)
+        settings = settings_of(
+            len(declared), periods, {"start": start, "period": period, **options}
+        )
         plan = PrivacyPlan.calibrate(
             epsilon=epsilon,
             delta=delta,
@@ -208,9 +217,11 @@ class PrivateCounter(KeptTable):
             In memory, of pandas, polars or pyarrow, or a mapping from names to arrays or lists. A
             row is an event. One with an invalid time, key or user does not count; nor does one
             before the start, beyond the declared end, or of a key that is not declared. Events of a
-            later period are held until that one is closed.
+            later period are held until that one is closed. None counts after `periods_closed` has
+            reached `periods`. `explain` tells the owner why events do not count.
         batch : str, optional
-            A public label. A batch whose label was added before is skipped.
+            A public label, such as the date. A batch whose label was added before is skipped, also
+            if its events are others: False is returned, and they never count.
 
         Returns
         -------
@@ -242,7 +253,7 @@ class PrivateCounter(KeptTable):
             if found.users is not None:
                 found = replace(found, users=self._ids.of_numbers(found.users))
             rows = rows_of(found, self._settings, self.periods_closed, self._since)
-            held = self._held.plus(rows, batch)
+            held = self._held.plus(rows, batch, self.periods_closed)
             if held.is_long:
                 held = held.bounded(*self._settings.limits)
             self._unsaved = True
@@ -298,8 +309,9 @@ class PrivateCounter(KeptTable):
         Returns
         -------
         DataFrame, or dict of arrays if pandas is not installed
-            As `table`, of the periods that were closed by this call, which may be none. `table`
-            has all of them, also those of a release that was killed.
+            As `table`, of the periods that were closed by this call, which may be none: with
+            figures="running", the default, each `count` is the total from the first period on.
+            `table` has all of them, also those of a release that was killed.
 
         Raises
         ------
@@ -367,10 +379,6 @@ class PrivateCounter(KeptTable):
         places = {form: place for place, form in enumerate(self._keys)}
         return event_findings(events, self._settings, places)
 
-    def has_batch(self, label: str) -> bool:
-        """Return whether a batch with this label was added."""
-        return label in self._held.labels
-
     @property
     def declared(self) -> dict[str, Any]:
         """The declared facts, as JSON-able data."""
@@ -380,6 +388,11 @@ class PrivateCounter(KeptTable):
     def columns(self) -> list[str]:
         """Names of the columns that are read."""
         return [name for name in self._settings.columns.to_dict().values() if name is not None]
+
+    @property
+    def figures(self) -> str:
+        """The figures that are released, in words: running totals, or counts of each period."""
+        return self._settings.figures_words
 
     @property
     def bounding(self) -> str:
@@ -415,7 +428,7 @@ class PrivateCounter(KeptTable):
         return "\n".join(lines)
 
     def describe(self, delta: float) -> str:
-        """Return lines of text: epsilon at `delta`, the unit, the bounding and the mechanism.
+        """Return lines of text: epsilon at `delta`, unit, figures, bounding and mechanism.
 
         Examples
         --------
@@ -433,6 +446,7 @@ periods, removed)
                 self.promise(delta),
                 f"{facts.periods.words}, {len(self._keys)} keys"
                 + f" and {spare} spare" * (spare > 0),
+                f"figures: {facts.figures_words}",
                 facts.bounding_words,
                 f"{self._plan.layout.describe()}; clip norm {self._plan.clip_norm:.6g}, noise "
                 f"multiplier {self._plan.noise_multiplier:.6g}",

@@ -14,6 +14,7 @@ from dpftrl_fast.accounting.guard.ids import ID_BITS, refuse_id_dtype
 from dpftrl_fast.streams.tables.periods import Ints, Periods, parsed_times
 from dpftrl_fast.streams.users import id_or_none
 from dpftrl_fast.tables.frames import numbers_of_cells
+from dpftrl_fast.tables.header import is_header
 from dpftrl_fast.tables.labels import as_labels, comes_from, kind_of
 from dpftrl_fast.tables.values import category_form
 
@@ -83,7 +84,7 @@ def read_events(
     ([1, -1], [0, -1], [7, -1])
     """
     cells = {
-        role: column_of(events, name)
+        role: column_of(events, columns, role)
         for role, name in columns.to_dict().items()
         if name is not None
     }
@@ -99,8 +100,10 @@ def read_events(
     )
 
 
-def column_of(events: Any, name: str) -> Any:
-    """Return a column of events; refused by public facts only."""
+def column_of(events: Any, columns: EventColumns, role: str) -> Any:
+    """Return a column of events, by its role; refused by public facts only."""
+    declared = columns.to_dict()
+    name = declared[role]
     if isinstance(events, Mapping):
         names = [*events]
     elif comes_from(events, "pandas", "polars", "pyarrow") and not hasattr(events, "collect"):
@@ -111,8 +114,16 @@ def column_of(events: Any, name: str) -> Any:
             f"names to arrays, got {type(events).__name__}"
         )
     if names.count(name) != 1:
+        texts = [str(other) for other in names]
+        # Names may be the cells of a private row, of a file without a header.
+        among = (
+            f" among {', '.join(map(repr, texts))}"
+            if is_header(texts, {*declared.values()} - {None})
+            else ""
+        )
         raise ValueError(
-            f"events must have one column {name!r}, got {names.count(name)} of that name"
+            f"events must have one column {name!r}, got {names.count(name)} of that name{among}: "
+            f"{role}= is the name of that column"
         )
     column = events[name]
     if len(column) == 0:  # of any dtype: that there was no event is private

@@ -178,6 +178,8 @@ class TableFigures(PrivacyStatement):
     ) -> bytes:
         """Return a PNG file with a line for each key, and the bands of its intervals.
 
+        The point of a period stands at its start, as in the column ``period_start``.
+
         Parameters
         ----------
         figures, window, keys, since, level
@@ -214,15 +216,19 @@ class TableFigures(PrivacyStatement):
         with self._lock:  # a release of another thread must not come between
             values = self._measures(kind, width)[measure]
         std = wide * self.std(kind, window=width, measure=measure)[: len(values)]
-        ends = self._settings.periods.edges(1, len(values))
+        starts = self._settings.periods.edges(0, len(values))[:-1]
         bands, names = [], list(self._keys.values())
         for key in self._places_of(keys):
             start = max(self._since[key], first)
             line = values[start:, key]
             half = std[start:]
-            bands.append(Band(str(names[key]), ends[start:], line, line - half, line + half))
+            bands.append(Band(str(names[key]), starts[start:], line, line - half, line + half))
+        facts = self._settings
+        name = facts.columns.value if measure == "sum" else "events"
+        if measure == "count" and facts.counts_users:  # a total has a user of two periods twice
+            name = "users" if kind == "period" else "users of each period,"
         words = {"running": "so far", "period": "a period"}.get(kind, f"in {width} periods")
-        label = f"{'events' if measure == 'count' else self._settings.columns.value} {words}"
+        label = f"{name} {words}"
         return bands_png(bands, ylabel=label, title=title)
 
     def _measures(self, kind: Figures, width: int | None) -> dict[str, Floats]:

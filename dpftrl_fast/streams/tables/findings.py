@@ -21,7 +21,7 @@ def event_findings(
     participation of users are no part of it.
     """
     found = read_events(events, settings.columns, settings.periods, keys)
-    times = times_of(column_of(events, settings.columns.time), settings.periods)
+    times = times_of(column_of(events, settings.columns, "time"), settings.periods)
     known = ~np.isnat(times) if times.dtype.kind == "M" else ~np.isnan(times.astype(np.float64))
     counts = (found.places >= 0) & (found.keys >= 0)
     kinds = {

@@ -49,7 +49,7 @@ class KeptTable(Journaled, TableFigures):
         noise_source = plan.noise(size, dtype="float64", **noise)
         self._running = RunningSum(noise_source, history=True)
         self._guard = plan.guard() if settings.unit == "user" else None
-        self._held = Held(no_rows(), (), frozenset())
+        self._held = Held(no_rows(), (), {})
         self._window_stds = {}
         self._lock = threading.RLock()
         self._journal: CallJournal | None = None
@@ -205,10 +205,54 @@ class KeptTable(Journaled, TableFigures):
                 "completes the release"
             )
 
+    # ---- Batches ----
+
+    def has_batch(self, label: str) -> bool:
+        """Return whether a batch with this label was added."""
+        return label in self._held.labels
+
+    def is_stale_batch(self, label: str, until: Any = None) -> bool:
+        """Return whether ``release(until)`` would close periods that this batch was not meant for.
+
+        A job that was killed repeats its label before its periods are closed, or closes none. A
+        label that was added before an earlier release and comes again with a later `until` is
+        rather that of another file: its events would be skipped, and their periods closed.
+
+        Parameters
+        ----------
+        label : str
+            Of a batch.
+        until : datetime64, datetime, str, int or float, optional
+            As for `release`.
+
+        Returns
+        -------
+        bool
+            By public facts alone: labels, and the numbers of closed periods. False for a label that
+            was not added, or before this number was kept in folders.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import PrivateCounter
+        >>> days = PrivateCounter(["a"], 365, 4.0, start="2013-01-01", period="1D")
+        >>> _ = days.add({"time": ["2013-01-01"], "key": ["a"]}, batch="today.csv")
+        >>> days.is_stale_batch("today.csv", "2013-01-02")
+        False
+        >>> _ = days.release("2013-01-02")
+        >>> [days.is_stale_batch("today.csv", f"2013-01-0{day}") for day in (2, 3)]
+        [False, True]
+        """
+        periods = self._settings.periods
+        ended = periods.count if until is None else periods.ended(until)
+        with self._lock:
+            closed = self._held.labels.get(label)
+            return closed is not None and closed < self.periods_closed < ended
+
     # ---- State ----
 
     def _state(self) -> dict[str, Any]:
         self._held = self._held.bounded(*self._settings.limits)
+        labels = sorted(self._held.labels)
         return {
             "version": self._version,
             "library": str(build_info()["version"]),
@@ -220,7 +264,8 @@ class KeptTable(Journaled, TableFigures):
             "running": self._running.state_dict(),
             "guard": None if self._guard is None else self._guard.state_dict(),
             "held": self._held.rows._asdict(),
-            "labels": sorted(self._held.labels),
+            "labels": labels,
+            "label_periods": [self._held.labels[label] for label in labels],
             USER_KEY: self._ids.key,
         }
 
@@ -239,7 +284,9 @@ class KeptTable(Journaled, TableFigures):
         found._running.load_state_dict(state["running"])
         if found._guard is not None:
             found._guard.load_state_dict(state["guard"])
-        found._held = Held(Rows(**state["held"]), (), frozenset(state["labels"]))
+        labels = state["labels"]
+        closed = state.get("label_periods", [None] * len(labels))
+        found._held = Held(Rows(**state["held"]), (), dict(zip(labels, closed, strict=True)))
         return found
 
     def __reduce__(self) -> Any:

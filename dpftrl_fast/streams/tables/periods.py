@@ -34,8 +34,18 @@ _MICROSECONDS = {
     "ms": 1000,
     "us": 1,
 }
+_NAMES = {
+    "W": "week",
+    "D": "day",
+    "h": "hour",
+    "m": "minute",
+    "s": "second",
+    "ms": "millisecond",
+    "us": "microsecond",
+}
 _FINER = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}  # of them in a microsecond
-_LENGTH = re.compile(r"(\d{1,9})?\s*(W|D|h|min|s|ms|us)")
+_LENGTH = re.compile(r"(\d{1,9})?\s*(W|D|h|min|s|ms|us|w|d|H)")
+_SPELLINGS = {"min": "m", "w": "W", "d": "D", "H": "h"}
 _PLAIN = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", re.ASCII)
 _BLOCK = 4096  # texts that are parsed at once
 _UNITS = "a unit from 'W' to 'as', such as datetime64[us]"
@@ -164,7 +174,8 @@ class Periods:
             start = start.removesuffix("T00:00:00")
             for unit, size in _MICROSECONDS.items():
                 if self.length % size == 0:
-                    length = f"{self.length // size} {'min' if unit == 'm' else unit}"
+                    times = self.length // size
+                    length = f"{times} {_NAMES[unit]}{'s' * (times > 1)}"
                     break
         return f"{self.count} periods of {length} from {start}"
 
@@ -192,6 +203,11 @@ def periods_of(start: Any, period: Any, count: Any) -> Periods:
     [-1, 0, 2, -1, -1]
     """
     number = integer("periods", count, 1, MOST_PERIODS)
+    if _is_number(start) and isinstance(period, (str, timedelta, np.timedelta64)):
+        raise TypeError(
+            "start and period must be a time and a length of time, or two numbers, got "
+            f"start={shown(start)} and period={shown(period)}"
+        )
     if _is_number(start):
         kind: Kind = "integer" if _is_integer(start) and _is_integer(period) else "float"
         if kind == "integer":
@@ -298,7 +314,7 @@ def _length(period: Any) -> int:
     )
     found, exact = 0, True
     if isinstance(period, str) and (match := _LENGTH.fullmatch(period)):
-        unit = "m" if match[2] == "min" else match[2]
+        unit = _SPELLINGS.get(match[2], match[2])
         found = int(match[1] or 1) * _MICROSECONDS[unit]
     elif isinstance(period, (timedelta, np.timedelta64)):
         length = np.timedelta64(period)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from inspect import signature
 from typing import Any, Literal, TypeAlias, get_args
 
 from dpftrl_fast._validate import choice, integer, optional, positive_integer, real, shown
@@ -121,6 +122,20 @@ class CounterSettings:
             f"{events} event{'s' * (events > 1)} in each{values}; what is beyond is dropped"
         )
 
+    @property
+    def counts_users(self) -> bool:
+        """Whether a count is one of users: each counts once in a key and period."""
+        return self.unit != "event" and self.events_per_key == 1
+
+    @property
+    def figures_words(self) -> str:
+        """The figures that are released, in words."""
+        kind = "counts" if self.low is None else "counts and sums"
+        return {
+            "running": f"running totals ({kind} since the start)",
+            "period": f"{kind} of each period",
+        }.get(self.figures, f"{kind} of the last {self.window} periods")
+
     # ---- State ----
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,6 +228,23 @@ def counter_settings(
     if kind != "user" and given[0] != 1:
         raise ValueError(f"user_gap is for unit='user', got {given[0]} with unit={kind!r}")
     return settings
+
+
+def settings_of(keys: int, periods: int | None, options: Mapping[str, Any]) -> CounterSettings:
+    """Return `counter_settings` of the options of a `PrivateCounter`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Also if there is no option of a name.
+    """
+    known = list(signature(counter_settings).parameters)[2:]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"PrivateCounter takes no argument {name!r}; its options are {', '.join(known)}"
+            )
+    return counter_settings(keys, periods, **options)
 
 
 def checked_window(figures: Figures, window: Any, periods: int) -> int | None:
