@@ -242,7 +242,8 @@ def _show_result(
     if result.reproducible:
         note(f"warning: {_REPRODUCIBLE}")
     written = ", ".join(str(out / name) for name in ("model.npz", "model.json", *plot))
-    show("", f"{result.steps:,} steps in {seconds:.1f} s; wrote {written}")
+    count = f"{result.steps:,} step" + "s" * (result.steps != 1)
+    show("", f"{count} in {seconds:.1f} s; wrote {written}")
 
 
 def _intervals_table(found: Intervals) -> Table:

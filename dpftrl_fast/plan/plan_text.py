@@ -21,7 +21,8 @@ def participation_words(participation: Participation) -> str:
     >>> participation_words(MinSeparation(64, 100, 8))
     '64 steps, each record (or user) in at most 8 of them, 8 or more apart (100 declared)'
     """
-    steps, who = f"{participation.steps} steps", "each record (or user)"
+    steps = f"{participation.steps} step" + "s" * (participation.steps != 1)
+    who = "each record (or user)"
     if isinstance(participation, FixedEpochs):
         order = (
             "shuffled again only at restarts of the noise"

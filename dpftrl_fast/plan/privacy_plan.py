@@ -436,6 +436,6 @@ class PrivacyPlan(PlanEnds):
         pattern, layout = participation_words(self.participation), self.layout.describe()
         return (
             f"{self.promise(delta)}\n{pattern}; {layout}\n"
-            f"clip norm {self.clip_norm!r}, noise multiplier {self.noise_multiplier!r}, {zeta},"
-            f" mu {text_up(self.mu)}"
+            f"clip norm {float(f'{self.clip_norm:.6g}')!r}, "
+            f"noise multiplier {self.noise_multiplier!r}, {zeta}, mu {text_up(self.mu)}"
         )

@@ -34,6 +34,11 @@ def test_describe():
     assert lines[4] == "clip norm 0.3, noise multiplier 2.33, zeta 11, mu 1.424"
 
 
+def test_one_step_and_a_sum_of_decimals_read_as_written():
+    lines = PrivacyPlan(0.1 + 0.2, 2.0, SinglePass(1)).describe(1e-6).splitlines()
+    assert lines[3].startswith("1 step, ") and lines[4].startswith("clip norm 0.3, ")
+
+
 @FAST
 @given(
     st.floats(-1, 4).map(lambda x: 10.0**x),

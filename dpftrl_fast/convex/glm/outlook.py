@@ -58,7 +58,7 @@ def problems(
         yield (
             f"no prediction can move by more than {travel:.2g} during the run, while targets are "
             "up to 1 away: give a larger learning_rate, clip_norm or number of epochs, or, where "
-            'these are "auto", more rows or a larger epsilon'
+            'these are "auto", more rows, a larger epsilon or a larger delta'
         )
     if plan.steps > MOST_STEPS:
         return
@@ -68,5 +68,6 @@ def problems(
         shown = "infinity" if math.isinf(noise) else f"{noise:.2g}"
         yield (
             f"the noise of a prediction has a standard deviation of up to {shown}, far above "
-            f"{tolerated:g}: give a smaller learning_rate, more rows or a larger epsilon"
+            f"{tolerated:g}: give a smaller learning_rate, more rows, a larger epsilon or a larger "
+            "delta"
         )

@@ -91,8 +91,8 @@ def plan_words(plan: Any, delta: float) -> str:
         [
             plan.promise(delta, replaced="x and y"),
             f"{participation_words(plan.participation)}; {kind}",
-            f"norm of x at most {plan.x_norm_bound!r}{constant}, |y| at most {plan.y_bound!r}"
-            f"{each}, noise multipliers {sigmas[0]:.6g} and {sigmas[1]:.6g}, zeta"
+            f"norm of x at most {plan.x_norm_bound:.6g}{constant}, |y| at most {plan.y_bound!r}"
+            f" after scaling{each}, noise multipliers {sigmas[0]:.6g} and {sigmas[1]:.6g}, zeta"
             f" {text_up(plan.sensitivity_squared)} of each, mu {text_up(plan.mu)}",
         ]
     )
