@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -108,6 +109,8 @@ _ERROR_CREATE = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArguments))
 _HANDLER = ctypes.CFUNCTYPE(c_void_p, POINTER(_CallFrame))
 
 _objects: weakref.WeakValueDictionary[int, Called] = weakref.WeakValueDictionary()
+_numbers: weakref.WeakKeyDictionary[Called, int] = weakref.WeakKeyDictionary()
+_unused = itertools.count(1)  # addresses would come again, after the end of an object
 
 
 def number_of(called: Called) -> int:
@@ -122,8 +125,10 @@ def number_of(called: Called) -> int:
     >>> number_of(doubling) == number_of(doubling)
     True
     """
-    _objects[id(called)] = called
-    return id(called)
+    if called not in _numbers:
+        _numbers[called] = next(_unused)
+        _objects[_numbers[called]] = called
+    return _numbers[called]
 
 
 def call(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from dpftrl_fast.accounting.curve.rounding import short_up, text_down, text_up
@@ -39,6 +38,8 @@ def budget_html(terms: Terms, rows: Sequence[Any], remaining: float, other: floa
     >>> budget_html(Terms(1.0, 1e-6, "zero-out"), [("<b>", 0.5, 0.5)], 0.8, 1.0)[-67:]
     '<tr><td>&lt;b&gt;</td><td>0.5</td><td>0.5</td></tr></tbody></table>'
     """
+    from html import escape  # not for every import of the package
+
     head = "".join(f"<th>{name}</th>" for name in _HEAD)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 
@@ -48,7 +48,8 @@ def canonical_id(label: object) -> str:
     >>> canonical_id(7), canonical_id("7"), canonical_id(np.float32(7)), canonical_id("007")
     ('7', '7', '7', '007')
     """
-    if isinstance(label, UUID):
+    # Whoever has a UUID has imported its module, which not every import of the package needs.
+    if "uuid" in sys.modules and isinstance(label, sys.modules["uuid"].UUID):
         return str(label)
     if isinstance(label, str):
         if not label:

@@ -8,7 +8,6 @@ is called, which takes one to two seconds the first time.
 from __future__ import annotations
 
 import importlib
-import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -204,6 +203,8 @@ def dpsgd_noise_multiplier(
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
     """Restrict a logger to errors."""
+    import logging  # not for every import of the package
+
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
