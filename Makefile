@@ -191,10 +191,12 @@ RUN_THERE_musl-aarch64 = -R '^(hockey_stick|kernels|prefix_error|sensitivity|thr
 cross: $(addprefix cross-,$(CROSS))
 cross-all: $(addprefix cross-,$(CROSS_ALL))
 
-# Wine makes its folder first: several programs at once would each try.
+# Wine makes its folder first: several programs at once would each try. It is not in the tree, since a link in it
+# leads to /, and what packs the sources follows links.
 cross-%: $(VENV)/.stamp-cross
 	$(CMAKE) --preset $* -DDPFTRL_PYTHON=$(ABS_BIN)/python -DCMAKE_MAKE_PROGRAM=$(ABS_BIN)/ninja
 	$(CMAKE) --build --preset $*
+	mkdir -p $(HOME)/.cache/dpftrl_fast
 	@emulator=$(patsubst $*:%,%,$(filter $*:%,$(EMULATED))); \
 	if test -z "$$emulator"; then echo '$*: compiled and linked, no way to run it here'; \
 	elif ! command -v $$emulator >/dev/null; then echo "$*: compiled and linked; $$emulator, to run it, is missing"; \
