@@ -192,11 +192,11 @@ def _sigma(find: Callable[[], float]) -> Values:
 
 
 def sampling(budget: Any, units: int, *, quick: bool) -> dict[str, Any]:
-    """Return the arguments of `dpsgd_noise_multiplier` for a budget with batch size and epochs."""
+    """Return what the noise of amplified DP-SGD follows from, as rows of results name it."""
     return {
         "epsilon": budget.epsilon,
         "delta": budget.delta,
-        "sampling_probability": budget.batch_size / units,
+        "probability": budget.batch_size / units,
         "steps": budget.epochs * -(-units // budget.batch_size),
         "accountant": "rdp" if quick else "pld",
     }

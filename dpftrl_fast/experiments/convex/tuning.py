@@ -128,4 +128,5 @@ def tuned(
 
 
 def _sigma(setting: Mapping[str, Any]) -> float:
-    return dpsgd_noise_multiplier(**setting)
+    given = dict(setting)
+    return dpsgd_noise_multiplier(sampling_probability=given.pop("probability"), **given)

@@ -97,4 +97,5 @@ def _fit(*arguments: Any) -> Values:
 
 
 def _sigma(setting: Mapping[str, Any]) -> float:
-    return dpsgd_noise_multiplier(**setting)
+    given = dict(setting)
+    return dpsgd_noise_multiplier(sampling_probability=given.pop("probability"), **given)
