@@ -237,7 +237,7 @@ class DPFTRLRegressor(RegressorMixin, PrivateGLM):  # type: ignore[misc]  # no t
                 f"{name} belongs to DPFTRLLeastSquares(intervals=True), got a "
                 f"{type(self).__name__}; from_schema takes method='least-squares', intervals=True"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return object.__getattribute__(self, name)  # raises the error again, a property's own too
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
