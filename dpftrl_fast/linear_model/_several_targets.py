@@ -64,9 +64,9 @@ class SeveralTargets:
             row, column = bad[0]
             value = "NaN" if np.isnan(values[row, column]) else "infinity"
             raise ValueError(
-                f"y must be finite, got {value} in row {row} of column {column}: drop such rows "
-                "before fit (the number of rows is public), or use partial_fit, where such a row "
-                "counts as zero"
+                f"y must be finite, got {value} in row {row} of column {column}: fill in a public "
+                "number before fit, so that no row changes its place, or use partial_fit, where "
+                "such a row counts as zero"
             )
 
 

@@ -66,8 +66,9 @@ class NumberTargets:
         if bad.size:
             value = "NaN" if np.isnan(float(np.asarray(y)[bad[0]])) else "infinity"
             raise ValueError(
-                f"y must be finite, got {value} in row {bad[0]}: drop such rows before fit (the "
-                "number of rows is public), or use partial_fit, where such a row counts as zero"
+                f"y must be finite, got {value} in row {bad[0]}: fill in a public number before "
+                "fit, so that no row changes its place, or use partial_fit, where such a row "
+                "counts as zero"
             )
 
 
