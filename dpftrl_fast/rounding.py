@@ -15,6 +15,7 @@ cancel, or elsewhere (docs/guarantees/floating_point.md).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +41,10 @@ def clip_limit(clip_norm: float) -> float:
     return clip_norm * _MARGIN
 
 
-def two_sum(
-    a: NDArray[np.float64], b: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def two_sum(a: Any, b: Any) -> tuple[Any, Any]:
     """Return a + b rounded, and the rounding error exactly (Knuth, TAOCP 2, 4.2.2, theorem B).
+
+    Arrays of one dtype, of NumPy or JAX.
 
     Examples
     --------

@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpftrl_fast._validate import real
-from dpftrl_fast.rounding import clip_limit
+from dpftrl_fast.rounding import clip_limit, two_sum
 
 #: Range of clip norms: in units of a power of two near one, no square of another matters.
 SMALLEST, LARGEST = 2.0**-60, 2.0**60
@@ -168,9 +168,8 @@ def add_kept(total: Any, low: Any, x: Any) -> tuple[Any, Any]:
     >>> float(total), float(low)
     (33554432.0, 1.0)
     """
-    rounded = total + x
-    x_part = rounded - total
-    return rounded, low + ((total - (rounded - x_part)) + (x - x_part))
+    rounded, error = two_sum(total, x)
+    return rounded, low + error
 
 
 def contribution_limit(
