@@ -94,12 +94,13 @@ void exceptions() {
 }
 
 void waiting() {
-  const auto slow = [](std::size_t worker) {
-    if (worker == 1) std::this_thread::sleep_for(std::chrono::milliseconds(150));
-  };
-  int calls = 0;
+  std::atomic<int> calls{0};
   const auto caller = std::this_thread::get_id();
-  run_workers(2, slow, [&] {
+  const auto until_called = [&](std::size_t worker) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (worker == 1 && calls == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  };
+  run_workers(2, until_called, [&] {
     ++calls;
     CHECK(std::this_thread::get_id() == caller);
   });

@@ -172,21 +172,39 @@ void many_short_sums() {
   CHECK(polls >= 2);
 }
 
-// The calling thread polls while other workers still work on their last tiles.
+// The calling thread polls while other workers still work on their last tiles: two polls with no tile of its own between
+// them. The other worker's first tile lasts until then, and the caller's first until the other has begun.
+std::atomic<bool> other_began{false}, polled_while_waiting{false};
+std::atomic<int> own_tiles{0};
+
+void wait_for(const std::atomic<bool>& flag) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!flag && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
 void polls_while_waiting() {
   NoiseKernels slow = kScalarKernels;
   slow.f32.fill = [](const NodeStream&, std::uint64_t, std::size_t n, float scale, float* out) {
-    const bool calls = std::this_thread::get_id() == caller;
-    std::this_thread::sleep_for(std::chrono::microseconds(calls ? 200 : 3000));
+    if (std::this_thread::get_id() == caller) {
+      wait_for(other_began);
+      ++own_tiles;
+    } else {
+      other_began = true;
+      wait_for(polled_while_waiting);
+    }
     std::fill_n(out, n, scale);
   };
   TreeConfig c = config_of(Variant::vanilla, Memory::kStored, 2048 * 200, 2);
   c.kernels = &slow;
   Tree<float> tree(c);
   std::vector<float> out(c.size);
-  int polls = 0;
-  for (int i = 0; i < 4; ++i) tree.step(out.data(), [&] { ++polls; });
-  CHECK(polls > 0);
+  int tiles_at_last_poll = -1;
+  tree.step(out.data(), [&] {
+    if (own_tiles == tiles_at_last_poll) polled_while_waiting = true;
+    tiles_at_last_poll = own_tiles;
+  });
+  CHECK(other_began.load());
+  CHECK(polled_while_waiting.load());
 }
 
 // --- the floating-point environment ---
