@@ -109,7 +109,9 @@ def docstring(name: Name) -> str:
 def data_docstring(module: str, name: str) -> tuple[str, str]:
     """Return the module that assigns a name, and the string after the assignment."""
     path = Path(importlib.import_module(module).__file__ or "")
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    top = ast.parse(path.read_text(encoding="utf-8")).body
+    # Names that are loaded at their first use are imported under `if TYPE_CHECKING`.
+    body = [inner for node in top for inner in (node.body if isinstance(node, ast.If) else [node])]
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.ImportFrom) and any(a.name == name for a in node.names):
             return data_docstring(node.module or "", name)
