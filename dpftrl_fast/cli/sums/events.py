@@ -231,11 +231,16 @@ def _run(
             counter.add({name: [] for name in counter.columns}, batch=label)
     _release(counter, until, told=options.folder is not None)
     options.write(_csv(counter.table(level=options.level)))
-    if sums.plot is not None and counter.periods_closed:
-        picture = counter.plot(level=options.level)
-        write_files(sums.plot.parent, {sums.plot.name: picture})
     plan, delta = counter.plan, options.delta
     other = plan.replace_one(delta)
+    if sums.plot is not None and counter.periods_closed:
+        replaced = rounded_up(other) if other is None else text_up(other)
+        title = (
+            f"epsilon {text_up(counter.epsilon(delta))} (replace-one {replaced}) at "
+            f"delta {short_up(delta)}"
+        )
+        picture = counter.plot(level=options.level, title=title)
+        write_files(sums.plot.parent, {sums.plot.name: picture})
     options.conclude(
         {
             "epsilon": float(counter.epsilon(delta)),
@@ -312,10 +317,7 @@ def _number(text: str) -> float | int | None:
 
 def _validate(counter: PrivateCounter, blocks: Iterator[dict[str, Any]], *, json_: bool) -> None:
     """Print how many events count, and why others do not: NOT private."""
-    total: dict[str, int] = {}
-    for block in blocks:
-        for name, count in counter.explain(block).items():
-            total[name] = total.get(name, 0) + count
+    total = counter.explain(blocks)
     report = {"label": NOT_PRIVATE, **total}
     if json_:
         print_json(report)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -371,12 +371,16 @@ class PrivateCounter(KeptTable):
     def explain(self, events: Any) -> dict[str, int]:
         """Return how many events count, and why others do not: **NOT private**.
 
-        For the owner of the data, before anything is released; nothing is added.
+        For the owner of the data, before anything is released; nothing is added. "Before bounding"
+        is the number of events with a valid time, key and user. Those of them that are beyond the
+        bounds of a user are dropped, and no interval covers them: if they are many, figures are too
+        low, and fall from period to period with unit="user". Do not choose the bounds by these
+        private numbers, but by public knowledge of how often somebody comes.
 
         Parameters
         ----------
-        events : DataFrame, Table, RecordBatch or mapping
-            As for `add`.
+        events : DataFrame, Table, RecordBatch or mapping, or an iterator of them
+            As for `add`: all events of the table, since a user's bounds are over all periods.
 
         Examples
         --------
@@ -386,7 +390,9 @@ class PrivateCounter(KeptTable):
         (1, 1)
         """
         places = {form: place for place, form in enumerate(self._keys)}
-        return event_findings(events, self._settings, places)
+        batches = events if isinstance(events, Iterator) else [events]
+        guard = self._plan.guard() if self._settings.unit == "user" else None
+        return event_findings(batches, self._settings, places, guard)
 
     @property
     def declared(self) -> dict[str, Any]:
