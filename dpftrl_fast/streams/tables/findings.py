@@ -29,7 +29,8 @@ def event_findings(
         found = read_events(events, settings.columns, settings.periods, keys)
         for name, count in _kinds(events, found, settings).items():
             total[name] = total.get(name, 0) + count
-        rows.append(rows_of(found, settings, 0, [0] * len(keys)))
+        if settings.unit != "event":
+            rows.append(rows_of(found, settings, 0, [0] * len(keys)))
     if settings.unit != "event":
         total["of these, beyond the bounds of a user (they are dropped)"] = _dropped(
             joined(rows), settings, guard
