@@ -22,8 +22,10 @@ class Band(NamedTuple):
     high: npt.NDArray[np.float64]
 
 
-def bands_png(bands: Sequence[Band], *, ylabel: str, title: str = "") -> bytes:
+def bands_png(bands: Sequence[Band], *, ylabel: str, title: str = "", legend: str = "") -> bytes:
     """Return a PNG file with lines, and the band from `low` to `high` around each.
+
+    The names stand beside the axes, where they cover no line, under the words `legend`.
 
     Examples
     --------
@@ -42,7 +44,9 @@ def bands_png(bands: Sequence[Band], *, ylabel: str, title: str = "") -> bytes:
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left", fontsize=9)
     if bands:
-        axes.legend(frameon=False, fontsize=8)
+        figure.legend(
+            loc="outside right upper", frameon=False, fontsize=8, title=legend, title_fontsize=8
+        )
     return png(figure)
 
 

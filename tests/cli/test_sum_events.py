@@ -163,6 +163,7 @@ def test_validate_says_why_events_do_not_count(tmp_path: Path) -> None:
     assert (report["without a time"], report["outside of the periods"]) == (1, 1)
     assert report["without a user"] == 1
     assert report["that count, before bounding"] == len(EVENTS) - unknown
+    assert report["of these, beyond the bounds of a user (they are dropped)"] > 0
     outside = sum(not -30 <= event[3] <= 120 for event in EVENTS)
     assert report["with a value outside of the bounds (it is clipped)"] == outside
 

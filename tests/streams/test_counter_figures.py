@@ -291,3 +291,24 @@ def test_pictures(numbers: bool) -> None:
     }
     assert len(pictures) == 4
     assert all(picture[:4] == b"\x89PNG" for picture in pictures)
+
+
+def test_the_level_of_the_bands_is_named_beside_the_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names covered the lines, and nothing said which level the bands have."""
+    figures: list[Any] = []
+
+    def kept(figure: Any) -> bytes:
+        figure.canvas.draw()
+        figures.append(figure)
+        return b""
+
+    monkeypatch.setattr(bands, "png", kept)
+    table = dpf.PrivateCounter(["a", "b"], 4, 1.0, start="2013-01-01", period="1D")
+    table.release()
+    for level, words in ((0.95, "bands: 95 % intervals"), (0.995, "bands: 99.5 % intervals")):
+        table.plot(level=level)
+        axes, legend = figures[-1].axes[0], figures[-1].legends[0]
+        assert legend.get_title().get_text() == words
+        assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+        assert axes.get_legend() is None
+        assert legend.get_window_extent().x0 >= axes.get_window_extent().x1

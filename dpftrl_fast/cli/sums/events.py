@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,11 @@ class EventSums:
     def is_numeric(self) -> bool:
         """Whether times are numbers: the period is one."""
         return _number(self.period) is not None
+
+    @property
+    def clock(self) -> Any:
+        """The time of --until, as `PrivateCounter` takes it."""
+        return _number(self.until) if self.until is not None and self.is_numeric else self.until
 
     @property
     def columns(self) -> dict[str, str]:
@@ -158,6 +164,7 @@ def sum_events(options: SumOptions, sums: EventSums) -> None:
             _run(options, sums, counter, file, None)
         return
     counter = _new(options, sums)
+    counter.would_close(sums.clock)  # refuses a wrong time before the charge
     label = f"table of {len(sums.declared_keys):,} keys, {counter.periods:,} periods, epsilon "
     charged = options.charge(counter.plan, f"{label}{options.epsilon!r}")
     if options.folder is not None:
@@ -208,9 +215,7 @@ def _run(
     options: SumOptions, sums: EventSums, counter: PrivateCounter, file: ColumnFile, charged: Any
 ) -> None:
     label = options.data.name if sums.batch is None else sums.batch
-    until: Any = sums.until
-    if sums.is_numeric and until is not None:
-        until = _number(until)
+    until = sums.clock
     if options.folder is not None and counter.is_stale_batch(label, until):
         raise ValueError(
             f"the batch {label!r} was added before the last release, and would be skipped while "
@@ -224,13 +229,18 @@ def _run(
             counter.add(block)
         if options.folder is not None:
             counter.add({name: [] for name in counter.columns}, batch=label)
-    counter.release(until)
+    _release(counter, until, told=options.folder is not None)
     options.write(_csv(counter.table(level=options.level)))
-    if sums.plot is not None and counter.periods_closed:
-        picture = counter.plot(level=options.level)
-        write_files(sums.plot.parent, {sums.plot.name: picture})
     plan, delta = counter.plan, options.delta
     other = plan.replace_one(delta)
+    if sums.plot is not None and counter.periods_closed:
+        replaced = rounded_up(other) if other is None else text_up(other)
+        title = (
+            f"epsilon {text_up(counter.epsilon(delta))} (replace-one {replaced}) at "
+            f"delta {short_up(delta)}"
+        )
+        picture = counter.plot(level=options.level, title=title)
+        write_files(sums.plot.parent, {sums.plot.name: picture})
     options.conclude(
         {
             "epsilon": float(counter.epsilon(delta)),
@@ -263,6 +273,20 @@ def _run(
     )
 
 
+def _release(counter: PrivateCounter, until: Any, *, told: bool) -> None:
+    """Close the periods that are over; say if they are several, or a batch came too late."""
+    first = counter.periods_closed
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        released = counter.release(until)
+    for warning in caught:
+        note(f"warning: {warning.message}")
+    count = counter.periods_closed - first
+    if told and count > 1:
+        starts = _cells(np.asarray(released["period_start"]))
+        note(f"closed {count:,} periods, {starts[0]} to {starts[-1]}")
+
+
 def _csv(table: Any) -> bytes:
     """Return a table of figures as CSV."""
     text = io.StringIO()
@@ -293,10 +317,7 @@ def _number(text: str) -> float | int | None:
 
 def _validate(counter: PrivateCounter, blocks: Iterator[dict[str, Any]], *, json_: bool) -> None:
     """Print how many events count, and why others do not: NOT private."""
-    total: dict[str, int] = {}
-    for block in blocks:
-        for name, count in counter.explain(block).items():
-            total[name] = total.get(name, 0) + count
+    total = counter.explain(blocks)
     report = {"label": NOT_PRIVATE, **total}
     if json_:
         print_json(report)

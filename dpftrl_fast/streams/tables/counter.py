@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -217,8 +217,8 @@ class PrivateCounter(KeptTable):
             In memory, of pandas, polars or pyarrow, or a mapping from names to arrays or lists. A
             row is an event. One with an invalid time, key or user does not count; nor does one
             before the start, beyond the declared end, or of a key that is not declared. Events of a
-            later period are held until that one is closed. None counts after `periods_closed` has
-            reached `periods`. `explain` tells the owner why events do not count.
+            later period are held until that one is closed. `explain` tells the owner why events do
+            not count.
         batch : str, optional
             A public label, such as the date. A batch whose label was added before is skipped, also
             if its events are others: False is returned, and they never count.
@@ -231,8 +231,8 @@ class PrivateCounter(KeptTable):
         Raises
         ------
         TypeError, ValueError
-            If events lacks a column, or one has a wrong dtype or length. No value of a row raises.
-            Nothing is then changed.
+            If events lacks a column, or one has a wrong dtype or length, or all periods are closed.
+            No value of a row raises. Nothing is then changed.
 
         Examples
         --------
@@ -250,13 +250,14 @@ class PrivateCounter(KeptTable):
             found = read_events(events, self._settings.columns, self._settings.periods, places)
             if batch is not None and batch in self._held.labels:
                 return False
+            self._refuse_over()
             if found.users is not None:
                 found = replace(found, users=self._ids.of_numbers(found.users))
             rows = rows_of(found, self._settings, self.periods_closed, self._since)
             held = self._held.plus(rows, batch, self.periods_closed)
             if held.is_long:
                 held = held.bounded(*self._settings.limits)
-            self._unsaved = True
+            self._unsaved = self._added = True
             self._held = held  # last: an error before it leaves all events out
             return True
 
@@ -304,7 +305,7 @@ class PrivateCounter(KeptTable):
         ----------
         until : datetime64, datetime, str, int or float, optional
             The time by a public clock, in UTC if it has a zone: never the time of the last event.
-            None closes all declared periods: the stream is over.
+            None closes all declared periods: the stream is over. One call may close several.
 
         Returns
         -------
@@ -316,7 +317,14 @@ class PrivateCounter(KeptTable):
         Raises
         ------
         ValueError, TypeError
-            If until is no time. Nothing is then changed.
+            If until is no time, or a period or more past the declared end. Nothing is then changed.
+
+        Warns
+        -----
+        UserWarning
+            If a batch was added since the last release, and `until` is not after the end of the
+            last closed period: events of closed periods do not count, so run missed days in order.
+            This depends on the calls alone. A repeated batch, which `add` skips, does not warn.
 
         Examples
         --------
@@ -324,14 +332,15 @@ class PrivateCounter(KeptTable):
         >>> len(days.release("2013-01-08T12:00")), len(days.release("2013-01-08T13:00"))
         (7, 0)
         """
-        periods = self._settings.periods
-        ended = periods.count if until is None else periods.ended(until)
         with self._lock:
             self._refuse_unusable()
+            count = self.would_close(until)
+            self._warn_of_late(until)
             self._write()
             closed = self.periods_closed
-            if ended > closed:
-                self._close_periods(None, ended - closed)
+            if count:
+                self._close_periods(None, count)
+            self._added = False
             return self._table(closed)
 
     def _close_periods(self, sums: Floats | None, count: int) -> None:
@@ -362,12 +371,16 @@ class PrivateCounter(KeptTable):
     def explain(self, events: Any) -> dict[str, int]:
         """Return how many events count, and why others do not: **NOT private**.
 
-        For the owner of the data, before anything is released; nothing is added.
+        For the owner of the data, before anything is released; nothing is added. "Before bounding"
+        is the number of events with a valid time, key and user. Those of them that are beyond the
+        bounds of a user are dropped, and no interval covers them: if they are many, figures are too
+        low, and fall from period to period with unit="user". Do not choose the bounds by these
+        private numbers, but by public knowledge of how often somebody comes.
 
         Parameters
         ----------
-        events : DataFrame, Table, RecordBatch or mapping
-            As for `add`.
+        events : DataFrame, Table, RecordBatch or mapping, or an iterator of them
+            As for `add`: all events of the table, since a user's bounds are over all periods.
 
         Examples
         --------
@@ -377,7 +390,9 @@ class PrivateCounter(KeptTable):
         (1, 1)
         """
         places = {form: place for place, form in enumerate(self._keys)}
-        return event_findings(events, self._settings, places)
+        batches = events if isinstance(events, Iterator) else [events]
+        guard = self._plan.guard() if self._settings.unit == "user" else None
+        return event_findings(batches, self._settings, places, guard)
 
     @property
     def declared(self) -> dict[str, Any]:

@@ -113,7 +113,8 @@ class TableFigures(PrivacyStatement):
             A row for each period and key, with the columns ``period_start``, ``period_end``,
             ``key``, ``count``, ``count_std``, ``count_low``, ``count_high``, and with values
             ``sum``, ``sum_std``, ``sum_low``, ``sum_high``. A key that was declared later has no
-            row before its first period. Figures are not rounded, and may be negative.
+            row before its first period. Figures are not rounded, and may be negative. Intervals are
+            of the *bounded* figures: they do not cover events that were dropped.
 
         Examples
         --------
@@ -178,7 +179,8 @@ class TableFigures(PrivacyStatement):
     ) -> bytes:
         """Return a PNG file with a line for each key, and the bands of its intervals.
 
-        The point of a period stands at its start, as in the column ``period_start``.
+        The point of a period stands at its start, as in the column ``period_start``. The legend
+        names the level of the bands.
 
         Parameters
         ----------
@@ -229,7 +231,9 @@ class TableFigures(PrivacyStatement):
             name = "users" if kind == "period" else "users of each period,"
         words = {"running": "so far", "period": "a period"}.get(kind, f"in {width} periods")
         label = f"{name} {words}"
-        return bands_png(bands, ylabel=label, title=title)
+        return bands_png(
+            bands, ylabel=label, title=title, legend=f"bands: {100 * level:.4g} % intervals"
+        )
 
     def _measures(self, kind: Figures, width: int | None) -> dict[str, Floats]:
         """Return the figures of each measure, arrays of shape (periods closed, size)."""

@@ -3,24 +3,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from dpftrl_fast.streams.tables.events import column_of, read_events, times_of
+from dpftrl_fast.accounting.guard.guard import Guard
+from dpftrl_fast.streams.tables.bounding import Rows, bounded_rows, joined, no_rows
+from dpftrl_fast.streams.tables.events import Events, column_of, read_events, times_of
+from dpftrl_fast.streams.tables.period_sums import rows_of, sums_of
 from dpftrl_fast.streams.tables.settings import CounterSettings
 
 
 def event_findings(
-    events: Any, settings: CounterSettings, keys: Mapping[str, int]
+    batches: Iterable[Any], settings: CounterSettings, keys: Mapping[str, int], guard: Guard | None
 ) -> dict[str, int]:
     """Return how many events there are of each kind, for the owner of the data only.
 
-    `keys` has the number of each declared key, by its form as text. Bounding, late events and the
-    participation of users are no part of it.
+    `keys` has the number of each declared key, by its form as text; `guard` is a fresh one, of who
+    may count in a period. Late events are no part of it: the batches are all that there is.
     """
-    found = read_events(events, settings.columns, settings.periods, keys)
+    total: dict[str, int] = {}
+    rows = [no_rows()]
+    for events in batches:
+        found = read_events(events, settings.columns, settings.periods, keys)
+        for name, count in _kinds(events, found, settings).items():
+            total[name] = total.get(name, 0) + count
+        if settings.unit != "event":
+            rows.append(rows_of(found, settings, 0, [0] * len(keys)))
+    if settings.unit != "event":
+        total["of these, beyond the bounds of a user (they are dropped)"] = _dropped(
+            joined(rows), settings, guard
+        )
+    return total
+
+
+def _kinds(events: Any, found: Events, settings: CounterSettings) -> dict[str, int]:
     times = times_of(column_of(events, settings.columns, "time"), settings.periods)
     known = ~np.isnat(times) if times.dtype.kind == "M" else ~np.isnan(times.astype(np.float64))
     counts = (found.places >= 0) & (found.keys >= 0)
@@ -41,3 +59,16 @@ def event_findings(
         kinds["with a value outside of the bounds (it is clipped)"] = np.count_nonzero(outside)
     kinds["that count, before bounding"] = np.count_nonzero(counts)
     return {name: int(count) for name, count in kinds.items()}
+
+
+def _dropped(rows: Rows, settings: CounterSettings, guard: Guard | None) -> int:
+    """Return the number of events that bounding drops."""
+    bounded = bounded_rows(rows, *settings.limits)
+    order = np.argsort(bounded.period, kind="stable")
+    last = int(rows.period.max(initial=-1))
+    ends = np.searchsorted(bounded.period[order], np.arange(last + 2))
+    counted = 0.0
+    for i in range(last + 1):
+        sums = sums_of(bounded.where(order[ends[i] : ends[i + 1]]), settings, guard)
+        counted += float(sums[: settings.size].sum())
+    return rows.period.size - int(counted)

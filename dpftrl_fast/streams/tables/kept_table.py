@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dpftrl_fast._core import build_info
+from dpftrl_fast._validate import shown
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.keyed_ids import KeyedIds
 from dpftrl_fast.noise.process import process_mark
@@ -54,6 +56,7 @@ class KeptTable(Journaled, TableFigures):
         self._lock = threading.RLock()
         self._journal: CallJournal | None = None
         self._unsaved = False  # events or keys that are not in the folder
+        self._added = False  # whether `add` took a batch since the last release of this object
         self._interrupted = False
         self._process = process_mark()
 
@@ -242,11 +245,65 @@ class KeptTable(Journaled, TableFigures):
         >>> [days.is_stale_batch("today.csv", f"2013-01-0{day}") for day in (2, 3)]
         [False, True]
         """
-        periods = self._settings.periods
-        ended = periods.count if until is None else periods.ended(until)
+        ended = self._settings.periods.closed_by(until)
         with self._lock:
             closed = self._held.labels.get(label)
             return closed is not None and closed < self.periods_closed < ended
+
+    def would_close(self, until: Any = None) -> int:
+        """Return how many periods ``release(until)`` would close.
+
+        Parameters
+        ----------
+        until : datetime64, datetime, str, int or float, optional
+            As for `release`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If `release` would refuse it.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import PrivateCounter
+        >>> days = PrivateCounter(["a"], 365, 4.0, start="2013-01-01", period="1D")
+        >>> days.would_close("2013-01-03"), days.would_close("2013-12-31"), days.would_close()
+        (2, 364, 365)
+        >>> days.would_close("2014-12-31")
+        Traceback (most recent call last):
+        ...
+        ValueError: until must be less than one period past 2014-01-01, the end of the table, got \
+'2014-12-31': nothing is closed
+        """
+        ended = self._settings.periods.closed_by(until)
+        with self._lock:
+            return max(ended - self.periods_closed, 0)
+
+    def _refuse_over(self) -> None:
+        """Refuse events if all periods are closed: a public fact."""
+        periods = self._settings.periods
+        if self.periods_closed == periods.count:
+            raise ValueError(
+                f"the table is over: all {periods.count} periods, up to "
+                f"{periods.edge_words(periods.count)}, are closed, so that no further event can "
+                "count; nothing is added"
+            )
+
+    def _warn_of_late(self, until: Any) -> None:
+        """Warn of a batch for periods that are closed, by the clock alone; not of a repeated one.
+
+        A job that is run again adds nothing: `add` skips its batch.
+        """
+        closed = self.periods_closed
+        if not self._added or closed == 0 or self._settings.periods.is_after(until, closed):
+            return
+        lost = "do not count" if self._settings.late == "drop" else "count in the next period"
+        warnings.warn(
+            f"no period is closed: until must be after {self._settings.periods.edge_words(closed)},"
+            f" where the last released period ends, got {shown(until)}; events of closed periods "
+            f"{lost}, so run missed periods in order",
+            stacklevel=3,
+        )
 
     # ---- State ----
 

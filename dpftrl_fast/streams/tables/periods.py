@@ -147,14 +147,39 @@ class Periods:
 
     def ended(self, until: Any, name: str = "until") -> int:
         """Return how many periods end at `until` or before; `name` is of the argument."""
+        at = self._at(until, name)
+        if self.kind == "float":
+            return int(np.searchsorted(self.edges(1, self.count), at, "right"))
+        return int(min(max((math.floor(at) - self.start) // self.length, 0), self.count))
+
+    def closed_by(self, until: Any) -> int:
+        """Return how many periods a release at `until` has closed, all for None.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `until` is no time, or a period or more past the declared end.
+        """
+        if until is None:
+            return self.count
+        if not self._at(until, "until") < self._edge(self.count + 1):
+            raise ValueError(
+                f"until must be less than one period past {self.edge_words(self.count)}, the end "
+                f"of the table, got {shown(until)}: nothing is closed"
+            )
+        return self.ended(until)
+
+    def is_after(self, until: Any, place: int) -> bool:
+        """Return whether `until` is after the start of a period; None is."""
+        return until is None or bool(self._at(until, "until") > self._edge(place))
+
+    def _at(self, until: Any, name: str) -> Any:
+        """Return a time as the edges are: microseconds, or a number."""
         if self.kind == "time":
-            at = _moment(name, until, exact=False)
-        elif self.kind == "integer":
-            at = math.floor(real(name, until)) if isinstance(until, float) else integer(name, until)
-        else:
-            edges = self.edges(1, self.count)
-            return int(np.searchsorted(edges, real(name, until), "right"))
-        return int(min(max((at - self.start) // self.length, 0), self.count))
+            return _moment(name, until, exact=False)
+        if self.kind == "integer" and not isinstance(until, float):
+            return integer(name, until)
+        return real(name, until)
 
     def edges(self, first: int, last: int) -> NDArray[Any]:
         """Return the starts of periods first .. last, the last of which is the end of one."""
@@ -164,20 +189,25 @@ class Periods:
         edges: Ints = self.start + places * self.length
         return edges.astype("datetime64[us]") if self.kind == "time" else edges
 
+    def edge_words(self, place: int) -> str:
+        """Return the start of a period, which is the end of the one before, as text."""
+        edge = self._edge(place)
+        if self.kind != "time":
+            return str(edge)
+        text = str(np.datetime64(edge, "us")).removesuffix(".000000")
+        return text.removesuffix("T00:00:00")
+
     @property
     def words(self) -> str:
         """The periods in a few words."""
-        start: Any = self.start
         length = f"{self.length:g}"
         if self.kind == "time":
-            start = str(np.datetime64(self.start, "us")).removesuffix(".000000")
-            start = start.removesuffix("T00:00:00")
             for unit, size in _MICROSECONDS.items():
                 if self.length % size == 0:
                     times = self.length // size
                     length = f"{times} {_NAMES[unit]}{'s' * (times > 1)}"
                     break
-        return f"{self.count} periods of {length} from {start}"
+        return f"{self.count} periods of {length} from {self.edge_words(0)}"
 
 
 def periods_of(start: Any, period: Any, count: Any) -> Periods:

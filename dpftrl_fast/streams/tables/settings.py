@@ -119,7 +119,8 @@ class CounterSettings:
         keys, events = self.keys_per_period, self.events_per_key
         return (
             f"in a period a user counts in at most {keys} key{'s' * (keys > 1)}, with at most "
-            f"{events} event{'s' * (events > 1)} in each{values}; what is beyond is dropped"
+            f"{events} event{'s' * (events > 1)} in each{values}; what is beyond is dropped, "
+            "and the intervals do not cover it"
         )
 
     @property
