@@ -275,8 +275,15 @@ class TrainingRun(PrivacyStatement):
         """
         return self._with_checkpoints(iter(self._loader))
 
+    def batches(self) -> Iterator[Any]:
+        """Yield the batches alone: ``for x, y in run.batches()``, with checkpoints as well."""
+        return (batch for _, batch in self)
+
     def in_pieces(self, rows: int) -> Iterator[Iterator[tuple[NDArray[np.int64], Any]]]:
-        """Yield batches as iterators over pieces, as `FixedOrderLoader.in_pieces` does."""
+        """Yield batches as iterators over pieces: gradient accumulation, one step for each batch.
+
+        As `FixedOrderLoader.in_pieces`, with checkpoints as well.
+        """
         return self._with_checkpoints(self._loader.in_pieces(rows))
 
     def _with_checkpoints(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -660,6 +660,28 @@ def test_a_copy_states_no_epsilon(tmp_path: Path) -> None:
                 call()
 
 
+def test_batches_without_ids(tmp_path: Path, undisturbed: tuple[Tensor, float]) -> None:
+    """They are those of the run, and have its checkpoints."""
+    for stop in (7, None):
+        training = Training()
+        run = training.run(tmp_path / "run", checkpoint_every=3)
+        for _ in range(training.loader.epoch, EPOCHS):
+            for x, y in run.batches():
+                training.model.backward(x, y)
+                training.optimizer.step()
+                if run.step == stop:
+                    break
+            if run.step == stop:
+                break
+            training.scheduler.step()
+        run.close()
+        if stop is not None:
+            with RunJournal(tmp_path / "run", run._identity(run.account)) as journal:
+                journal.resume()
+                assert (journal.step, journal.last) == (6, 7)
+    assert torch.equal(training.parameters(), undisturbed[0])
+
+
 def test_pieces_and_unfinished_batches(tmp_path: Path, undisturbed: tuple[Tensor, float]) -> None:
     for first in (True, False):
         training = Training()
