@@ -215,6 +215,17 @@ def optional(check: Callable[..., T], name: str, value: Any, *bounds: Any, **mor
     return None if value is None else check(name, value, *bounds, **more)
 
 
+def hex_bytes(name: str, text: Any, size: int) -> bytes:
+    """Return the bytes that hexadecimal digits stand for; they may be a key, so none is shown."""
+    try:
+        found = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        found = b""
+    if len(found) != size:
+        raise ValueError(f"{name} must be {2 * size} hexadecimal digits")
+    return found
+
+
 def float_dtype(dtype: Any, name: str = "dtype") -> str:
     """Return "float32" or "float64" for a name, a type or a native dtype of one of them."""
     try:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import equal, optional, positive_integer, shown
+from dpftrl_fast._validate import equal, hex_bytes, optional, positive_integer, shown
 from dpftrl_fast.jax.released_sums import ReleasedSums
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
@@ -202,7 +202,8 @@ class HostNoise:
                     raise ValueError(
                         f"state has {name} {shown(state[name])}, but this object has {shown(own)}"
                     )
-            run, remainder = _run_from_hex(state["run"]), np.asarray(state["remainder"])
+            run = np.frombuffer(hex_bytes("state's run", state["run"], 16), np.uint32)
+            remainder = np.asarray(state["remainder"])
             if (remainder.dtype, remainder.shape) != (source.dtype, (source.size,)):
                 raise ValueError(
                     f"state's remainder must be of {source.dtype} and shape {(source.size,)}, got "
@@ -219,13 +220,3 @@ class HostNoise:
             "leaves": [[path, list(shape)] for path, shape in self._leaves],
             "batch_size": self._batch_size,
         }
-
-
-def _run_from_hex(text: Any) -> NDArray[np.uint32]:
-    try:
-        data = bytes.fromhex(text)
-    except (TypeError, ValueError):
-        data = b""
-    if len(data) != 16:
-        raise ValueError("state's run must be 32 hexadecimal digits")
-    return np.frombuffer(data, np.uint32)

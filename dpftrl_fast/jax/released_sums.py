@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.residual_step import residual_loop
+from dpftrl_fast.kernels.threads import run_on_threads
 
 _SHARE = 2**20  # coordinates that are worth a thread
 
@@ -77,20 +79,11 @@ class ReleasedSums:
             table, at = self._table[taken], at[taken].astype(np.int64)
             loop = residual_loop(self._dtype, str(dtype))
             numbers = np.empty(0, dtype), noise.dtype.type(grid), dtype.type(divisor)
-            if self._workers == 1:
-                loop(table, at, *numbers, remainder, noise)
-                continue
-            with ThreadPoolExecutor(self._workers) as pool:
-                jobs = [
-                    pool.submit(
-                        loop,
-                        np.ascontiguousarray(table[i :: self._workers]),
-                        np.ascontiguousarray(at[i :: self._workers]),
-                        *numbers,
-                        remainder,
-                        noise,
-                    )
-                    for i in range(self._workers)
-                ]
-                for job in jobs:
-                    job.result()
+            shares = [slice(i, None, self._workers) for i in range(self._workers)]
+            jobs = [[np.ascontiguousarray(x[share]) for x in (table, at)] for share in shares]
+            call = partial(_release, loop, (*numbers, remainder, noise))
+            run_on_threads(call, jobs, self._workers)
+
+
+def _release(loop: Callable[..., None], rest: tuple[Any, ...], job: Sequence[Array]) -> None:
+    loop(*job, *rest)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numba import types
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.jit import compiled, read_only, writable
+from dpftrl_fast.kernels.threads import run_on_threads
 
 _SHARE = 2**20  # numbers that are worth a thread
 _BLOCK = 2**12  # columns whose sums stay in the cache
@@ -95,7 +95,7 @@ def squared_norms(rows: Rows, threads: int = 1) -> Floats:
     count, width = rows.shape
     out: Floats = np.empty(count)
     loop, cuts = _squares_loop(), _cuts(count, max(1, _SHARE // max(1, width)))
-    _run(lambda k: loop(rows, *cuts[k], out), len(cuts), threads)
+    run_on_threads(lambda cut: loop(rows, *cut, out), cuts, threads)
     return out
 
 
@@ -120,18 +120,8 @@ def add_weighted(rows: Rows, factors: Floats, total: Floats, threads: int = 1) -
     count, width = rows.shape
     size = max(1, _SHARE // max(1, count) // _BLOCK) * _BLOCK
     loop, cuts = _add_loop(), _cuts(width, size)
-    _run(lambda k: loop(rows, factors, *cuts[k], total), len(cuts), threads)
+    run_on_threads(lambda cut: loop(rows, factors, *cut, total), cuts, threads)
 
 
 def _cuts(count: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _run(call: Callable[[int], None], count: int, threads: int) -> None:
-    if threads == 1 or count < 2:
-        for k in range(count):
-            call(k)
-        return
-    with ThreadPoolExecutor(min(threads, count)) as pool:
-        for done in [pool.submit(call, k) for k in range(count)]:
-            done.result()

@@ -32,7 +32,6 @@ from dpftrl_fast.kernels._checks import (
     check_length,
     check_rows,
 )
-from dpftrl_fast.kernels._threads import sum_of_chunks
 from dpftrl_fast.kernels.jit import compiled, read_only, writable
 from dpftrl_fast.kernels.loops import csr as csr_loops
 from dpftrl_fast.kernels.loops import dense as dense_loops
@@ -41,6 +40,7 @@ from dpftrl_fast.kernels.loops import multinomial as multinomial_loops
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.kernels.losses import LOSS_CODES, MULTI_LOSS_CODES, Loss, MultiLoss
 from dpftrl_fast.kernels.rows import Rows
+from dpftrl_fast.kernels.threads import sum_of_chunks
 from dpftrl_fast.rounding import MOST_SUMMANDS, clip_limit
 
 _F64, _I64 = "d", "l"

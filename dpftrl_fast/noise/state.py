@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dpftrl_fast._validate import equal, integer, shown
+from dpftrl_fast._validate import equal, hex_bytes, integer, optional, shown
 from dpftrl_fast.noise.arguments import MAX_STEPS
 
 _VERSION = 1
@@ -124,7 +124,7 @@ def position_from_state(
         reproducible=state["reproducible"],
         node_used=form.has_nodes and state["node_used"],
     )
-    return position, None if state["key"] is None else _key_from_hex(state["key"])
+    return position, optional(hex_bytes, "state's key", state["key"], 32)
 
 
 def _list(name: str, value: Any) -> list[Any]:
@@ -138,13 +138,3 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
     if len(pair) != 2:
         raise ValueError(f"state's {name} must hold pairs of integers, got {len(pair)} values")
     return pair[0], pair[1]
-
-
-def _key_from_hex(text: Any) -> bytes:
-    try:
-        key = bytes.fromhex(text)
-    except (TypeError, ValueError):
-        key = b""
-    if len(key) != 32:
-        raise ValueError("state's key must be None or 64 hexadecimal digits")
-    return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from dpftrl_fast.torch.plain_states import (
     to_plain,
 )
 from dpftrl_fast.torch.residual import ResidualNoise
+from dpftrl_fast.torch.schedules import refuse_other_settings, settings_of
 from dpftrl_fast.torch.shared_journal import SharedJournal
 
 
@@ -63,8 +65,9 @@ class TrainingRun(PrivacyStatement):
     Parameters
     ----------
     folder : str or Path
-        New or empty, or that of the same run: same plan, data counts, batch size, parameters and
-        spare recoveries.
+        New or empty, or that of the same run: same plan, data counts, batch size, parameters, spare
+        recoveries, and settings of optimiser, clipping and schedulers before the first step. Where
+        a run resumes, the step is printed to the standard error.
     model : nn.Module
         Its parameters and buffers are saved.
     optimizer : torch.optim.Optimizer
@@ -75,7 +78,8 @@ class TrainingRun(PrivacyStatement):
     noise : ResidualNoise, optional
         Source of the noise, if it is neither the optimiser nor known from `make_private`.
     extra : mapping of str to objects, optional
-        Further objects to save with ``state_dict`` and ``load_state_dict``: schedulers.
+        Further objects to save with ``state_dict`` and ``load_state_dict``: schedulers. Their state
+        is that of the folder after a resume. A scheduler of torch with other settings is refused.
     checkpoint_every : int
         Steps between checkpoints while iterating over the run.
     keep_sums : bool
@@ -176,8 +180,10 @@ class TrainingRun(PrivacyStatement):
             abandon, fork = flag("recover", recover), flag("allow_fork", allow_fork)
             account = RunAccount(loader.plan, spare_recoveries)
             identity = self._identity(account)
+            self._settings = settings_of(optimizer.param_groups, accumulator.clipping, self._extra)
             same = {
                 **identity,
+                "settings": self._settings,
                 "checkpoint_every": self._every,
                 "keep_sums": self._keep_sums,
                 "recover": abandon,
@@ -192,6 +198,7 @@ class TrainingRun(PrivacyStatement):
         )
         try:
             self._account = self._begin(account, abandon, accept_epsilon)
+            self._tell(folder)
         except BaseException:
             self._journal.close()
             raise
@@ -224,6 +231,8 @@ class TrainingRun(PrivacyStatement):
     ) -> RunAccount:
         journal = self._journal
         state = journal.resume()
+        if state is not None and "settings" in state:  # a folder of before has none
+            refuse_other_settings(from_plain(state["settings"]), self._settings)
         if self._ranks.reduces:
             _everything(self._noise)  # the noise begins on all ranks together
         if state is None:
@@ -243,6 +252,19 @@ class TrainingRun(PrivacyStatement):
             journal.recover(self._state())
         return after
 
+    def _tell(self, folder: str | Path) -> None:
+        """Print where a run resumes, to the standard error of rank 0; nothing for a new run."""
+        step, last, steps = self.step, self._journal.last, self._loader.plan.steps
+        if self._rank != 0 or (step, last) == (0, 0):
+            return
+        if step == steps:
+            told = f"all {steps} steps were taken before: the model is the one in the folder"
+        else:
+            told = f"resumed at step {step} of {steps}"
+            if self.replaying:
+                told += f"; the steps up to {last}, which were begun before, are repeated"
+        print(f"dpftrl_fast: {folder}: {told}", file=sys.stderr)
+
     # ---- The run ----
 
     def __iter__(self) -> Iterator[tuple[NDArray[np.int64], Any]]:
@@ -253,8 +275,15 @@ class TrainingRun(PrivacyStatement):
         """
         return self._with_checkpoints(iter(self._loader))
 
+    def batches(self) -> Iterator[Any]:
+        """Yield the batches alone: ``for x, y in run.batches()``, with checkpoints as well."""
+        return (batch for _, batch in self)
+
     def in_pieces(self, rows: int) -> Iterator[Iterator[tuple[NDArray[np.int64], Any]]]:
-        """Yield batches as iterators over pieces, as `FixedOrderLoader.in_pieces` does."""
+        """Yield batches as iterators over pieces: gradient accumulation, one step for each batch.
+
+        As `FixedOrderLoader.in_pieces`, with checkpoints as well.
+        """
         return self._with_checkpoints(self._loader.in_pieces(rows))
 
     def _with_checkpoints(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -386,6 +415,7 @@ class TrainingRun(PrivacyStatement):
             "buffers": dict(self._named("buffers")),
             "ledger": self._guard.state_dict(),
             "loader": self._loader.state_dict(),
+            "settings": self._settings,
             **random,
             "extra": {name: held.state_dict() for name, held in self._extra.items()},
         }

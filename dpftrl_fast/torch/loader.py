@@ -60,7 +60,7 @@ class FixedOrderLoader:
     plan : PrivacyPlan
         Its steps must be whole epochs.
     shuffle : bool
-        Whether the order is drawn at random.
+        Whether the order is drawn at random; False keeps that of the data set.
     order_seed : int, optional
         Of the permutations: public, unrelated to the noise. By default from the operating system;
         the state keeps it.
@@ -98,6 +98,8 @@ class FixedOrderLoader:
     >>> loader = FixedOrderLoader(data, 2, plan, shuffle=False)
     >>> [(ids.tolist(), x.tolist()) for ids, [x] in loader]
     [([0, 1], [0.0, 1.0]), ([2], [2.0])]
+    >>> loader
+    FixedOrderLoader(examples=3, batch_size=2, shuffle=False, order_seed=None, steps=4, position=2)
     """
 
     def __init__(
@@ -215,6 +217,14 @@ class FixedOrderLoader:
             "order of the examples (a hash)": order.deal_hash(1),  # NumPy may draw another
         }
         return Order(facts, self.shard)
+
+    def __repr__(self) -> str:
+        order = self._order
+        return (
+            f"FixedOrderLoader(examples={order.units}, batch_size={order.batch_size}, "
+            f"shuffle={order.seed is not None}, order_seed={order.seed}, steps={self.plan.steps}, "
+            f"position={self.position})"
+        )
 
     def __len__(self) -> int:
         """Return the batches of an epoch."""
@@ -393,8 +403,9 @@ def check_loader(loader: Any) -> None:
         )
     if not plain:
         raise ValueError(
-            "data_loader must not shuffle or sample on its own (shuffle=False, no sampler), since "
-            f"the order is part of the plan; shuffle=True of make_private deals it; got {came}"
+            "data_loader must not shuffle or sample on its own (DataLoader's shuffle=False, no "
+            "sampler), since the order is part of the plan; make_private draws a random one, or "
+            f"keeps that of the data set with its own shuffle=False; got {came}"
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         came = type(loader.batch_sampler).__name__

@@ -126,7 +126,8 @@ def make_private(
         that is returned. Frozen parameters (``requires_grad=False``) stay as they are, in all of
         the run.
     data_loader : DataLoader
-        Must not shuffle. The length n of its data set and the batch size B are public.
+        Must not shuffle or sample itself: `shuffle` below decides the order. The length n of its
+        data set and the batch size B are public.
     epsilon, noise_multiplier : float
         Exactly one of them, unless there is a `plan`: the budget at `delta` for zero-out
         neighbours, or the standard deviation of the noise in clip norms (sigma).
@@ -154,9 +155,14 @@ def make_private(
         The rate of each step, if a scheduler changes them: used to choose the mechanism only.
     bound
         As for `PrivacyPlan`.
-    shuffle, order_seed
-        As for `FixedOrderLoader`: the fixed order is drawn at random, again at each restart of the
-        noise that begins an epoch. Noise without restarts has one order for all epochs.
+    shuffle : bool
+        True assigns the examples to batches at random: once, and again only at a restart of the
+        noise that begins an epoch. Noise without restarts has one order for all epochs. False keeps
+        the order of the data set: batches of the examples 0, 1, 2, ... in turn. The budget
+        `epsilon` holds for both.
+    order_seed : int, optional
+        Seed of the random order: public, unrelated to the noise. By default from the operating
+        system; the state of the loader keeps it.
     grad_sample_mode : {"auto", "hooks", "functorch", "vmap"}
         Per-example gradients by formulas and hooks on the layers ("hooks"); by hooks, with
         ``torch.func`` for all layers; or by passing each example alone through the whole model, for

@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of parameter groups, the meaning of their changes, and both in a state."""
+"""Rates of parameter groups, the meaning of their changes, both in a state, and first settings."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from dpftrl_fast._validate import flag, non_negative, real, shown
+from dpftrl_fast.run.differences import differences
 from dpftrl_fast.torch.flat.sgd import FlatSGD
 from dpftrl_fast.torch.flat.update import FlatFTRL, Rates
 
 Schedule = Literal["sgd", "ftrl"]
 SCHEDULES: tuple[Schedule, ...] = ("sgd", "ftrl")
+
+# Of a group: parameters, and the choice of an implementation.
+_NOT_SETTINGS = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+
+#: Entries of a scheduler that follow from the optimiser, or say how far it is.
+_OF_POSITION = {"base_lrs", "last_epoch", "num_bad_epochs", "cooldown_counter", "best"}
 
 # u is found from v by a division by the momentum.
 _LEAST_MOMENTUM = 2.0**-7
@@ -127,3 +136,68 @@ def _saved_rates(values: Any) -> Rates:
     if not (isinstance(values, (list, tuple)) and len(values) == 4):
         raise ValueError(f"each of state's rates must be four values, got {shown(values)}")
     return rates_of(dict(zip(("lr", "momentum", "nesterov", "l1"), values, strict=True)))
+
+
+# ---- Settings with which a run begins ----
+
+
+def settings_of(
+    groups: Sequence[Mapping[str, Any]], clipping: Any, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of an optimiser, a clipping and schedulers before the first step.
+
+    Numbers and texts by name. The rate of a group that has a scheduler is the one that the
+    scheduler began with.
+
+    Examples
+    --------
+    >>> from dpftrl_fast.torch.gradients.clipping import AutomaticClipping
+    >>> settings_of([{"params": [], "lr": 0.5, "momentum": 0.9}], AutomaticClipping(1.0), {})
+    {'lr': 0.5, 'momentum': 0.9, 'clipping.clip_norm': 1.0, 'clipping.gamma': 0.01}
+    """
+    found: dict[str, Any] = {}
+    for i, group in enumerate(groups):
+        prefix = f"param_groups[{i}]." if len(groups) > 1 else ""
+        first = {**group, "lr": group["initial_lr"]} if "initial_lr" in group else group
+        rest = {k: v for k, v in first.items() if k not in {*_NOT_SETTINGS, "initial_lr"}}
+        found |= _plain(prefix, rest)
+    found |= _plain("clipping.", getattr(clipping, "__dict__", {}))
+    for name, held in extra.items():
+        if isinstance(held, LRScheduler):
+            state = held.state_dict()
+            rest = {k: v for k, v in state.items() if k[0] != "_" and k not in _OF_POSITION}
+            found |= _plain(f"{name}.", rest)
+    return found
+
+
+def refuse_other_settings(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse settings that are not those with which the run of a folder began.
+
+    Entries that only one of them has are left out: another version of torch may have more.
+
+    Examples
+    --------
+    >>> refuse_other_settings({"lr": 0.5}, {"lr": 0.5, "decoupled_weight_decay": False})
+    """
+    changed = [name for name in recorded if recorded[name] != given.get(name, recorded[name])]
+    if not changed:
+        return
+    told = differences({name: recorded[name] for name in changed}, {n: given[n] for n in changed})
+    raise ValueError(
+        f"the settings must be those with which the run in this folder began, got others: {told}. "
+        "For a run with other settings take a new folder: it is a further run on the data, with an "
+        "epsilon of its own. To change a rate of this run, start with the settings that the folder "
+        "has, and set optimizer.param_groups[0]['lr'] inside the with block"
+    )
+
+
+def _plain(prefix: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are numbers, texts or sequences of them, by name."""
+    found = {}
+    for name, value in settings.items():
+        value = sorted(value.elements()) if isinstance(value, Counter) else plain_rate(value)
+        items = [plain_rate(item) for item in value] if isinstance(value, (list, tuple)) else value
+        every = items if isinstance(items, list) else [items]
+        if all(isinstance(item, (bool, int, float, str)) for item in every):
+            found[prefix + name] = items
+    return found

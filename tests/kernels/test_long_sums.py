@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpftrl_fast.kernels import _threads as threads_module
 from dpftrl_fast.kernels import clipped_sum, gradients, least_squares
-from dpftrl_fast.kernels._threads import BLOCK, sum_of_chunks
+from dpftrl_fast.kernels import threads as threads_module
 from dpftrl_fast.kernels.least_squares import RankUpdate
 from dpftrl_fast.kernels.loops.dense import CHUNK
+from dpftrl_fast.kernels.threads import BLOCK, sum_of_chunks
 from dpftrl_fast.rounding import MOST_SUMMANDS, check_summands
 
 

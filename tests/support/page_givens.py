@@ -149,6 +149,6 @@ GIVEN: dict[str, dict[int, str]] = {
     "federated/sums": {0: _SUMS},
     "results/federated": {0: _SCHEDULE},
     "runs/cli": {0: _MODEL_FOLDER},
-    "runs/resume": {0: _TRAINING, 1: _WITHOUT_FOLDER, 2: _JOURNAL},
+    "runs/resume": {0: _TRAINING, 1: _TRAINING, 2: _WITHOUT_FOLDER, 3: _JOURNAL},
     "torch/distributed": {0: _SHARDED},
 }

@@ -43,8 +43,8 @@ PLAN = PrivacyPlan(
 class SumOptimizer(torch.optim.Optimizer):
     """theta_t = theta_0 - lr (s_t + n_t)/B. `left` is told t and s_t + n_t: all that leaves."""
 
-    def __init__(self, params: Any, plan: PrivacyPlan, left: Left) -> None:
-        super().__init__(params, {"lr": 0.1})
+    def __init__(self, params: Any, plan: PrivacyPlan, left: Left, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
         self.flat = [p for group in self.param_groups for p in group["params"]]
         size = sum(p.numel() for p in self.flat)
         self.noise = plan.noise(size, seed=11, memory="regenerate", threads=1)
@@ -90,6 +90,10 @@ class Training:
         examples: int = BATCH * PER_EPOCH,
         batch: int = BATCH,
         clipping: Clipping = FLAT,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        gamma: float = 0.7,
+        warmup: bool = False,
     ) -> None:
         torch.manual_seed(5)
         model = nn.Sequential(
@@ -99,15 +103,24 @@ class Training:
         weights = list(model.parameters())
         self.noise: Any = None
         if kind == "small":
-            self.optimizer: Any = SumOptimizer(weights, plan, left)
+            self.optimizer: Any = SumOptimizer(weights, plan, left, lr)
         elif kind == "dpftrl":
             self.optimizer = DPFTRL(
-                weights, 0.1, plan=plan, batch_size=BATCH, momentum=0.9, l1=1e-3, noise_seed=11
+                weights,
+                lr,
+                plan=plan,
+                batch_size=BATCH,
+                momentum=momentum,
+                l1=1e-3,
+                noise_seed=11,
             )
         else:
-            self.optimizer = torch.optim.Adam(weights, 0.1)
+            self.optimizer = torch.optim.Adam(weights, lr, betas=(momentum, 0.999))
             self.noise = ResidualNoise(weights, plan=plan, batch_size=BATCH, noise_seed=11)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.7)
+        schedulers = torch.optim.lr_scheduler
+        self.scheduler: Any = schedulers.StepLR(self.optimizer, 2, gamma)
+        if warmup:
+            self.scheduler = schedulers.LambdaLR(self.optimizer, lambda epoch: epoch / 2)
         self.ledger = TrainingLedger(plan, DELTA)
         sums = Accumulator(weights, clipping, batch, self.ledger)
         sums.attach(self.optimizer, after_sum=None if self.noise is None else self.noise.add_)

@@ -28,6 +28,7 @@ from dpftrl_fast.mechanisms import Tree
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.run.journal import RunJournal
 from dpftrl_fast.run.step_log import Diverged
+from dpftrl_fast.torch.checkpoint import TrainingRun
 from dpftrl_fast.torch.gradients.clipping import (
     AutomaticClipping,
     Clipping,
@@ -35,6 +36,7 @@ from dpftrl_fast.torch.gradients.clipping import (
     PerLayerClipping,
 )
 from dpftrl_fast.torch.optimizer import DPFTRL
+from dpftrl_fast.torch.schedules import refuse_other_settings, settings_of
 
 
 class Crash(Exception):
@@ -442,6 +444,138 @@ def test_a_run_goes_on_with_its_own_clipping_only(tmp_path: Path, other: Clippin
         Training(clipping=other).run(tmp_path / "run")
 
 
+# ---- Settings of another run ----
+
+
+@pytest.mark.parametrize("stop", [5, None], ids=["killed midway", "finished"])
+@pytest.mark.parametrize(
+    ("kind", "first", "other", "words"),
+    [
+        ("small", {}, {"lr": 0.2}, "lr: the folder has 0.1, this run 0.2"),
+        ("dpftrl", {}, {"lr": 0.2}, "lr: the folder has 0.1, this run 0.2"),
+        ("dpftrl", {}, {"momentum": 0.8}, "momentum: the folder has 0.9, this run 0.8"),
+        ("adam", {}, {"momentum": 0.8}, r"betas\[0\]: the folder has 0.9, this run 0.8"),
+        ("dpftrl", {}, {"gamma": 0.5}, "scheduler.gamma: the folder has 0.7, this run 0.5"),
+        # A rate that a scheduler scales by 0 at first.
+        ("small", {"warmup": True}, {"lr": 0.2}, "lr: the folder has 0.1, this run 0.2"),
+        (
+            "small",
+            {"clipping": AutomaticClipping(1.0, 0.01)},
+            {"clipping": AutomaticClipping(1.0, 0.02)},
+            "clipping.gamma: the folder has 0.01, this run 0.02",
+        ),
+    ],
+)
+def test_other_settings_are_refused(
+    tmp_path: Path,
+    stop: int | None,
+    kind: str,
+    first: dict[str, Any],
+    other: dict[str, Any],
+    words: str,
+) -> None:
+    """They would be replaced by those of the folder, and a user would compare a run with itself."""
+    options = {"checkpoint_every": 2}
+    if stop is None:
+        Training(kind=kind, **first).train(tmp_path / "run", **options)
+    else:
+        with pytest.raises(Crash):
+            Training(kind=kind, **first).train(
+                tmp_path / "run", before_step=crash_at(stop), **options
+            )
+    training = Training(kind=kind, **{**first, **other})
+    before = training.parameters()
+    with pytest.raises(ValueError, match=f"got others: {words}. For a run"):
+        training.run(tmp_path / "run", **options)
+    assert torch.equal(training.parameters(), before)
+    same = Training(kind=kind, **first)  # whatever rate the scheduler has come to
+    same.train(tmp_path / "run", **options)
+    undisturbed = Training(kind=kind, **first)
+    undisturbed.train(tmp_path / "other", **options)
+    assert torch.equal(same.parameters(), undisturbed.parameters())
+
+
+def test_a_rate_is_changed_between_steps_and_stays(tmp_path: Path) -> None:
+    first = Training()
+    with first.run(tmp_path / "run") as run:
+        for group in first.optimizer.param_groups:
+            group["lr"] = 0.03
+        for number, (_, (x, y)) in enumerate(run):
+            first.model.backward(x, y)
+            first.optimizer.step()
+            if number == 1:
+                break
+    second = Training()
+    with second.run(tmp_path / "run"):
+        assert second.optimizer.param_groups[0]["lr"] == 0.03
+    with Training().run(tmp_path / "run") as run:  # after a second checkpoint too
+        assert run.step == 2
+    with pytest.raises(ValueError, match=r"lr: the folder has 0\.1, this run 0.03"):
+        Training(lr=0.03).run(tmp_path / "run")
+
+
+def test_settings_of_each_group() -> None:
+    a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    groups = [{"params": [a]}, {"params": [b], "lr": torch.tensor(0.25)}]
+    adam = torch.optim.AdamW(groups, lr=0.5, foreach=True)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(adam, [3, 5], 0.5)
+    found = settings_of(adam.param_groups, FlatClipping(2.0), {"s": scheduler, "other": object()})
+    assert found["param_groups[0].lr"] == 0.5 and found["param_groups[1].lr"] == 0.25
+    assert found["param_groups[1].betas"] == [0.9, 0.999]
+    assert found["clipping.clip_norm"] == 2.0
+    assert (found["s.milestones"], found["s.gamma"]) == ([3, 5], 0.5)
+    assert not [name for name in found if "foreach" in name or "last_epoch" in name]
+    for _ in range(4):
+        adam.step()
+        scheduler.step()
+    assert adam.param_groups[0]["lr"] == 0.25
+    again = settings_of(adam.param_groups, FlatClipping(2.0), {"s": scheduler})
+    assert again == found
+    refuse_other_settings({**found, "of another version": 1}, again)
+
+
+def test_a_folder_without_settings_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of before settings were kept: they keep them from then on."""
+    whole = TrainingRun._state
+
+    def of_before(run: TrainingRun) -> dict[str, Any]:
+        state = whole(run)
+        del state["settings"]
+        return state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "_state", of_before)
+        stopped(tmp_path / "run", 5)
+    Training(lr=0.2).run(tmp_path / "run").close()
+    with Training().run(tmp_path / "run"):
+        pass
+    with pytest.raises(ValueError, match=r"lr: the folder has 0\.1, this run 0.2"):
+        Training(lr=0.2).run(tmp_path / "run")
+
+
+def test_where_a_run_resumes_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, options = tmp_path / "run", {"checkpoint_every": 3}
+
+    def told() -> str:
+        return capsys.readouterr().err.removeprefix(f"dpftrl_fast: {folder}: ").strip()
+
+    with pytest.raises(Crash):
+        Training().train(folder, before_step=crash_at(6), **options)
+    assert told() == ""  # a new run
+    with pytest.raises(Crash):
+        Training().train(folder, before_step=crash_at(8), **options)
+    assert told() == (
+        "resumed at step 3 of 12; the steps up to 5, which were begun before, are repeated"
+    )
+    with Training().run(folder, **options) as run:
+        told()
+        assert run.replaying
+    Training().train(folder, **options)
+    assert told().startswith("resumed at step 6 of 12")
+    Training().train(folder, **options)
+    assert told() == "all 12 steps were taken before: the model is the one in the folder"
+
+
 def test_buffers_of_the_model_come_back(tmp_path: Path) -> None:
     def made() -> tuple[Training, Tensor]:
         training = Training()
@@ -524,6 +658,28 @@ def test_a_copy_states_no_epsilon(tmp_path: Path) -> None:
         for call in (lambda: run.epsilon(DELTA), training.ledger.epsilon_spent):
             with pytest.raises(ValueError, match="no epsilon can be stated"):
                 call()
+
+
+def test_batches_without_ids(tmp_path: Path, undisturbed: tuple[Tensor, float]) -> None:
+    """They are those of the run, and have its checkpoints."""
+    for stop in (7, None):
+        training = Training()
+        run = training.run(tmp_path / "run", checkpoint_every=3)
+        for _ in range(training.loader.epoch, EPOCHS):
+            for x, y in run.batches():
+                training.model.backward(x, y)
+                training.optimizer.step()
+                if run.step == stop:
+                    break
+            if run.step == stop:
+                break
+            training.scheduler.step()
+        run.close()
+        if stop is not None:
+            with RunJournal(tmp_path / "run", run._identity(run.account)) as journal:
+                journal.resume()
+                assert (journal.step, journal.last) == (6, 7)
+    assert torch.equal(training.parameters(), undisturbed[0])
 
 
 def test_pieces_and_unfinished_batches(tmp_path: Path, undisturbed: tuple[Tensor, float]) -> None:

@@ -245,6 +245,18 @@ def test_without_shuffling_one_order_is_declared() -> None:
     assert run.data_loader.ids(2).tolist() == list(range(8, 16))
 
 
+def test_one_pass_keeps_the_order_of_the_data_or_draws_one() -> None:
+    """At the same budget; the loader says which."""
+    kept = private(epsilon=4.0, epochs=1, shuffle=False)
+    drawn = private(epsilon=4.0, epochs=1)
+    every = range(1, kept.data_loader.plan.steps + 1)
+    ids, other = ([i for t in every for i in run.data_loader.ids(t)] for run in (kept, drawn))
+    assert ids == sorted(other) == [*range(len(X))] and ids != other
+    assert kept.ledger.epsilon_spent() == drawn.ledger.epsilon_spent()
+    assert "shuffle=False" in repr(kept.data_loader)
+    assert "shuffle=True" in repr(drawn.data_loader)
+
+
 def test_the_last_batch_can_be_left_out() -> None:
     run = private(source=data_loader(drop_last=True), epsilon=4.0)
     assert run.data_loader.plan.participation == FixedEpochs(2, 2)

@@ -19,7 +19,7 @@ each of which drains the pipeline.
 
 The accumulator is emptied into `out` every `CHUNK` = 2^12 rows. The roundings of a sum of up to
 2^16 rows of norm at most L are then below (2^12 + 2^4) 2^-53 2^16 L. Sums of more rows are made of
-such blocks (`dpftrl_fast.kernels._threads`), and `dpftrl_fast.rounding` shows that all roundings of
+such blocks (`dpftrl_fast.kernels.threads`), and `dpftrl_fast.rounding` shows that all roundings of
 two sums over neighbouring batches fit together in the margin 2^-20 L that clipping leaves.
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpftrl_fast.kernels.threads import run_on_threads
 from dpftrl_fast.torch.flat.views import FlatViews
 
 _SHARE = 2**20  # coordinates that are worth a thread
@@ -58,12 +58,7 @@ class CompiledPieces:
 
     def run(self, call: Callable[[slice], Any]) -> None:
         """Call it with ranges of pieces that are all of them together, one for each thread."""
-        if len(self._runs) == 1:
-            call(self._runs[0])
-            return
-        with ThreadPoolExecutor(len(self._runs)) as pool:
-            for done in [pool.submit(call, part) for part in self._runs]:
-                done.result()
+        run_on_threads(call, self._runs, len(self._runs))
 
 
 def note_writes(tensors: Sequence[Tensor]) -> None:

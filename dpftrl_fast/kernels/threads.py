@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over many rows by several threads: the same bits for every number of threads.
+"""Jobs and sums over many rows on several threads: the same bits for every number of threads.
 
 The loops add up chunks of `CHUNK` rows and then the sums of the chunks in their order. Here the
 chunks are given to threads, and their sums are added in that order too. A batch of one chunk stays
@@ -10,9 +10,9 @@ The sums of blocks of `BLOCK` rows are added with their rounding errors (`dpftrl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,34 @@ from dpftrl_fast._validate import Array
 from dpftrl_fast.kernels.loops.dense import CHUNK
 from dpftrl_fast.rounding import two_sum
 
+T = TypeVar("T")
+
 #: Most rows whose sum is made of the plain sums of chunks.
 BLOCK = 16 * CHUNK
+
+
+def run_on_threads(call: Callable[[T], object], jobs: Sequence[T], threads: int) -> None:
+    """Call a function with each of the jobs, on at most so many threads; raise an error of one.
+
+    Each job must write to memory of its own. A single job, or one thread, stays in the calling
+    thread.
+
+    Examples
+    --------
+    >>> squares = [0] * 4
+    >>> def square(k):
+    ...     squares[k] = k * k
+    >>> run_on_threads(square, range(4), threads=2)
+    >>> squares
+    [0, 1, 4, 9]
+    """
+    if threads == 1 or len(jobs) < 2:
+        for job in jobs:
+            call(job)
+        return
+    with ThreadPoolExecutor(min(threads, len(jobs))) as pool:
+        for done in [pool.submit(call, job) for job in jobs]:
+            done.result()
 
 
 def sum_of_chunks(
