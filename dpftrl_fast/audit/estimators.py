@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpftrl_fast.audit.judge import Setting, judge
 from dpftrl_fast.audit.models import sums_of_models
 from dpftrl_fast.audit.result import AuditResult
 from dpftrl_fast.audit.slopes import class_slopes, slope
+from dpftrl_fast.convex.glm.outlook import LearningWarning
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.row_batches import Batch
@@ -134,7 +136,9 @@ def audit_estimator(
             declared = parameters.get("classes")
             classes = np.arange(2) if declared is None else np.unique(np.asarray(declared))
         probe = _Stream(type(estimator), parameters, row, total, flipped, classes)
-    found = [probe.run(one) for one in coins]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LearningWarning)  # no model of an audit has to learn
+        found = [probe.run(one) for one in coins]
     white, shift, plan, words = probe.whitened(found)
     kind = "worst-case rows" if record is None else "copies of a row"
     setting = Setting(

@@ -139,7 +139,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         completed = ", completed after the last step" if plan.complete else ""
         noise = {"trees": f"one for y x, one for x x^T{completed}, {plan.variant}"}
         if not trees:
-            noise = {"noise": f"of y x and of x x^T: {plan.bias.layout.describe()}"}
+            noise = {"mechanism": f"of y x and of x x^T: {plan.bias.layout.describe()}"}
         return {
             **promise,
             "sigma": f"{sigmas}  (noise multipliers for y x and x x^T)",
@@ -154,7 +154,7 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
         "zeta": f"{zeta_words} {covers})",
         "clip norm": f"{plan.clip_norm:g}",
         "steps": participation_words(plan.participation),
-        "tree" if trees else "noise": plan.layout.describe(),
+        "tree" if trees else "mechanism": plan.layout.describe(),
     }
 
 

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpftrl_fast.accounting.statement.statement import Guarantee, PrivacyStatement
+from dpftrl_fast.convex.glm import outlook as glm_outlook
 from dpftrl_fast.convex.glm.fit import GLMRun
-from dpftrl_fast.convex.glm.outlook import problems
 from dpftrl_fast.convex.glm.sums import Objective
+from dpftrl_fast.convex.least_squares import outlook as squares_outlook
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
@@ -152,12 +153,13 @@ def method_for(
 
 def outlook(schema: Schema, settings: ResolvedSettings, plan: Plan) -> list[str]:
     """Return the reasons why the model of a run is unlikely to learn, by public facts."""
-    if not (isinstance(settings, RunSettings) and isinstance(plan, PrivacyPlan)):
-        return []
+    if isinstance(plan, LeastSquaresPlan):
+        return [*squares_outlook.problems(plan, columns=schema.n_features, units=schema.units)]
+    assert isinstance(settings, RunSettings)
     objective = replace(_objective(schema, settings, settings.clip_norm), row_bound=ROW_NORM)
     options: dict[str, Any] = {"batch_size": settings.batch_size, "momentum": settings.momentum}
     assert not isinstance(settings.learning_rate, str)  # resolved
-    return [*problems(objective, plan, learning_rate=settings.learning_rate, **options)]
+    return [*glm_outlook.problems(objective, plan, learning_rate=settings.learning_rate, **options)]
 
 
 def make_plan(schema: Schema, settings: Settings) -> Plan:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from dpftrl_fast.convex.glm.outlook import LearningWarning
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.moments import Moments, column_statistics
+from dpftrl_fast.convex.least_squares.outlook import problems
 from dpftrl_fast.convex.least_squares.plan import DEFAULT_SPLIT, LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.settings import LeastSquaresSettings
 from dpftrl_fast.convex.target_scaling import scaling_of
@@ -402,8 +405,12 @@ class DPFTRLLeastSquares(RegressorMixin, PrivateLinearModel):  # type: ignore[mi
         if settings.radius is not None:  # of the coefficients in the units of y
             scales = bounds_of(parameters["y_bound"], outputs)
             radii = [settings.radius / scaling_of(bounds)[1] for bounds in scales]
+        plan = self._plan(parameters, units, outputs)
+        columns = n_features + bool(parameters["fit_intercept"])
+        for problem in problems(plan, columns=columns, units=units):
+            warnings.warn(LearningWarning(problem), stacklevel=6)
         return settings.start(
-            self._plan(parameters, units, outputs),
+            plan,
             n_features,
             threads=parameters["threads"],
             regret=parameters["compute_regret"],

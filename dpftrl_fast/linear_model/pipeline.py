@@ -18,6 +18,9 @@ from dpftrl_fast.linear_model.regressor import DPFTRLRegressor
 from dpftrl_fast.preprocessing.scaler import BoundedScaler, entries_of
 from dpftrl_fast.tables.schema import LabelTarget, Schema
 
+# Estimators of a numeric target.
+_NUMERIC: dict[str, Any] = {"ftrl": DPFTRLRegressor, "least-squares": DPFTRLLeastSquares}
+
 
 def from_schema(
     schema: Any,
@@ -38,7 +41,8 @@ def from_schema(
     ----------
     schema : Schema, path or dict
         Declared facts, as ``dpftrl-fast schema draft`` drafts them; or, in short, a dict of columns
-        with their bounds ``(low, high)`` or lists of categories, the target among them.
+        with their bounds ``(low, high)`` or lists of categories, the target among them. "ignore"
+        in place of the bounds leaves a column out.
     target : str, optional
         Name of the target, for a dict of columns.
     method : {"auto", "ftrl", "least-squares"}
@@ -51,8 +55,9 @@ def from_schema(
     Returns
     -------
     sklearn.pipeline.Pipeline
-        With the steps ``scaler`` and ``model``. `fit` takes a data frame (other columns than the
-        declared ones are left out) and the targets, and protects single rows.
+        With the steps ``scaler`` and ``model``. `fit` takes a data frame and the targets, and
+        protects single rows. Columns that are not declared are not used, with a warning, but for
+        the target and those with "ignore".
 
     Raises
     ------
@@ -78,7 +83,7 @@ def from_schema(
     >>> pipeline["model"].epsilon_ <= 1.0, bool(pipeline.score(rows, rows["old"]) > 0.9)
     (True, True)
     """
-    facts = _facts(schema, target)
+    facts, bounds, ignored = _facts(schema, target)
     if facts.group_column is not None:
         raise ValueError(
             f"schema must be without a group column, got {facts.group_column!r}: a pipeline "
@@ -91,7 +96,7 @@ def from_schema(
         )
     if not facts.columns:
         raise ValueError("schema must have at least one column besides the target, got none")
-    scaler = BoundedScaler(facts)
+    scaler = BoundedScaler(bounds, ignored=[facts.target.name, *ignored])
     given: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
@@ -104,9 +109,9 @@ def from_schema(
     else:
         low, high = facts.target.low, facts.target.high
         given["y_bound"] = (low, high)
-        squares = _method(method, facts, given | settings) == "least-squares"
-        _check_settings(settings, squares)
-        model = (DPFTRLLeastSquares if squares else DPFTRLRegressor)(**given | settings)
+        method = _method(method, facts, given | settings)
+        _check_settings(settings, method)
+        model = _NUMERIC[method](**given | settings)
     return Pipeline([("scaler", scaler), ("model", model)])
 
 
@@ -123,37 +128,46 @@ def _method(method: str, facts: Schema, settings: Mapping[str, Any]) -> str:
     )
 
 
-def _check_settings(settings: Mapping[str, Any], squares: bool) -> None:
+def _check_settings(settings: Mapping[str, Any], method: str) -> None:
     """Refuse parameters that only the estimator of the other method has."""
-    both = {"ftrl": DPFTRLRegressor, "least-squares": DPFTRLLeastSquares}
-    other = "ftrl" if squares else "least-squares"
-    chosen = both.pop("least-squares" if squares else "ftrl")
-    for name in settings:
-        if name in inspect.signature(chosen).parameters:
-            continue
-        if name in inspect.signature(both[other]).parameters:
-            raise TypeError(
-                f"{name} must come with method={other!r}, since it is a parameter of "
-                f"{both[other].__name__}, got a {chosen.__name__}"
-            )
+    chosen = _NUMERIC[method]
+    own = inspect.signature(chosen).parameters
+    for other, kind in _NUMERIC.items():
+        for name in settings:
+            if name not in own and name in inspect.signature(kind).parameters:
+                raise TypeError(
+                    f"{name} must come with method={other!r}, since it is a parameter of "
+                    f"{kind.__name__}, got a {chosen.__name__}"
+                )
 
 
-def _facts(schema: Any, target: str | None) -> Schema:
+def _facts(schema: Any, target: str | None) -> tuple[Schema, Any, list[str]]:
+    """Return the declared facts, the bounds of the features, and the columns to ignore."""
     if isinstance(schema, (str, os.PathLike)):
         schema = Schema.load(os.fspath(schema))
     if isinstance(schema, Mapping) and target is None:
         schema = Schema.from_dict(schema)
     if isinstance(schema, Schema):
-        return schema if target is None else schema.with_target(target)
+        facts = schema if target is None else schema.with_target(target)
+        return facts, facts, []
     if not isinstance(schema, Mapping):
         raise TypeError(f"schema must be a Schema, its path or a dict, got {shown(schema)}")
-    if target is None or target not in schema:
-        raise ValueError(f"target must be one of the columns, got {shown(target)}")
-    entries = entries_of(schema)
+    ignored = [
+        name for name, entry in schema.items() if isinstance(entry, str) and entry == "ignore"
+    ]
+    bounds = {name: entry for name, entry in schema.items() if name not in ignored}
+    if not isinstance(target, str) or target not in bounds:
+        raise ValueError(
+            f"target must be one of the columns that the facts declare, {shown([*bounds])}, got "
+            f"{shown(target)}: declare its public bounds (low, high) or its labels there too"
+        )
+    entries = entries_of(bounds)
     # Pipelines take any number of rows; this one is not used.
-    return Schema.from_dict(
+    facts = Schema.from_dict(
         {"rows": 1, "target": {"name": target, **entries.pop(target)}, "columns": entries}
     )
+    del bounds[target]
+    return facts, bounds, ignored
 
 
 def _labels(categories: tuple[str, ...]) -> list[Any]:

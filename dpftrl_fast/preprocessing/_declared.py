@@ -129,6 +129,11 @@ def _column(name: str, entry: Any) -> Column:
     if isinstance(entry, Mapping):  # an entry of a schema
         found = read_column(name, entry)
         return _column(name, found)
+    if entry is None:
+        raise TypeError(
+            f"bounds of {name} must be public facts, (low, high) or a list of categories, got "
+            "None: fill them in, or leave the column out"
+        )
     values = _listed(f"bounds of {name}", entry)
     if len(values) == 2 and all(_is_number(value) for value in values):
         low, high = (real(f"a bound of {name}", value) for value in values)

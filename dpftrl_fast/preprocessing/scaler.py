@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import check_array
 from sklearn.utils.validation import _check_feature_names_in, validate_data
 
-from dpftrl_fast._validate import choice
+from dpftrl_fast._validate import choice, shown
 from dpftrl_fast.preprocessing._columns import Columns
 from dpftrl_fast.preprocessing._declared import Categories, Column, Declared, Numeric, declared
 from dpftrl_fast.tables.cells import MISSING
@@ -55,6 +56,9 @@ class BoundedScaler(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
         number is in the middle, and a missing category has no indicator.
     sparse_output : "auto" or bool, default "auto"
         Whether rows become CSR. "auto" is for wide rows with many categories.
+    ignored : sequence of str, optional
+        Columns of a frame that are left out on purpose. If given (it may be empty), `fit` warns of
+        every other column that `bounds` does not name. `from_schema` gives the target.
 
     Attributes
     ----------
@@ -88,10 +92,18 @@ class BoundedScaler(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
     1.4142
     """
 
-    def __init__(self, bounds: Any, *, missing: Any = None, sparse_output: Any = "auto") -> None:
+    def __init__(
+        self,
+        bounds: Any,
+        *,
+        missing: Any = None,
+        sparse_output: Any = "auto",
+        ignored: Sequence[str] | None = None,
+    ) -> None:
         self.bounds = bounds
         self.missing = missing
         self.sparse_output = sparse_output
+        self.ignored = ignored
 
     def fit(self, X: Any, y: Any = None) -> BoundedScaler:
         """Check the declared bounds and the columns; no value is looked at.
@@ -243,6 +255,8 @@ class BoundedScaler(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
     def _declared(self) -> Declared:
         if not isinstance(self.sparse_output, (bool, np.bool_)):
             choice("sparse_output", self.sparse_output, ("auto", True, False))
+        if isinstance(self.ignored, str) or not isinstance(self.ignored, (Sequence, type(None))):
+            raise TypeError(f"ignored must be a sequence of names, got {shown(self.ignored)}")
         return declared(self.bounds, self.missing)
 
     def _takes_sparse(self) -> bool:
@@ -261,6 +275,7 @@ class BoundedScaler(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
             width = len(self._places(columns, given))
             if given.names is not None:
                 if fitting:
+                    self._announce_unused(columns.names or (), given.names)
                     self.n_features_in_ = width
                     self.feature_names_in_ = np.array(given.names, dtype=object)
                 return width
@@ -268,6 +283,21 @@ class BoundedScaler(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
             X = X if hasattr(X, "shape") else np.empty((1, width))
             validate_data(self, X, reset=fitting, skip_check_array=True)
         return width
+
+    def _announce_unused(self, names: Sequence[str], used: Sequence[str]) -> None:
+        """Warn of the columns that are neither declared nor ignored; names are public."""
+        if self.ignored is None:
+            return
+        known = {*used, *self.ignored}
+        unused = [name for name in names if name not in known]
+        if unused:
+            warnings.warn(
+                f"X has columns that are not declared, and they are not used: {shown(unused)}; "
+                "declare public bounds or categories of them, or drop them from X, or list them as "
+                '"ignore" (from_schema with a dict of columns) or in `ignored`',
+                UserWarning,
+                stacklevel=4,
+            )
 
     @staticmethod
     def _places(columns: Columns, given: Declared) -> list[int]:

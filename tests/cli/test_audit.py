@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,32 @@ def test_our_own_estimators_are_consistent(options: tuple[Any, ...]) -> None:
     assert found["neighbours"] == ("replace-one" if "--label-flip" in options else "zero-out")
     assert found["steps"] == (12 if 3000 in options else 16)
     assert abs(found["mu_measured"] - found["mu_expected"]) < 6 * found["mu_stderr"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--task", "classification"), ("--task", "multinomial"), ("--method", "least-squares")],
+)
+def test_nothing_is_warned_of_that_only_a_training_needs(options: tuple[Any, ...]) -> None:
+    """Warnings about learning go to the owner of a model, and an audit has none."""
+    canaries = 16 if "least-squares" in options else 256
+    found = run("audit", "--epsilon", 4, "--canaries", canaries, "--runs", 2, *options)
+    assert found.stderr == "" and "verdict" in found.stdout
+
+
+def test_other_warnings_of_an_audited_estimator_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpftrl_fast.linear_model import DPFTRLRegressor
+
+    take = DPFTRLRegressor.partial_fit
+
+    def partial_fit(self: Any, *given: Any, **named: Any) -> Any:
+        warnings.warn("the disk is nearly full", UserWarning, stacklevel=2)
+        return take(self, *given, **named)
+
+    monkeypatch.setattr(DPFTRLRegressor, "partial_fit", partial_fit)
+    with pytest.warns(UserWarning, match="nearly full"):
+        run("audit", *SMALL, "--runs", 1)
 
 
 def test_the_exit_code_is_1_where_the_guarantee_is_violated(

@@ -76,6 +76,14 @@ def test_least_squares(folder: Path) -> None:
     assert plan.participation == SinglePass(10)
 
 
+@pytest.mark.parametrize(("epsilon", "warned"), [(0.1, True), (1e3, False)])
+def test_least_squares_with_too_much_noise_is_warned_of(
+    folder: Path, epsilon: float, warned: bool
+) -> None:
+    stderr = run(*arguments(folder, method="least-squares", epsilon=epsilon)).stderr
+    assert ("warning: this model may not learn: the noise in the sum of x x^T" in stderr) == warned
+
+
 def test_what_json_tells_of_least_squares(folder: Path) -> None:
     facts = run_json(
         *arguments(folder, method="least-squares", test_public=folder / "test.csv", split=0.5,

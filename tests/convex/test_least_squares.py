@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 
 from dpftrl_fast import accounting as acc
 from dpftrl_fast import reference
-from dpftrl_fast.convex.least_squares import engine, secret_sums
+from dpftrl_fast.convex.least_squares import engine, outlook, secret_sums
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.least_squares.sums import batch_sums
@@ -622,6 +622,29 @@ def test_regret_is_that_of_the_models_at_hand(radius: float | None) -> None:
     assert model.regret() == pytest.approx(expected, rel=1e-5)
     with pytest.raises(RuntimeError, match="regret=True"):
         LeastSquares(plan, 4).regret()
+
+
+# ---- What is announced ----
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.5])
+def test_the_announced_ridge_is_that_of_rows_as_long_as_they_can_be(constant: float) -> None:
+    """The mean eigenvalue of n rows of norm L in p columns, beside the engine's own ridge."""
+    count, p = 60, 5 + bool(constant)
+    X = np.tile(2.0 * np.eye(5), (count // 5, 1))
+    whole = np.hstack([X, np.full((count, 1), constant)]) if constant else X
+    mean = np.linalg.eigvalsh(whole.T @ whole).mean()
+    plan = plan_of(3, noise_multiplier=10.0, constant=constant)
+    run = LeastSquares(plan, 5, seed=1)
+    for batch in batches(X, np.ones(count), 20):
+        run.step(batch)
+    run.last  # noqa: B018
+    ratio = run.solves[-1].half_ridge / mean
+    (text,) = outlook.problems(plan, columns=p, units=count)
+    assert ratio > 1.5 and f"needs a ridge of {ratio:.2g} times" in text
+    most = math.floor(ratio * count)  # the ratio is that of count rows over their number
+    assert [*outlook.problems(plan, columns=p, units=most)]
+    assert not [*outlook.problems(plan, columns=p, units=most + 1)]
 
 
 # ---- Wrong arguments ----

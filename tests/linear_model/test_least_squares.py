@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import scipy.sparse
 pytest.importorskip("sklearn", reason="needs the extra sklearn")
 
 from dpftrl_fast import accounting as acc
+from dpftrl_fast.convex.glm.outlook import LearningWarning
 from dpftrl_fast.convex.least_squares.engine import LeastSquares
 from dpftrl_fast.convex.least_squares.plan import LeastSquaresPlan
 from dpftrl_fast.convex.row_batches import Batch
@@ -139,3 +141,46 @@ def test_wrong_parameters_are_refused_before_anything_is_fitted(
     with pytest.raises(ValueError, match=word):
         model.fit(X, y)
     assert not hasattr(model, "coef_")
+
+
+# ---- Warnings before the fit ----
+
+
+def warned(X: Array, y: Array, *, stream: bool = False, **options: Any) -> list[str]:
+    """Return the warnings of a fit, as texts."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model = model_of(batch_size="auto", **options)
+        model.partial_fit(X, y) if stream else model.fit(X, y)
+    assert all(isinstance(one.message, LearningWarning) for one in found)
+    assert all(one.filename == __file__ for one in found)
+    return [str(one.message) for one in found]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_noise_that_leaves_nothing_is_warned_of(stream: bool) -> None:
+    X, y = data(90)
+    options: dict[str, Any] = {"stream": stream, "horizon": 90} if stream else {}
+    (text,) = warned(X, y, epsilon=0.3, **options)
+    assert text.startswith("this model may not learn: the noise in the sum of x x^T needs a ridge")
+    assert warned(X, y, epsilon=100.0, **options) == []
+    groups = np.arange(90) // 3
+    if not stream:
+        # Thirty users have a third of the rows' weight.
+        assert float(warned_ratio(X, y, groups)) == pytest.approx(3 * warned_ratio(X, y), rel=0.05)
+
+
+def warned_ratio(X: Array, y: Array, groups: Any = None) -> float:
+    with pytest.warns(LearningWarning, match="needs a ridge of") as found:
+        model_of(batch_size="auto", noise_multiplier=10.0, epsilon=None).fit(X, y, groups=groups)
+    return float(str(found[0].message).split("a ridge of ")[1].split()[0])
+
+
+def test_the_warning_does_not_depend_on_the_values_of_rows() -> None:
+    X, y = data(90)
+    other, far = X.copy(), y.copy()
+    other[7], far[7] = 1e30, -1e30
+    zero = X.copy()
+    zero[:] = 0.0
+    texts = {tuple(warned(rows, ys, epsilon=0.3)) for rows, ys in ((X, y), (other, far), (zero, y))}
+    assert len(texts) == 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def frame(n: int = 600) -> pd.DataFrame:
 
 
 def of(target: str, **settings: Any) -> Pipeline:
-    columns = {name: FACTS[name] for name in ("age", "town", target)}
+    used = ("age", "town", target)
+    columns = {name: FACTS[name] if name in used else "ignore" for name in FACTS}
     return from_schema(columns, target, **settings)
 
 
@@ -56,7 +58,7 @@ def test_a_numeric_target_is_fitted_by_either_method(method: str) -> None:
 def test_targets_that_are_not_about_zero_are_predicted_in_their_units() -> None:
     rows = frame(8000)
     rows["gain"] = 500 + 40 * rows["gain"]
-    facts = {"age": (18, 90), "town": ["A", "B"], "gain": (440, 580)}
+    facts = {**FACTS, "gain": (440, 580), "old": "ignore"}
     pipeline = from_schema(facts, "gain", epsilon=4.0).fit(rows, rows["gain"])
     assert pipeline["model"].y_bound == (440, 580)
     assert pipeline.score(rows, rows["gain"]) > 0.9
@@ -114,7 +116,7 @@ def test_conf_int_of_a_regressor_names_the_estimator_that_has_it() -> None:
 def test_intervals_in_original_units_hold_the_slopes_of_the_rows() -> None:
     rows = frame(40_000)
     rows["gain"] += 0.1 * np.random.default_rng(1).normal(size=len(rows))
-    facts = {"age": FACTS["age"], "town": ["A"], "gain": (-2, 2)}  # B is the reference
+    facts = {**FACTS, "town": ["A"], "old": "ignore"}  # B is the reference
     settings = {"method": "least-squares", "intervals": True, "noise_seed": 0}
     pipeline = from_schema(facts, "gain", epsilon=4.0, **settings).fit(rows, rows["gain"])
     ends, intercept = pipeline["model"].conf_int(0.9999)
@@ -158,7 +160,10 @@ def test_without_an_intercept() -> None:
 @pytest.mark.parametrize(
     ("schema", "target", "words"),
     [
-        ({"x": (0, 1)}, "y", "one of the columns, got 'y'"),
+        ({"x": (0, 1)}, "y", r"the facts declare, \['x'\], got 'y': declare its public bounds"),
+        ({"x": (0, 1), "y": "ignore"}, "y", r"the facts declare, \['x'\], got 'y'"),
+        ({"x": (0, 1), "y": (0, 1)}, ["y"], r"the facts declare, \['x', 'y'\], got \['y'\]"),
+        ({"x": None, "y": (0, 1)}, "y", "bounds of 'x' must be public facts.*got None: fill them"),
         ({"y": (0, 1)}, "y", "at least one column"),
         ({"x": (0, 1)}, None, "entry"),
         ({"x": (1, 0), "y": (0, 1)}, "y", "low < high"),
@@ -181,7 +186,44 @@ def test_wrong_schemas_are_refused(schema: Any, target: Any, words: str) -> None
         from_schema(schema, target)
 
 
+def test_columns_that_nobody_has_named_are_warned_of(tmp_path: Path) -> None:
+    rows = frame().assign(income=1.0, town_of_birth="A")
+    rows = rows.drop(columns="old")
+    facts = {"age": (18, 90), "town": ["A", "B"], "gain": (-2, 2)}
+    words = r"not used: \['income', 'town_of_birth'\]"
+    path = tmp_path / "facts.json"
+    whole = {name: {"bounds": [18, 90]} for name in ("age",)}
+    whole |= {"town": {"categories": ["A", "B"]}}
+    given = {"rows": 600, "target": {"name": "gain", "bounds": [-2, 2]}, "columns": whole}
+    path.write_text(json.dumps({"version": 2, **given}), encoding="utf-8")
+    for pipeline in (from_schema(facts, "gain"), from_schema(given), from_schema(path)):
+        with pytest.warns(UserWarning, match=words):
+            pipeline.fit(rows, rows["gain"])
+        pipeline.predict(rows)
+        pipeline.fit(rows[["town", "gain", "age"]], rows["gain"])  # the target is known
+    silent = from_schema({**facts, "income": "ignore", "town_of_birth": "ignore"}, "gain")
+    silent.fit(rows, rows["gain"])
+    assert silent["scaler"].get_feature_names_out().tolist() == ["age", "town=A", "town=B"]
+
+
+def test_a_pipeline_of_a_dict_shows_no_number_of_rows_that_was_not_declared() -> None:
+    text = repr(from_schema(FACTS, "gain"))
+    assert "rows" not in text and "'age': (18, 90)" in text and "'gain'" in text
+
+
 # ---- Privacy ----
+
+
+def test_warnings_about_columns_depend_on_names_only() -> None:
+    rows = frame()
+    other = rows.copy()
+    other.loc[10, ["age", "town", "old"]] = [np.nan, "Smith", None]
+    texts = []
+    for data in (rows, other):
+        with pytest.warns(UserWarning, match="not used") as found:
+            from_schema({"age": (18, 90), "gain": (-2, 2)}, "gain").fit(data, rows["gain"])
+        texts.append([str(one.message) for one in found])
+    assert texts[0] == texts[1] and "Smith" not in texts[1][0]
 
 
 def recorded_fit(data: pd.DataFrame, y: Any, target: str) -> tuple[list[Any], int, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from decimal import Decimal
@@ -372,6 +373,23 @@ def test_wrong_columns_are_refused() -> None:
 
 
 # ---- scikit-learn ----
+
+
+def test_columns_that_are_neither_declared_nor_ignored_are_warned_of() -> None:
+    frame = pd.DataFrame({"age": [20.0, 30.0], "pay": [1.0, 2.0], "town": ["A", "B"]})
+    bounds = {"age": (18, 90)}
+    for ignored in ([], ["pay"], ("town", "elsewhere")):
+        scaler = BoundedScaler(bounds, ignored=ignored)
+        left = [name for name in ("pay", "town") if name not in ignored]
+        with pytest.warns(UserWarning, match=rf"not used: {re.escape(str(left))}; declare"):
+            clone(scaler).fit(frame)
+    for ignored in (None, ["pay", "town"]):
+        scaler = BoundedScaler(bounds, ignored=ignored).fit(frame)
+        assert scaler.transform(frame).shape == (2, 1)
+    BoundedScaler(bounds, ignored=[]).fit([[20.0], [30.0]])  # columns without names
+    for wrong in ("pay", 3):
+        with pytest.raises(TypeError, match="ignored must be a sequence of names, got"):
+            BoundedScaler(bounds, ignored=wrong).fit(frame)  # type: ignore[arg-type]
 
 
 def test_clones_and_frames_out() -> None:

@@ -264,7 +264,7 @@ def _run(
             "sigma": f"{plan.noise_multiplier:.6g}  (noise multiplier)",
             "figures": counter.figures,
             "counted": counter.bounding,
-            "noise": plan.layout.describe(),
+            "mechanism": plan.layout.describe(),
             "released": f"{counter.periods_closed:,} of {counter.periods:,} periods, "
             f"{len(counter.keys):,} key{'s' * (len(counter.keys) > 1)}",
         },
