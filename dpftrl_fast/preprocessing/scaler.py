@@ -255,8 +255,7 @@ class BoundedScaler(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
     def _declared(self) -> Declared:
         if not isinstance(self.sparse_output, (bool, np.bool_)):
             choice("sparse_output", self.sparse_output, ("auto", True, False))
-        if isinstance(self.ignored, str) or not isinstance(self.ignored, (Sequence, type(None))):
-            raise TypeError(f"ignored must be a sequence of names, got {shown(self.ignored)}")
+        _check_ignored(self.ignored)
         return declared(self.bounds, self.missing)
 
     def _takes_sparse(self) -> bool:
@@ -345,6 +344,11 @@ def entries_of(bounds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         else {"categories": [*column.names]}
         for name, column in zip(given.names or (), given.columns, strict=True)
     }
+
+
+def _check_ignored(ignored: Any) -> None:
+    if isinstance(ignored, str) or not isinstance(ignored, (Sequence, type(None))):
+        raise TypeError(f"ignored must be a sequence of names, got {shown(ignored)}")
 
 
 def _scaled(numbers: FloatArray, part: Numeric) -> FloatArray:
