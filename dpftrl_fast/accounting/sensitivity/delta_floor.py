@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, singledispatch
 
-from dpftrl_fast._validate import positive, positive_integer, probability
+from dpftrl_fast._validate import non_negative, positive, positive_integer, probability
 from dpftrl_fast.accounting.curve.gaussian import delta as gaussian_delta
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier as gaussian_noise_multiplier
 from dpftrl_fast.accounting.curve.rounding import float_down, float_up, precision, smallest_double
@@ -147,7 +147,7 @@ def calibrated_noise_multiplier(
     >>> round(calibrated_noise_multiplier(1.0, 1e-6, 11, Touched(11, 11, 1)), 3)
     14.012
     """
-    budget = positive("epsilon", epsilon)
+    budget = non_negative("epsilon", epsilon)
     total = probability("delta", delta)
 
     def left(sigma: float) -> float:
