@@ -12,7 +12,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS / "_site"))
 
 from public_names import names_in_table  # noqa: E402
-from site_pages import resolve_links, write_pages  # noqa: E402
+from site_pages import link_pages, resolve_links, write_pages  # noqa: E402
 
 import dpftrl_fast  # noqa: E402
 
@@ -120,6 +120,14 @@ def with_links_to_names(text: str) -> str:
     return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *toctree, "```", ""])
 
 
+def on_docstring(
+    app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Let the pages that a docstring names be links."""
+    lines[:] = [link_pages(line) for line in lines]
+
+
 def setup(app: Any) -> None:
     write_pages()
     app.connect("source-read", on_source_read)
+    app.connect("autodoc-process-docstring", on_docstring, priority=900)  # after numpydoc

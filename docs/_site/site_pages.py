@@ -22,6 +22,8 @@ GENERATED = DOCS / "generated"
 #: Files of the root that are pages of the site too.
 PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
+#: A page as docstrings name it, so that `help()` shows where it lies in the repository.
+PAGE = re.compile(r"(`{0,2})docs/((?:\w+/)*\w+)\.md\1(?!\w)")
 FENCE = re.compile(r"^```.*?^```", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -101,6 +103,16 @@ def resolve_links(text: str, source: Path) -> str:
     return "".join([*parts, LINK.sub(replace, text[at:])])
 
 
+def link_pages(text: str) -> str:
+    """Turn the pages that a docstring names (docs/plan/budget.md) into links of the site."""
+
+    def replace(match: re.Match[str]) -> str:
+        page = match.group(2)
+        return f":doc:`/{page}`" if (DOCS / f"{page}.md").is_file() else match.group()
+
+    return PAGE.sub(replace, text)
+
+
 # ---- Public names ----
 
 
@@ -113,7 +125,7 @@ def write_api(pages: Pages) -> None:
     for module, names in modules.items():
         lines = [title(module), f".. module:: {module}", "", ".. list-table::", "   :widths: 1 2"]
         for name in names:
-            text = summary(docstring(name))
+            text = link_pages(summary(docstring(name)))
             lines += ["", f"   * - :doc:`{name.name} <{name.full}>`", f"     - {text}"]
         entries = [f"   {name.full}" for name in names]
         lines += ["", ".. toctree::", "   :hidden:", "", *entries, ""]
@@ -134,7 +146,7 @@ def name_page(name: Name) -> str:
     elif inspect.isroutine(value):
         lines += [f".. autofunction:: {name.name}"]
     else:
-        text = str(SphinxDocString(docstring(name)))
+        text = link_pages(str(SphinxDocString(docstring(name))))
         lines += [f".. data:: {name.name}", "", *("   " + line for line in text.splitlines())]
     return "\n".join([*lines, ""])
 

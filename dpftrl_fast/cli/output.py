@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TextIO, TypeVar
 
+import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +23,21 @@ from rich.table import Table
 #: Unit of the neighbours where the ids may stand for records or users.
 UNIT = "record (or user)"
 NEIGHBOURS = f"one {UNIT} replaced by zero"
+
+_STANDARD_INPUT = "-"
+
+_CHECK = "check the name, which starts from the current folder"
+#: Parameters that name a file to read, with the remedy where there is none of that name.
+_INPUTS = {
+    "data": _CHECK,
+    "test_public": _CHECK,
+    "order": _CHECK,
+    "plan": "`dpftrl-fast plan .. --out FILE` writes one, as does PrivacyPlan.save",
+    "schema": "`dpftrl-fast schema draft DATA --out FILE` writes a draft",
+    "model": "`dpftrl-fast fit .. --out FOLDER` writes one",
+    "file": "`dpftrl-fast budget new FILE --epsilon E` makes one",
+    "budget": "`dpftrl-fast budget new FILE --epsilon E` makes one",
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +49,11 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            done = command(*args, **kwargs)
+            sys.stdout.flush()  # a reader that is gone, such as `head`, shows here or not at all
+            return done
+        except BrokenPipeError:
+            raise  # ends the command without a word: click's own handling
         except KeyboardInterrupt:
             note("interrupted: no half-written file is left")
             raise typer.Exit(130) from None
@@ -42,10 +63,37 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
             note(f"error: this needs the package {error.name!r}: pip install 'dpftrl-fast[cli]'")
             raise typer.Exit(2) from None
         except (ValueError, TypeError, OSError) as error:
-            note(f"error: {error}")
+            note(f"error: {_missing_file(error, kwargs) or error}")
             raise typer.Exit(2) from None
 
     return run
+
+
+def _missing_file(error: BaseException, given: Mapping[str, Any]) -> str | None:
+    """Return the option whose file was not found and a remedy; None for any other error.
+
+    `given` has the arguments of the command by the names of its parameters.
+    """
+    for name, remedy in _INPUTS.items():
+        path = given.get(name)
+        if not isinstance(path, (str, Path)) or str(path) == _STANDARD_INPUT:
+            continue
+        # Messages quote the path as it was given, the whole path, or a file of the folder.
+        named = re.search(rf"['/]{re.escape(str(path))}['/]", str(error))
+        if named and not Path(path).exists():
+            return f"{_option(name)}: no such file or folder: {str(path)!r}; {remedy}"
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"no such file or folder: {str(error.filename)!r}; {_CHECK}"
+    return None
+
+
+def _option(name: str) -> str:
+    """Return a parameter of the running command as its help writes it."""
+    context = click.get_current_context(silent=True)
+    for parameter in () if context is None else context.command.params:
+        if parameter.name == name:
+            return parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+    return name
 
 
 def refuse_to_overwrite(path: Path, *, force: bool) -> None:
@@ -125,7 +173,9 @@ def guarantee_facts(plan: Any, delta: float, unit: str = "record") -> dict[str, 
     zeta = plan.sensitivity_squared
     trees = plan.mechanism == "tree" or isinstance(plan.mechanism, Tree)
     exact = trees and plan.bound == "exact"
-    covers = "all nodes of the tree" if exact else "the running sums only"
+    covers = "the running sums only" if trees else "all steps together"
+    if exact:
+        covers = "all nodes of the tree"
     zeta_words = f"{zeta if isinstance(zeta, int) else rounded_up(zeta)}  (squared sensitivity of"
     promise = {
         "epsilon": f"{rounded_up(plan.epsilon(delta))}  (one {unit} replaced by zero)",

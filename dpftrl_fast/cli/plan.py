@@ -199,6 +199,7 @@ def command(
             "coordinate of the running sum, in clip norms; restart periods in steps",
         ]
         shown = _rich_table(schedules)
+        whose = None
     else:
         with progress_bar("mechanisms", quiet=json_) as progress:
             table = plan_mechanism(
@@ -223,6 +224,7 @@ def command(
             f"coordinate of the {'smoothed ' if momentum else ''}running sum, in clip norms",
         ]
         shown = mechanism_table(table)
+        whose = f"row {place}: {table[place - 1].words}" if sampling or place > 1 else None
     if plot is not None:
         write_files(plot.parent, {plot.name: figure()})
     if out is not None:
@@ -230,7 +232,7 @@ def command(
     if json_:
         print_json(facts())
         return
-    show(facts_table(guarantee_facts(plan, delta, UNIT)), "", *heading, shown, *lines)
+    show(facts_table(guarantee_facts(plan, delta, UNIT), whose), "", *heading, shown, *lines)
     for path in (plot, out):
         if path is not None:
             show(f"wrote {path}")

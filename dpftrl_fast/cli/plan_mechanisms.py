@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from dpftrl_fast.accounting.curve.rounding import short_up
-from dpftrl_fast.accounting.planner.mechanisms import MechanismTable
+from dpftrl_fast.accounting.planner.mechanisms import MechanismTable, bound_words
 from dpftrl_fast.cli.output import NEIGHBOURS, rounded_up
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.plots import Curve, error_curves_png
@@ -88,9 +88,13 @@ def mechanism_table(table: MechanismTable) -> Table:
 
 def mechanism_lines(table: MechanismTable) -> list[str]:
     """Return the lines below the table."""
-    bound = table.lower_bound
-    words = [] if bound is None else [f"no mechanism has a smaller rms than {bound:.4g}"]
-    return [*words, *table.notes]
+    sampled = [place for place, row in enumerate(table, start=1) if row.needs_sampling]
+    condition = [
+        f"row {place} keeps the budget only if each batch is a Poisson sample of all records, "
+        "drawn anew; --out does not save it"
+        for place in sampled
+    ]
+    return [*bound_words(table), *condition, *table.notes]
 
 
 def mechanism_figure(table: MechanismTable, plan: PrivacyPlan) -> bytes:

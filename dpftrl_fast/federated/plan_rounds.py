@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from dpftrl_fast._validate import (
     choice,
-    non_negative,
     norm_bound,
     optional,
     positive,
@@ -146,7 +145,7 @@ def plan_rounds(
     request = RoundsRequest(
         positive_integer("population", population),
         step_count("rounds", rounds),
-        optional(non_negative, "epsilon", epsilon),
+        optional(positive, "epsilon", epsilon),
         probability("delta", delta),
         optional(positive, "noise_ratio", noise_ratio),
         optional(positive_integer, "most_reports", most_reports),

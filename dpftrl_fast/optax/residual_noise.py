@@ -235,7 +235,7 @@ def residual_noise(
     clipped to ``plan.clip_norm``, that examples take part only as ``plan.participation`` declares
     (``plan.guard()`` checks ids before each step), that nothing else of the gradients is released,
     and that the object and its ``state_dict()`` stay secret. Results are on a public grid, with the
-    remainders carried along: docs/floating_point.md.
+    remainders carried along: docs/guarantees/floating_point.md.
 
     The state of the transformation is public and is saved with the optimiser's. It works in
     ``jax.jit`` and ``jax.lax.scan``, with donated buffers, and is not dropped when its result is

@@ -17,7 +17,7 @@ def participation_words(participation: Participation) -> str:
     Examples
     --------
     >>> participation_words(FixedEpochs(100, 5))
-    '500 steps, 5 epochs of 100 fixed batches, shuffled again only at restarts of the noise'
+    '500 steps, 5 epochs of 100 fixed batches, in one order between restarts of the noise'
     >>> participation_words(MinSeparation(64, 100, 8))
     '64 steps, each record (or user) in at most 8 of them, 8 or more apart (100 declared)'
     """
@@ -25,7 +25,7 @@ def participation_words(participation: Participation) -> str:
     who = "each record (or user)"
     if isinstance(participation, FixedEpochs):
         order = (
-            "shuffled again only at restarts of the noise"
+            "in one order between restarts of the noise"
             if participation.reshuffle
             else "in one order"
         )

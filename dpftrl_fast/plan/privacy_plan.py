@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from dpftrl_fast._validate import integer, non_negative, norm_bound, positive, probability
+from dpftrl_fast._validate import integer, norm_bound, positive, probability
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.accounting.guard.ledger import Ledger
@@ -123,7 +123,7 @@ class PrivacyPlan(PlanEnds):
         Parameters
         ----------
         epsilon : float
-            Budget, finite and >= 0, for zero-out neighbours.
+            Budget, finite and > 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
         clip_norm, participation, bound
@@ -147,7 +147,7 @@ class PrivacyPlan(PlanEnds):
         >>> round(plan.noise_multiplier, 3), plan.epsilon(1e-6) <= 1.0
         (14.012, True)
         """
-        budget, total = non_negative("epsilon", epsilon), probability("delta", delta)
+        budget, total = positive("epsilon", epsilon), probability("delta", delta)
         chosen = chosen_mechanism(
             mechanism,
             check_participation(participation),

@@ -184,7 +184,7 @@ class PrefixSum(KeptSum):
         size, steps, clip_norm, bounds, participation, mechanism, bound
             As for the class.
         epsilon : float
-            Finite and >= 0, for neighbours of which one has a record replaced by zero.
+            Finite and > 0, for neighbours of which one has a record replaced by zero.
         delta : float
             0 < delta < 1.
         **options

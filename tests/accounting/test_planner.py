@@ -181,7 +181,7 @@ def test_table_as_text_and_dicts(exact: acc.ScheduleTable) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"epsilon": -1}, ValueError, "epsilon must be a finite number >= 0"),
+        ({"epsilon": -1}, ValueError, "epsilon must be a finite number > 0"),
         ({"epsilon": float("nan")}, ValueError, "epsilon must be"),
         ({"delta": 1}, ValueError, "delta must be"),
         ({"delta": float("nan")}, ValueError, "delta must be"),

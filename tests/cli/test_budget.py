@@ -80,8 +80,8 @@ def test_a_fit_is_charged_before_its_rows_are_read(
 
 
 def test_wrong_calls(folder: Path) -> None:
-    assert "is missing" in run(*fit(folder), code=2).stderr
-    assert "is missing" in run("budget", "show", folder / "b", code=2).stderr
+    assert "no such file" in run(*fit(folder), code=2).stderr
+    assert "no such file" in run("budget", "show", folder / "b", code=2).stderr
     run("budget", "new", folder / "b", "--epsilon", 1)
     before = (folder / "b").read_bytes()
     assert "never overwritten" in run("budget", "new", folder / "b", "--epsilon", 2, code=2).stderr

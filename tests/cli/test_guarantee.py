@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -383,3 +384,40 @@ def test_computed_noise_is_stated_for_a_dimension() -> None:
 def test_privacy_losses_are_printed_rounded_up(value: float, text: str) -> None:
     assert rounded_up(value) == text and float(text) >= value
     assert fixed_up(value, 4) == text
+
+
+def test_calibrate_says_how_much_less_noise_plan_finds() -> None:
+    pattern = ["--steps-per-epoch", 500, "--epochs", 3, "--delta", 1e-6]
+    text = " ".join(run("calibrate", "--epsilon", 2, *pattern).stdout.split())
+    own, best = (
+        float(word) for word in re.findall(r"noise of (\S+) clip .* at most (\S+) for", text)[0]
+    )
+    run_ = acc.FixedEpochs(500, 3)
+    tree = PrivacyPlan.calibrate(
+        epsilon=2, delta=1e-6, clip_norm=1, participation=run_, mechanism=Tree()
+    )
+    assert own == pytest.approx(acc.mechanism_error(Tree(), 1500).rms * tree.noise_multiplier, 1e-3)
+    ranked = run_json("plan", "--epsilon", 2, *pattern)
+    assert ranked["rows"][0]["rms_std"] <= best < 0.6 * own
+    # One step: no mechanism has less noise, and the line is the general one.
+    assert '"plan" ranks all' in " ".join(
+        run("calibrate", "--epsilon", 2, "--steps", 1).stdout.split()
+    )
+
+
+def test_sampling_is_named_where_it_ranks_first() -> None:
+    pytest.importorskip("dp_accounting")
+    small = ["plan", "--epsilon", 0.5, "--rows", 4000, "--batch-size", 100, "--epochs", 2]
+    text = run(*small, "--sampling").stdout
+    facts = run_json(*small, "--sampling")
+    assert facts["rows"][0]["needs_sampling"] and facts["row"] == 2
+    assert text.startswith("row 2: ")
+    assert "no mechanism without sampling has a smaller rms than" in text
+    assert "row 1 keeps the budget only if each batch is a Poisson sample" in text
+    assert "sampling" not in run(*small).stdout
+
+
+@pytest.mark.parametrize("command", ["calibrate", "plan"])
+def test_an_epsilon_of_zero_is_refused(command: str) -> None:
+    result = run(command, "--epsilon", 0, "--steps", 5, code=2)
+    assert result.stderr == "error: epsilon must be a finite number > 0, got 0.0\n"

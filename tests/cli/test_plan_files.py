@@ -37,7 +37,7 @@ def test_epsilon_of_a_saved_plan(saved: Path) -> None:
     assert run_json(*tree)["sensitivity_squared"] != facts["sensitivity_squared"]
     text = " ".join(run(*other).stdout.split())
     assert "by zero)" in text and "by another)" in text and "a tree" not in text
-    assert "running sums only" in text and 'mechanism a tree; "plan" ranks' in " ".join(
+    assert "all steps together" in text and 'mechanism a tree; "plan" ranks' in " ".join(
         run(*tree).stdout.split()
     )
 

@@ -95,7 +95,7 @@ def test_options_and_refusals(folder: Path) -> None:
     words[-1] = "-"
     assert "--json needs a file" in run(*words, "--json", code=2).stderr
     words[1] = folder / "nowhere"
-    assert "no model file" in run(*words, code=2).stderr
+    assert "no such file" in run(*words, code=2).stderr
 
 
 def test_a_bad_row_keeps_its_place(folder: Path) -> None:

@@ -94,6 +94,8 @@ def test_describe_without_a_replace_one_guarantee():
     lines = plan.describe(delta).splitlines()
     assert lines[0].startswith("epsilon ")
     assert lines[1].startswith("no epsilon at delta")
+    floor = text_up(plan.guarantee.floor(neighbours="replace-one"))
+    assert lines[1].endswith(f"; delta must be above {floor} for one")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_describe_without_a_replace_one_guarantee():
         (SinglePass(8), "8 steps, each record (or user) in at most one of them"),
         (
             FixedEpochs(4, 2),
-            "8 steps, 2 epochs of 4 fixed batches, shuffled again only at restarts of the noise",
+            "8 steps, 2 epochs of 4 fixed batches, in one order between restarts of the noise",
         ),
         (FixedEpochs(4, 2, False), "8 steps, 2 epochs of 4 fixed batches, in one order"),
         (

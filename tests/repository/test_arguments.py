@@ -237,7 +237,7 @@ ENTRIES: dict[str, tuple[str, Kind, Callable[[Any], Any]]] = {
     ),
     "PrivacyPlan.calibrate epsilon": (
         "epsilon",
-        NON_NEGATIVE,
+        POSITIVE,
         lambda v: dpf.PrivacyPlan.calibrate(
             epsilon=v, delta=1e-6, clip_norm=1.0, participation=ONE_PASS
         ),
@@ -293,7 +293,7 @@ ENTRIES: dict[str, tuple[str, Kind, Callable[[Any], Any]]] = {
     "delta epsilon": ("epsilon", NON_NEGATIVE, lambda v: acc.delta(2.0, 3, v)),
     "noise_multiplier delta": ("delta", PROBABILITY, lambda v: acc.noise_multiplier(1.0, v, 3)),
     "Ledger noise_multiplier": ("noise_multiplier", POSITIVE, lambda v: acc.Ledger(ONE_PASS, v)),
-    "plan_schedule epsilon": ("epsilon", NON_NEGATIVE, lambda v: acc.plan_schedule(v, 0.5, 4, 2)),
+    "plan_schedule epsilon": ("epsilon", POSITIVE, lambda v: acc.plan_schedule(v, 0.5, 4, 2)),
     "plan_schedule delta": ("delta", PROBABILITY, lambda v: acc.plan_schedule(1.0, v, 4, 2)),
     "plan_schedule steps_per_epoch": (
         "steps_per_epoch",

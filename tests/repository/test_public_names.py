@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 from types import FunctionType, ModuleType
 
 import pytest
@@ -84,3 +85,21 @@ def test_the_site_has_a_page_for_every_name() -> None:
     assert {f"api/{module}.rst" for module in listed()} <= set(kept.texts)
     for one in public_names():
         assert one.same_as or f":: {one.name}" in name_page(one) or one.full in name_page(one)
+
+
+def test_a_page_that_a_docstring_names_is_a_link_of_the_site() -> None:
+    pytest.importorskip("numpydoc")
+    from site_pages import ROOT, link_pages
+
+    assert link_pages("see docs/plan/budget.md.") == "see :doc:`/plan/budget`."
+    assert link_pages("(see ``docs/runs/cli.md``)") == "(see :doc:`/runs/cli`)"
+    assert link_pages("docs/plan/none.md, old_docs/x.md") == "docs/plan/none.md, old_docs/x.md"
+    named = [
+        page
+        for path in (ROOT / PACKAGE).rglob("*.py")
+        for page in re.findall(r"docs/[\w/]+\.md", path.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 50
+    for page in named:
+        assert (ROOT / page).is_file(), page
+        assert link_pages(page).startswith(":doc:`/"), page

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dpftrl_fast._validate import MAX_STEPS, flag, non_negative, positive, probability, step_count
+from dpftrl_fast._validate import MAX_STEPS, flag, positive, probability, step_count
 from dpftrl_fast.accounting.curve.rounding import text_up
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
@@ -42,7 +42,7 @@ def largest_steps(
     Parameters
     ----------
     epsilon, delta : float
-        Budget, epsilon >= 0 and 0 < delta < 1, for zero-out neighbours: one record's (or user's)
+        Budget, epsilon > 0 and 0 < delta < 1, for zero-out neighbours: one record's (or user's)
         gradients replaced by zero. delta includes the floor of the noise stream.
     noise_multiplier : float
         Standard deviation of a node's noise in units of the clip norm (sigma), finite and > 0.
@@ -262,7 +262,7 @@ class _Budget:
                 f"got {mechanism!r}"
             )
         return cls(
-            non_negative("epsilon", epsilon),
+            positive("epsilon", epsilon),
             probability("delta", delta),
             positive("noise_multiplier", noise_multiplier),
             mechanism,

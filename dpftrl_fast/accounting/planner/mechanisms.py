@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args, overload
 
-from dpftrl_fast._validate import choice, non_negative, optional, positive_integer, probability
+from dpftrl_fast._validate import choice, optional, positive, positive_integer, probability
 from dpftrl_fast._validate import integer as checked_integer
 from dpftrl_fast.accounting.curve.gaussian import noise_multiplier as gaussian_noise_multiplier
 from dpftrl_fast.accounting.curve.rounding import short_up
@@ -218,7 +218,6 @@ class MechanismTable(Sequence[MechanismRow]):
             ),
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        bound = self.lower_bound
         return "\n".join(
             [
                 f"epsilon {short_up(best.epsilon)} at delta {short_up(best.delta)} (neighbours: one"
@@ -233,10 +232,19 @@ class MechanismTable(Sequence[MechanismRow]):
                     )
                     for line in lines
                 ),
-                *([] if bound is None else [f"no mechanism has a smaller rms than {bound:.4g}"]),
+                *bound_words(self),
                 *self.notes,
             ]
         )
+
+
+def bound_words(table: MechanismTable) -> list[str]:
+    """Return the lower bound of a table in words: no line, or one."""
+    if table.lower_bound is None:
+        return []
+    sampled = any(row.needs_sampling for row in table.rows)
+    whose = "mechanism without sampling" if sampled else "mechanism"
+    return [f"no {whose} has a smaller rms than {table.lower_bound:.4g}"]
 
 
 def plan_mechanism(
@@ -257,7 +265,7 @@ def plan_mechanism(
     Parameters
     ----------
     epsilon, delta : float
-        Budget, epsilon >= 0 and 0 < delta < 1, for zero-out neighbours: one record's (or one
+        Budget, epsilon > 0 and 0 < delta < 1, for zero-out neighbours: one record's (or one
         user's) gradients replaced by zero.
     participation : participation
         Who takes part when, over at most 2^26 steps.
@@ -274,7 +282,8 @@ def plan_mechanism(
     batch_size, population : int, optional
         With both, DP-SGD amplified by Poisson sampling is a row for comparison: each of
         ``population`` records (or users) is in each batch with probability batch_size/population.
-        It needs the package dp-accounting, and is never `best`.
+        It needs the package dp-accounting. `best` is another row, even if this one has the least
+        error.
     progress : callable, optional
         Called with the number of mechanisms done and their total.
 
@@ -309,7 +318,7 @@ def plan_mechanism(
     >>> table.best.words, round(table.best.rms_std, 2)
     ('2 buffers (BLT)', 7.32)
     """
-    budget, total = non_negative("epsilon", epsilon), probability("delta", delta)
+    budget, total = positive("epsilon", epsilon), probability("delta", delta)
     found = _Search(participation, workload, max_vectors, max_normals, rank_by)
     sampled = _sampling(batch_size, population)
     pattern, notes = found.pattern, []
@@ -361,7 +370,7 @@ def best_mechanism(
     >>> best_mechanism(8, 1e-5, FixedEpochs(100, 10), workload=Workload(0.9)).words
     'noise anticorrelated with that of the step before, taps 1, -0.981'
     """
-    non_negative("epsilon", epsilon), probability("delta", delta)
+    positive("epsilon", epsilon), probability("delta", delta)
     found = _Search(participation, workload, max_vectors, max_normals, rank_by, bound)
     scored = [
         (found.score(mechanism), mechanism, cost)

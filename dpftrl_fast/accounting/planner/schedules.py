@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import choice, non_negative, positive_integer, probability
+from dpftrl_fast._validate import choice, positive, positive_integer, probability
 from dpftrl_fast.accounting.curve.rounding import short_up
 from dpftrl_fast.accounting.participation import (
     FixedEpochs,
@@ -224,7 +224,7 @@ def plan_schedule(
     Parameters
     ----------
     epsilon, delta : float
-        Budget, epsilon >= 0 and 0 < delta < 1, for zero-out neighbours: one record's (or one
+        Budget, epsilon > 0 and 0 < delta < 1, for zero-out neighbours: one record's (or one
         user's) gradients replaced by zero.
     steps_per_epoch, epochs : int
         A run of ``FixedEpochs(steps_per_epoch, epochs)``, of at most 2^26 steps together.
@@ -264,7 +264,7 @@ def plan_schedule(
     >>> best.restart_every, best.complete, round(best.noise_multiplier, 2), round(best.rms_std, 1)
     (500, True, 23.78, 64.6)
     """
-    budget, total = non_negative("epsilon", epsilon), probability("delta", delta)
+    budget, total = positive("epsilon", epsilon), probability("delta", delta)
     pattern = _pattern(participation, steps_per_epoch, epochs)
     check_error_steps(pattern.steps)
     gamma = check_momentum(momentum)

@@ -140,11 +140,13 @@ class PrivacyStatement(ABC):
         kinds: tuple[Neighbours, ...] = ("zero-out", "replace-one")
         floors = [stated.at(total, neighbours=kind).floor(neighbours=kind) for kind in kinds]
         replace_one = self.replace_one(total)
-        other = "no epsilon" if replace_one is None else f"epsilon {text_up(replace_one)}"
+        other, needs = "no epsilon", f"; delta must be above {text_up(floors[1])} for one"
+        if replace_one is not None:
+            other, needs = f"epsilon {text_up(replace_one)}", ""
         by = f"neighbours: one record's (or user's) {replaced} replaced by"
         return (
             f"epsilon {text_up(self.epsilon(total))} at delta {total!r} ({by} zero)\n"
-            f"{other} at delta {total!r} ({by} another's)\n"
+            f"{other} at delta {total!r} ({by} another's){needs}\n"
             f"delta includes {text_up(floors[0])} for the finite tail of the noise"
             f" ({text_up(floors[1])} for the second line)"
         )

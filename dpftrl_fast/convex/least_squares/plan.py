@@ -169,7 +169,7 @@ class LeastSquaresPlan(PrivacyStatement):
         Parameters
         ----------
         epsilon : float
-            Budget, finite and >= 0, for zero-out neighbours.
+            Budget, finite and > 0, for zero-out neighbours.
         delta : float
             0 < delta < 1.
         x_norm_bound, y_bound, participation, split, complete, variant, bound, constant
@@ -192,7 +192,7 @@ class LeastSquaresPlan(PrivacyStatement):
         >>> round(plan.noise_multiplier, 3), plan.epsilon(1e-6) <= 1.0
         (13.448, True)
         """
-        budget, total = non_negative("epsilon", epsilon), probability("delta", delta)
+        budget, total = positive("epsilon", epsilon), probability("delta", delta)
         draft = cls(
             x_norm_bound=x_norm_bound,
             y_bound=y_bound,

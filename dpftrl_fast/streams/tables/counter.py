@@ -172,7 +172,7 @@ class PrivateCounter(KeptTable):
         Parameters
         ----------
         epsilon : float
-            Finite and >= 0, for neighbours of which one has a unit removed.
+            Finite and > 0, for neighbours of which one has a unit removed.
         delta : float
             0 < delta < 1.
         keys, periods, start, period, mechanism, seed, rounds, threads
