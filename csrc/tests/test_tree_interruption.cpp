@@ -172,8 +172,8 @@ void many_short_sums() {
   CHECK(polls >= 2);
 }
 
-// The calling thread polls while other workers still work on their last tiles: two polls with no tile of its own between
-// them. The other worker's first tile lasts until then, and the caller's first until the other has begun.
+// The calling thread polls while other workers still work on their last tiles: two polls with no tile of its own
+// between them. The other worker's first tile lasts until then, and the caller's first until the other has begun.
 std::atomic<bool> other_began{false}, polled_while_waiting{false};
 std::atomic<int> own_tiles{0};
 
