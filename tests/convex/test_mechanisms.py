@@ -228,7 +228,7 @@ def test_the_epsilon_of_least_squares_is_that_of_its_mechanism(mechanism: Any) -
     assert less.delta(1.0) > 1e-6
     assert LeastSquaresPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     assert plan.to_dict()["version"] == 2 and plan.mechanism.words in plan.describe(1e-6)
-    assert plan.mechanism.words in guarantee_facts(plan, 1e-6)["noise"]
+    assert plan.mechanism.words in guarantee_facts(plan, 1e-6)["mechanism"]
 
 
 def test_coefficients_are_accounted_as_rounded() -> None:

@@ -420,7 +420,7 @@ def test_an_unknown_experiment_or_folder_is_refused(tmp_path):
         in result.stderr
     )
     result = run("experiment", "convex", "--data", tmp_path / "none", "--out", tmp_path, code=2)
-    assert "--data must be a folder, got" in result.stderr
+    assert "--data: no such file or folder" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
