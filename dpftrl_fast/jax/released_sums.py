@@ -72,11 +72,11 @@ class ReleasedSums:
     ) -> None:
         """Replace the sums in `leaves` by noisy ones, in place: see `residual_loop`."""
         dtypes = [leaf.dtype for leaf in leaves]
+        width = np.array([leaf.itemsize for leaf in leaves])[self._leaf]
+        starts = np.array([leaf.ctypes.data for leaf in leaves])[self._leaf] + width * self._first
         for dtype in sorted({*dtypes}, key=str):
-            width = np.array([leaf.itemsize for leaf in leaves])[self._leaf]
-            at = np.array([leaf.ctypes.data for leaf in leaves])[self._leaf] + width * self._first
             taken = np.array([other == dtype for other in dtypes])[self._leaf]
-            table, at = self._table[taken], at[taken].astype(np.int64)
+            table, at = self._table[taken], starts[taken].astype(np.int64)
             loop = residual_loop(self._dtype, str(dtype))
             numbers = np.empty(0, dtype), noise.dtype.type(grid), dtype.type(divisor)
             shares = [slice(i, None, self._workers) for i in range(self._workers)]

@@ -18,7 +18,7 @@ from dpftrl_fast.streams.tables.figures import Floats
 from dpftrl_fast.streams.tables.findings import event_findings
 from dpftrl_fast.streams.tables.kept_table import KeptTable
 from dpftrl_fast.streams.tables.mechanism import mechanism_of
-from dpftrl_fast.streams.tables.period_sums import rows_of, sums_of
+from dpftrl_fast.streams.tables.period_sums import of_each_period, rows_of, sums_of
 from dpftrl_fast.streams.tables.settings import checked_keys, settings_of
 
 # The order of mechanisms is that of sqrt(zeta) times their error, for every budget.
@@ -348,20 +348,14 @@ class PrivateCounter(KeptTable):
         self._interrupted = True
         first = self.periods_closed
         held = self._held.bounded(*self._settings.limits)
-        order = np.argsort(held.rows.period, kind="stable")
-        ends = np.searchsorted(held.rows.period[order], np.arange(first, first + count + 1))
-        found = np.array(
-            [
-                sums_of(held.rows.where(order[ends[i] : ends[i + 1]]), self._settings, self._guard)
-                for i in range(count)
-            ]
-        )
+        periods = of_each_period(held.rows, first, count)
+        found = np.array([sums_of(rows, self._settings, self._guard) for rows in periods])
         call = {"sums": found if sums is None else sums}
         if self._journal is not None:
             self._journal.write_ahead(call)
         self._running.take_all(call["sums"], np.zeros(count, np.int64))
-        rest = held.rows.where(np.sort(order[ends[-1] :]))
-        self._held = held._replace(rows=rest)
+        rest = held.rows.period >= first + count
+        self._held = held._replace(rows=held.rows.where(rest))
         if self._journal is not None:
             self._journal.done(self._state)
         self._interrupted = False

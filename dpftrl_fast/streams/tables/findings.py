@@ -11,7 +11,7 @@ import numpy as np
 from dpftrl_fast.accounting.guard.guard import Guard
 from dpftrl_fast.streams.tables.bounding import Rows, bounded_rows, joined, no_rows
 from dpftrl_fast.streams.tables.events import Events, column_of, read_events, times_of
-from dpftrl_fast.streams.tables.period_sums import rows_of, sums_of
+from dpftrl_fast.streams.tables.period_sums import of_each_period, rows_of, sums_of
 from dpftrl_fast.streams.tables.settings import CounterSettings
 
 
@@ -64,11 +64,7 @@ def _kinds(events: Any, found: Events, settings: CounterSettings) -> dict[str, i
 def _dropped(rows: Rows, settings: CounterSettings, guard: Guard | None) -> int:
     """Return the number of events that bounding drops."""
     bounded = bounded_rows(rows, *settings.limits)
-    order = np.argsort(bounded.period, kind="stable")
-    last = int(rows.period.max(initial=-1))
-    ends = np.searchsorted(bounded.period[order], np.arange(last + 2))
-    counted = 0.0
-    for i in range(last + 1):
-        sums = sums_of(bounded.where(order[ends[i] : ends[i + 1]]), settings, guard)
-        counted += float(sums[: settings.size].sum())
+    periods = of_each_period(bounded, 0, int(rows.period.max(initial=-1)) + 1)
+    sums = [sums_of(period, settings, guard) for period in periods]
+    counted = sum(float(one[: settings.size].sum()) for one in sums)
     return rows.period.size - int(counted)

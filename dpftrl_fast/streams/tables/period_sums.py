@@ -48,6 +48,13 @@ def parts_of(values: NDArray[np.float64], settings: CounterSettings) -> Ints:
     return np.clip(centred, -PARTS, PARTS).astype(np.int64)
 
 
+def of_each_period(rows: Rows, first: int, count: int) -> list[Rows]:
+    """Return the rows of each of so many periods, in the order that they have."""
+    order = np.argsort(rows.period, kind="stable")
+    ends = np.searchsorted(rows.period[order], np.arange(first, first + count + 1))
+    return [rows.where(order[ends[i] : ends[i + 1]]) for i in range(count)]
+
+
 def sums_of(rows: Rows, settings: CounterSettings, guard: Guard | None) -> NDArray[np.float64]:
     """Return the un-noised sums of the next period, and record in the guard who counts in it.
 
