@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TextIO, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar, get_type_hints
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.models import ArgumentInfo, ParameterInfo
 
 #: Unit of the neighbours where the ids may stand for records or users.
 UNIT = "record (or user)"
@@ -63,13 +63,15 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
             note(f"error: this needs the package {error.name!r}: pip install 'dpftrl-fast[cli]'")
             raise typer.Exit(2) from None
         except (ValueError, TypeError, OSError) as error:
-            note(f"error: {_missing_file(error, kwargs) or error}")
+            note(f"error: {_missing_file(error, kwargs, command) or error}")
             raise typer.Exit(2) from None
 
     return run
 
 
-def _missing_file(error: BaseException, given: Mapping[str, Any]) -> str | None:
+def _missing_file(
+    error: BaseException, given: Mapping[str, Any], command: Callable[..., Any]
+) -> str | None:
     """Return the option whose file was not found and a remedy; None for any other error.
 
     `given` has the arguments of the command by the names of its parameters.
@@ -81,19 +83,19 @@ def _missing_file(error: BaseException, given: Mapping[str, Any]) -> str | None:
         # Messages quote the path as it was given, the whole path, or a file of the folder.
         named = re.search(rf"['/]{re.escape(str(path))}['/]", str(error))
         if named and not Path(path).exists():
-            return f"{_option(name)}: no such file or folder: {str(path)!r}; {remedy}"
+            return f"{_option(command, name)}: no such file or folder: {str(path)!r}; {remedy}"
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"no such file or folder: {str(error.filename)!r}; {_CHECK}"
     return None
 
 
-def _option(name: str) -> str:
-    """Return a parameter of the running command as its help writes it."""
-    context = click.get_current_context(silent=True)
-    for parameter in () if context is None else context.command.params:
-        if parameter.name == name:
-            return parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
-    return name
+def _option(command: Callable[..., Any], name: str) -> str:
+    """Return a parameter of a command as its help writes it."""
+    hint = get_type_hints(command, include_extras=True)[name]
+    found = next(x for x in hint.__metadata__ if isinstance(x, ParameterInfo))
+    if isinstance(found, ArgumentInfo):
+        return name.upper()
+    return found.param_decls[0] if found.param_decls else f"--{name.replace('_', '-')}"
 
 
 def refuse_to_overwrite(path: Path, *, force: bool) -> None:

@@ -59,6 +59,8 @@ PLACES = {
     "yaml": {"tables"},
 }
 OPTIONAL = sorted(set(PLACES) - {"numba"})
+# Any component may import these; typing_extensions for type checkers only; the last two in Cython.
+EVERYWHERE = {"numpy", "scipy", "typing_extensions", "cython", "libc"}
 
 
 def component(parts: tuple[str, ...]) -> str:
@@ -111,6 +113,8 @@ def violations(source: str, module: tuple[str, ...], *, is_package: bool = False
                 found.append(f"{own} imports {target}, which is not below it")
         elif own == "reference" and top not in {*sys.stdlib_module_names, "numpy"}:
             found.append(f"reference stands alone, and imports {top}")
+        elif top not in {*sys.stdlib_module_names, *EVERYWHERE, *PLACES}:
+            found.append(f"{own} imports {top}, which no requirement brings")
         allowed = PLACES.get(top)
         if allowed is not None and own not in allowed:
             found.append(f"{own} imports {top}, which belongs into {sorted(allowed)}")
@@ -233,6 +237,7 @@ def test_folders_stay_small() -> None:
         (("fitting",), "from . import cli", "imports cli"),
         (("plan",), "if TYPE_CHECKING:\n    import torch", "imports torch"),
         (("noise",), "from numba import njit", "imports numba"),
+        (("cli",), "import click", "no requirement"),
         (("reference",), "from . import noise", "stands alone"),
         (("reference",), "import scipy.special", "stands alone"),
         (("reference", "convex"), "from dpftrl_fast import kernels", "stands alone"),
