@@ -48,6 +48,7 @@ PLACES = {
     "numba": {"kernels"},
     "opacus": {"torch"},
     "optax": {"optax"},
+    "pandas": {"streams"},  # frames, for callers who have it
     "pyarrow": {"datasets", "linear_model", "tables"},
     "rich": {"cli"},
     "sklearn": {"linear_model", "preprocessing"},
