@@ -638,7 +638,7 @@ def test_the_announced_ridge_is_that_of_rows_as_long_as_they_can_be(constant: fl
     run = LeastSquares(plan, 5, seed=1)
     for batch in batches(X, np.ones(count), 20):
         run.step(batch)
-    run.last  # noqa: B018
+    run.last  # noqa: B018 (its getter solves)
     ratio = run.solves[-1].half_ridge / mean
     (text,) = outlook.problems(plan, columns=p, units=count)
     assert ratio > 1.5 and f"needs a ridge of {ratio:.2g} times" in text
