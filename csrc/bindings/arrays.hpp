@@ -19,10 +19,11 @@ namespace py = pybind11;
 
 // The elements of `out`, which the caller's array lends for writing. Throws TypeError or ValueError.
 template <class T>
-T* writable(const py::array& out, std::size_t size) {
+T* writable(const py::array& out, std::size_t size, const char* name = "out") {
   const auto expected = [&](const std::string& got) {  // a call that is right does not wait for its words
-    return "out must be a writable C-contiguous " + std::string(py::str(py::object(py::dtype::of<T>()))) +
-           " array of " + std::to_string(size) + " elements, got " + got;
+    return std::string(name) + " must be a writable C-contiguous " +
+           std::string(py::str(py::object(py::dtype::of<T>()))) + " array of " + std::to_string(size) +
+           " elements, got " + got;
   };
   if (!py::isinstance<py::array_t<T>>(out)) {
     throw py::type_error(expected("dtype " + std::string(py::str(py::object(out.dtype())))));

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,7 @@
 #include <thread>
 
 #include "arrays.hpp"
+#include "dpftrl/noise/release.hpp"
 #include "dpftrl/noise/source.hpp"
 #include "signals.hpp"
 
@@ -76,6 +78,34 @@ const T* saved_array(const py::object& array, std::size_t size) {
   return static_cast<const T*>(py::reinterpret_borrow<py::array>(array).data());
 }
 
+// The release of sums whose pieces lie at these addresses.
+template <class T>
+Release<T> release_of(const py::array& pieces, const py::array& at, const py::array& remainder, double grid,
+                      double divisor) {
+  Release<T> to;
+  const auto count = static_cast<std::size_t>(at.size());
+  const std::int64_t* const address = readable<std::int64_t>("at", at);
+  const std::int64_t* const row = readable<std::int64_t>("pieces", pieces, 3 * count);
+  to.remainder = writable<T>(remainder, static_cast<std::size_t>(remainder.size()), "remainder");
+  std::int64_t before = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t start = row[3 * i], stop = row[3 * i + 1];
+    if (start < before || stop < start || stop > remainder.size()) {
+      throw py::value_error("pieces must lie in the remainder, one after the other");
+    }
+    before = stop;
+    to.pieces.push_back({static_cast<std::size_t>(start), static_cast<std::size_t>(stop),
+                         reinterpret_cast<void*>(static_cast<std::intptr_t>(address[i])), row[3 * i + 2] != 0});
+  }
+  to.grid = static_cast<T>(grid);
+  to.divisor = divisor;
+  int exponent;
+  if (!(std::frexp(to.grid, &exponent) == T(0.5) && std::isfinite(1 / to.grid) && divisor > 0)) {
+    throw py::value_error("grid must be a power of two with a reciprocal, and divisor > 0");
+  }
+  return to;
+}
+
 template <class Source, class T>
 class PySource {
  public:
@@ -104,6 +134,18 @@ class PySource {
   }
   py::object residual(const py::object& out) {
     return into(out, [&](T* data) { source_.residual(data, check_signals); });
+  }
+  // The next residual, with which sums at addresses are released: three numbers of `pieces` are start and stop of one
+  // in the vector of the remainder, whose element `first` is element 0 here, and 1 for doubles. The addresses are not
+  // checked.
+  void release(const py::array& pieces, const py::array& at, const py::array& remainder, std::size_t first, double grid,
+               double divisor) {
+    Release<T> to = release_of<T>(pieces, at, remainder, grid, divisor);
+    const auto size = static_cast<std::size_t>(remainder.size());
+    if (first > size || source_.config().size > size - first)
+      throw py::value_error("remainder must have elements from first to first + size, got " + std::to_string(size));
+    to.first = first;
+    alone([&] { source_.release(to, check_signals); });
   }
   // Steps into `count` rows of out, an array of `rows` of them, from row `first` on. Where the call ends early, rows of
   // steps that were not taken hold no noise: they come again.
@@ -177,6 +219,8 @@ void define_source(Class& c) {
   c.def("step", &P::step, py::arg("out"))
       .def("residual", &P::residual, py::arg("out"))
       .def("steps", &P::steps, py::arg("out"), py::arg("rows"), py::arg("first"), py::arg("count"))
+      .def("release", &P::release, py::arg("pieces"), py::arg("at"), py::arg("remainder"), py::arg("first"),
+           py::arg("grid"), py::arg("divisor"))
       .def("prefix", &P::prefix, py::arg("t"), py::arg("out"))
       .def("advance_to", &P::advance_to, py::arg("t"))
       .def_property_readonly("t", &P::t)

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -321,6 +323,57 @@ void arithmetic(const NoiseKernels& kernels) {
   }
 }
 
+template <class T, class G>
+void release(const NoiseKernels& kernels) {
+  const TileKernels<T>&k = DtypeTraits<T>::kernels(kernels), &scalar = DtypeTraits<T>::kernels(kScalarKernels);
+  const auto call = [](const TileKernels<T>& with, std::size_t n, const T* noise, G divisor, T* r, G* g) {
+    if constexpr (sizeof(G) == 4) {
+      with.release_f32(n, noise, T(0.25), divisor, r, g);
+    } else {
+      with.release_f64(n, noise, T(0.25), divisor, r, g);
+    }
+  };
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const double unusual[] = {0.0, -0.0, 0.125, -0.125, 0.375, 1e30, -1e30, 3e38, infinity, -infinity, 1e-44};
+  std::mt19937_64 random(2);
+  std::normal_distribution<double> normal;
+  for (const std::size_t n : kSizes) {
+    for (const G divisor : {G(1), G(3), G(256)}) {
+      std::vector<T> noise(n), r(n), plain_r(n);
+      std::vector<G> g(n), plain_g(n);
+      for (std::size_t i = 0; i < n; ++i) {
+        noise[i] = static_cast<T>(3 * normal(random)), r[i] = static_cast<T>(normal(random) / 8);
+        g[i] = static_cast<G>(i % 5 == 3 ? unusual[random() % std::size(unusual)] : 40 * normal(random));
+      }
+      std::vector<T> scalar_r = r;
+      std::vector<G> scalar_g = g;
+      for (std::size_t i = 0; i < n; ++i) {
+        volatile double wide_sum = static_cast<double>(noise[i]) + static_cast<double>(g[i]);
+        volatile T narrow_sum = noise[i] + static_cast<T>(g[i]);
+        const T noisy = sizeof(G) > sizeof(T) ? static_cast<T>(wide_sum) : T(narrow_sum);
+        volatile T x = r[i] + noisy;
+        volatile T cell = x / T(0.25);
+        cell = cell + T(0.5);
+        volatile T w = std::floor(T(cell)) * T(0.25);
+        volatile T rest = x - w;
+        volatile G out = static_cast<G>(w);
+        out = out / divisor;
+        plain_r[i] = rest, plain_g[i] = out;
+      }
+      call(k, n, noise.data(), divisor, r.data(), g.data());
+      call(scalar, n, noise.data(), divisor, scalar_r.data(), scalar_g.data());
+      for (std::size_t i = 0; i < n; ++i) {  // infinity less infinity: which NaN is for the processor
+        CHECK(std::isnan(r[i]) == std::isnan(plain_r[i]) && std::isnan(r[i]) == std::isnan(scalar_r[i]));
+        if (std::isnan(r[i])) r[i] = scalar_r[i] = plain_r[i] = 0;
+      }
+      CHECK_SAME_BITS(r.data(), plain_r.data(), n);
+      CHECK_SAME_BITS(g.data(), plain_g.data(), n);
+      CHECK_SAME_BITS(scalar_r.data(), plain_r.data(), n);
+      CHECK_SAME_BITS(scalar_g.data(), plain_g.data(), n);
+    }
+  }
+}
+
 // --- the choice of a target ---
 
 // The radius word of a coordinate (float64: its high half).
@@ -417,6 +470,17 @@ void self_check() {
           [](NoiseKernels& k) { k.f32.fill_nodes = fill_nodes_without_rare_words<float>; });
   rejects("no rare words of many nodes, float64",
           [](NoiseKernels& k) { k.f64.fill_nodes = fill_nodes_without_rare_words<double>; });
+  rejects("no remainder, float32", [](NoiseKernels& k) {
+    k.f32.release_f32 = [](std::size_t n, const float* noise, float grid, float divisor, float*, float* sums) {
+      std::vector<float> none(n);
+      kScalarKernels.f32.release_f32(n, noise, grid, divisor, none.data(), sums);
+    };
+  });
+  rejects("no division, float64 sums", [](NoiseKernels& k) {
+    k.f64.release_f64 = [](std::size_t n, const double* noise, double grid, double, double* remainder, double* sums) {
+      kScalarKernels.f64.release_f64(n, noise, grid, 1.0, remainder, sums);
+    };
+  });
   rejects("12 rounds only", [](NoiseKernels& k) {
     k.f32.fill = [](const NodeStream& s, std::uint64_t first, std::size_t n, float scale, float* out) {
       NodeStream other = s;
@@ -477,6 +541,10 @@ int main() {
     edges_of_rare_words_f64(kernels);
     arithmetic<float>(kernels);
     arithmetic<double>(kernels);
+    release<float, float>(kernels);
+    release<float, double>(kernels);
+    release<double, float>(kernels);
+    release<double, double>(kernels);
   }
   self_check();
   return check::report();

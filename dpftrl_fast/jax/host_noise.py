@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl_fast._validate import equal, hex_bytes, optional, positive_integer, shown
-from dpftrl_fast.jax.released_sums import ReleasedSums
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
@@ -90,9 +89,9 @@ class HostNoise:
             self._source = self.plan.noise(sum(sizes), **self._options)
             self._options = {}  # holds a key or a seed
             self._leaves = leaves
-            self._released = ReleasedSums(sizes, str(self._source.dtype), self._source.threads)
+            ends = np.cumsum(sizes)
+            self._pieces = np.stack([ends - sizes, ends, np.zeros_like(ends)], axis=1)
             self._remainder = np.zeros(sum(sizes), self._source.dtype)
-            self._noise = np.zeros_like(self._remainder)
 
     def _check_leaves(self, leaves: Leaves) -> None:
         own = self._leaves
@@ -140,19 +139,13 @@ class HostNoise:
         with self._turn:
             source = self._started()
             self._check_turn(int(step.reshape(())), run.reshape(-1))
-            source.residual(self._noise)
             for own, out in zip(sums, noisy, strict=True):
                 if own.ctypes.data != out.ctypes.data:  # else XLA gave one buffer for both
                     np.copyto(out, own)
-            self._released.release(
-                noisy, self._noise, self._remainder, grid=source.grid, divisor=self._divisor
-            )
+            self._pieces[:, 2] = [out.dtype == np.float64 for out in noisy]
+            at = np.array([out.ctypes.data for out in noisy], np.int64)
+            source.release(self._pieces, at, self._remainder, divisor=self._divisor)
             following[...] = source.steps_taken
-
-    def prepare(self, dtypes: set[str]) -> None:
-        """Compile the pass for sums of these dtypes, before the first step."""
-        self._started()
-        self._released.compile(dtypes)
 
     def _check_turn(self, step: int, run: NDArray[np.uint32]) -> None:
         taken = self.steps_taken

@@ -10,6 +10,9 @@ from functools import singledispatch
 from itertools import chain, islice, repeat
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpftrl_fast._validate import float_dtype, integer
 from dpftrl_fast.mechanisms import Layout, ToeplitzLayout, TreeLayout
 from dpftrl_fast.mechanisms.toeplitz.layout import ToeplitzRun
@@ -48,7 +51,7 @@ class PlannedNoise(NoiseSource):
     @property
     def grid(self) -> float:
         """Power of two to whose multiples a sum with this noise is rounded before its release."""
-        return release_grid(self.std * self._layout.least_std)
+        return release_grid(self.std * self._layout.least_std, self._dtype)
 
     @property
     def steps_taken(self) -> int:
@@ -65,6 +68,64 @@ class PlannedNoise(NoiseSource):
     def residual(self, out: Any = None) -> Any:
         """Take the next step and return its noise less the noise last returned; as `step`."""
         return self._alone(self._take, super().residual, out)
+
+    def release(
+        self,
+        pieces: NDArray[np.int64],
+        at: NDArray[np.int64],
+        remainder: NDArray[Any],
+        *,
+        first: int = 0,
+        divisor: int = 1,
+    ) -> None:
+        """Take the next step, and release sums in place with its noise and what was rounded before.
+
+        With the residual n of the step, the sum g and the remainder r, for each coordinate
+
+            x = r + (n + g),    w = grid floor(x/grid + 1/2),    r = x - w,    g = w / divisor
+
+        n + g is in the wider dtype of the two, then rounded to that of the noise; w is rounded to
+        that of g before it is divided. All other operations are in the dtype of the noise.
+
+        Parameters
+        ----------
+        pieces : ndarray of int64, shape (k, 3)
+            Start and stop of each piece of the sums in the vector of the remainder, in its order
+            and apart, and 1 for sums of float64, 0 for float32.
+        at : ndarray of int64, shape (k,)
+            Addresses of the sums of each piece, contiguous and apart from the remainder. **They are
+            not checked.**
+        remainder : ndarray of the dtype, shape (n,)
+            What earlier roundings left, **a secret**; zeros before the first step. It is changed.
+        first : int, optional
+            Coordinate of this noise's element 0 in that vector, for noise of a part of it.
+        divisor : int, optional
+            At least 1.
+
+        Raises
+        ------
+        ValueError
+            If all declared steps are taken, or an array is not as above. Nothing has changed then,
+            nor if the call is interrupted.
+
+        Examples
+        --------
+        >>> from dpftrl_fast import PrivacyPlan, SinglePass
+        >>> plan = PrivacyPlan(1.0, 2.0, SinglePass(10))
+        >>> noise, again = (plan.noise(2, seed=0) for _ in range(2))
+        >>> sums, r = np.array([1.0, -2.0]), np.zeros(2, np.float32)
+        >>> noise.release(np.array([[0, 2, 1]]), np.array([sums.ctypes.data]), r)
+        >>> (sums / noise.grid).tolist()  # whole numbers
+        [60.0, -209.0]
+        >>> bool(np.allclose(sums + r, [1.0, -2.0] + again.residual()))
+        True
+        """
+        self._refuse_after_fork()
+
+        def call(_: Any) -> None:
+            self._core.release(pieces.reshape(-1), at, remainder, first, self.grid, divisor)
+
+        self._alone(self._take, call, None)
 
     def next_steps(self, n: int, out: Any = None) -> Any:
         """Take the next n steps of the plan and return the noise of each, as n calls of `step` do.

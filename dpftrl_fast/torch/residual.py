@@ -148,8 +148,7 @@ class ResidualNoise:
                 p.grad = own
             parts = run.layout.local(sums)
             total = run.reduced(gradients) if run.ranks.reduces else None
-            run.noise.residual(run.vector)
-            self._flat.release_(run.vector, parts, total)
+            self._flat.release_(run.noise, run.vector, parts, total)
         self._noisy = [(weakref.ref(own), own._version) for own in sums]
 
     def _writable_sums(self, parameters: list[Tensor]) -> list[Tensor]:
@@ -170,11 +169,8 @@ class ResidualNoise:
             self._flat = FlatResidual(
                 run.flat,
                 run.vector,
-                grid=run.noise.grid,
                 batch_size=self._batch_size,
-                sums={sum_dtype(entry.dtype) for entry in run.layout.entries},
                 fused=run.layout.device.type == "cpu",
-                threads=run.threads,
             )
         return self._run
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from dpftrl_fast.kernels import ftrl_step, ftrl_update, jit, residual_step
+from dpftrl_fast.kernels import ftrl_step, ftrl_update, jit
 from dpftrl_fast.kernels.jit import exact_helper, helper, read_only, writable
 from dpftrl_fast.kernels.loops import triangle as triangle_loops
 
@@ -88,10 +88,6 @@ def test_an_exact_loop_keeps_its_order(exact):
         *(
             functools.partial(ftrl_step.sgd_loop.__wrapped__, dtype, momentum)
             for dtype, momentum in (("float32", True), ("float64", False))
-        ),
-        *(
-            functools.partial(residual_step.residual_loop.__wrapped__, dtype, sums)
-            for dtype, sums in (("float32", "float32"), ("float64", "float32"))
         ),
     ],
 )

@@ -561,7 +561,7 @@ def test_an_interrupted_step_leaves_no_sums(
     _, (x, y) = next(batches)
     cross_entropy(run.model(x), y).backward()
     with monkeypatch.context() as patch:
-        for name in ("gradients", "step", "residual", "release_"):
+        for name in ("gradients", "step", "residual", "release", "release_"):
             if hasattr(owner, name):
                 patch.setattr(owner, name, interrupted)
         if owner is FlatResidual:

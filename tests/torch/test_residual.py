@@ -200,7 +200,7 @@ def test_sums_without_noise_are_cleared_where_a_step_is_interrupted(
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FlatNoise, "residual", interrupted)
+    monkeypatch.setattr(FlatNoise, "release", interrupted)
     gradients(members, 0)
     with pytest.raises(KeyboardInterrupt):
         noise.add_()
@@ -237,7 +237,7 @@ def test_no_thread_adds_or_saves_or_loads_during_a_step() -> None:
         lambda: noise.load_state_dict(state, allow_fork=True),
         lambda: noise.recover(account),
     ]
-    with held_inside(FlatNoise, "residual", noise.add_):
+    with held_inside(FlatNoise, "release", noise.add_):
         for call in calls:
             with pytest.raises(RuntimeError, match="one step at a time, and no state"):
                 call()

@@ -12,21 +12,18 @@ from dpftrl_runs import plan_of
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+from dpftrl_fast import PrivacyPlan, SinglePass
+from dpftrl_fast.mechanisms import BandedInverse
 from dpftrl_fast.torch import DPFTRL, ResidualNoise
-from dpftrl_fast.torch.flat import compiled
+from dpftrl_fast.torch.flat.noise import FlatNoise
 from dpftrl_fast.torch.flat.residual import FlatResidual
 from dpftrl_fast.torch.flat.views import FlatViews
 
+PLAN = PrivacyPlan(1.0, 40.0, SinglePass(5), BandedInverse([1.0, -0.5]))
 GRID = 0.25
 BLOCK = 8
 SHAPES = [(0,), (BLOCK - 1,), (1,), (2, BLOCK // 2), (0, 3), (BLOCK + 1,), (5, BLOCK), (1, 1), (3,)]
 UNUSUAL = [0.0, -0.0, GRID / 2, -GRID / 2, 1e30, -1e30, 3e38, np.inf, -np.inf, np.nan, 1e-44]
-
-
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread for every five coordinates."""
-    monkeypatch.setattr(compiled, "_SHARE", 5)
 
 
 def sums_of(shapes: list[tuple[int, ...]], kinds: list[str], rng: Any) -> list[Tensor]:
@@ -41,13 +38,28 @@ def sums_of(shapes: list[tuple[int, ...]], kinds: list[str], rng: Any) -> list[T
     return found
 
 
-def made(parts: list[Tensor], dtype: str, batch_size: int | None, fused: bool, threads: int) -> Any:
-    flat = FlatViews(
-        parts, [3, len(parts) - 3] if len(parts) > 3 else [len(parts)], block_size=BLOCK
-    )
-    like = torch.empty(flat.size, dtype=getattr(torch, dtype))
-    options: dict[str, Any] = {"fused": fused, "threads": threads, "sums": {parts[0].dtype}}
-    return FlatResidual(flat, like, grid=GRID, batch_size=batch_size, **options)
+class Run:
+    """Noise and remainder of a run, by the compiled pass or by torch's operations."""
+
+    def __init__(
+        self, parts: list[Tensor], dtype: Any, batch_size: int | None, fused: bool, threads: int = 1
+    ) -> None:
+        groups = [3, len(parts) - 3] if len(parts) > 3 else [len(parts)]
+        flat = FlatViews(parts, groups, block_size=BLOCK)
+        self.room = torch.empty(flat.size, dtype=getattr(torch, dtype))
+        self.noise = noise_of(flat.size, dtype, threads)
+        self.one = FlatResidual(flat, self.room, batch_size=batch_size, fused=fused)
+
+    def release(self, parts: list[Tensor], total: Any = None) -> None:
+        vector = None if total is None else torch.from_numpy(total.copy())
+        self.one.release_(self.noise, self.room, parts, vector)
+
+
+def noise_of(size: int, dtype: Any, threads: int = 1) -> FlatNoise:
+    """Two ranges of one vector: noise of a rank with two shards."""
+    ranges = [(0, size // 3), (size // 3, size - size // 3)] if size > 2 else [(0, size)][:size]
+    cpu = torch.device("cpu")
+    return FlatNoise(PLAN, ranges, dtype=dtype, device=cpu, seed=1, threads=threads)
 
 
 def expected(
@@ -69,62 +81,55 @@ def expected(
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("batch_size", [None, 48])
+@pytest.mark.parametrize("batch_size", [None, 48, 64])
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("kinds", [["float32"], ["float64"], ["float32", "float64"]])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_all_ways_release_the_same_bits(
-    dtype: str, kinds: list[str], reduced: bool, batch_size: int | None, workers: int
+    dtype: str, kinds: list[str], reduced: bool, batch_size: int | None
 ) -> None:
     rng = np.random.default_rng(1)
     parts = sums_of(SHAPES, kinds, rng)
-    both = [made(parts, dtype, batch_size, fused, workers) for fused in (False, True)]
-    remainder = both[0].remainder.numpy().copy()
+    both = [Run(parts, dtype, batch_size, fused) for fused in (False, True)]
+    remainder = np.zeros_like(both[0].room.numpy())
+    same = noise_of(remainder.size, dtype)
+    assert same.grid == GRID
+    noise = torch.empty_like(both[0].room)
     for _ in range(4):
         parts = sums_of(SHAPES, kinds, rng)
-        noise = rng.normal(size=remainder.size) * 10.0 ** rng.integers(-1, 9, remainder.size)
-        noise = noise.astype(dtype)
         total = rng.normal(size=remainder.size).astype(dtype) if reduced else None
-        answer = expected(parts, noise, total, remainder, batch_size)
-        for one in both:
+        same.residual(noise)
+        answer = expected(parts, noise.numpy(), total, remainder, batch_size)
+        for run in both:
             own = [part.clone() for part in parts]
-            vectors = [None if v is None else torch.from_numpy(v.copy()) for v in (noise, total)]
-            one.release_(vectors[0], own, vectors[1])
+            run.release(own, total)
             for found, wanted in zip(own, answer, strict=True):
                 np.testing.assert_array_equal(found.numpy().reshape(-1), wanted)
                 numbers = ~np.isnan(wanted)
                 signs = np.signbit(found.numpy().reshape(-1))[numbers]
                 np.testing.assert_array_equal(signs, np.signbit(wanted)[numbers])
-            np.testing.assert_array_equal(one.remainder.numpy(), remainder)
+            np.testing.assert_array_equal(run.one.remainder.numpy(), remainder)
+            assert run.noise.steps_taken == same.steps_taken
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shapes", [[(0,)], [(0,), (2, 0)]])
 def test_a_rank_without_coordinates(shapes: list[tuple[int, ...]], fused: bool) -> None:
     parts = [torch.zeros(shape) for shape in shapes]
-    flat = FlatViews(parts, [len(parts)])
-    one = FlatResidual(
-        flat, torch.empty(0), grid=GRID, batch_size=2, sums=set(), fused=fused, threads=2
-    )
-    one.release_(torch.empty(0), parts, None)
-    assert one.remainder.numel() == 0
+    run = Run(parts, "float32", 2, fused)
+    run.release(parts)
+    assert run.one.remainder.numel() == 0
+    assert run.noise.steps_taken == 1
 
 
 @pytest.mark.parametrize("size", [1, 2**18 - 1, 2**18, 2**18 + 1, 2**21 + 7])
 def test_long_sums_on_threads(size: int) -> None:
-    rng = torch.Generator().manual_seed(size)
-    start, noise = torch.randn(size, generator=rng), torch.randn(size, generator=rng)
-    flat, found = FlatViews([start], [1]), []
+    start, found = torch.randn(size, generator=torch.Generator().manual_seed(size)), []
     for fused, workers in ((False, 1), (True, 1), (True, 2)):
-        one = FlatResidual(
-            flat, start, grid=GRID, batch_size=3, sums={start.dtype}, fused=fused, threads=workers
-        )
+        run = Run([start], "float32", 3, fused, workers)
         sums = start.clone()
-        one.release_(noise.clone(), [sums], None)
-        found.append(torch.stack([sums, one.remainder]))
+        run.release([sums])
+        found.append(torch.stack([sums, run.one.remainder]))
     assert all(torch.equal(found[0], other) for other in found[1:])
     assert found[0].isfinite().all()
 
@@ -132,18 +137,17 @@ def test_long_sums_on_threads(size: int) -> None:
 def test_sums_that_no_address_describes_are_released_by_operations() -> None:
     """Memory that is not in order, or is in two other tensors: nothing is written beside it."""
     start = torch.arange(12.0).reshape(3, 4)
-    noise = torch.linspace(-1, 1, 12)
     wanted = start.clone()
-    made([wanted], "float32", 2, True, 1).release_(noise.clone(), [wanted], None)
+    Run([wanted], "float32", 2, True).release([wanted])
     first, second, turned = start.clone(), start.clone(), start.t().contiguous().t()
     for part in (TwoTensor(first, second), turned):
-        made([part], "float32", 2, True, 1).release_(noise.clone(), [part], None)
+        Run([part], "float32", 2, True).release([part])
     assert torch.equal(turned, wanted)
     assert torch.equal(first, second)  # its operations wrote both; it has no address
     assert not torch.equal(first, start)
     short = torch.zeros(7)
     with pytest.raises(RuntimeError):
-        made([torch.zeros(8)], "float32", 2, True, 1).release_(torch.zeros(8), [short], None)
+        Run([torch.zeros(8)], "float32", 2, True).release([short])
     assert torch.equal(short, torch.zeros(7))
 
 

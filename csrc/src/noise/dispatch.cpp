@@ -48,7 +48,14 @@ bool same_results(const NoiseKernels& kernels, const NodeStream& stream) noexcep
   constexpr std::uint64_t first = kSelfCheckSuperblock * DtypeTraits<T>::superblock - 3;
   const T w = static_cast<T>(1.7);
   // Each line works on what the lines before left.
-  const auto results = [&](const TileKernels<T>& k, T(&x)[n], T(&y)[n]) {
+  struct Results {
+    T x[n], y[n];
+    float sums[n];
+    double wide_sums[n];
+  };
+  const auto make = [&](const TileKernels<T>& k, Results& r) {
+    T* const x = r.x;
+    T* const y = r.y;
     k.fill(stream, first, n, w, x);
     const T* const terms[3] = {x, x, x};
     const T weights[3] = {w, static_cast<T>(0.3), static_cast<T>(-0.7)};
@@ -57,19 +64,24 @@ bool same_results(const NoiseKernels& kernels, const NodeStream& stream) noexcep
     k.weighted_sum(n, y, 3, terms, weights, y);
     k.add(n, y, x, y);
     k.subtract(n, y, x, y);
+    for (std::size_t i = 0; i < n; ++i) r.wide_sums[i] = r.sums[i] = static_cast<float>(y[i]);
+    k.release_f32(n, x, static_cast<T>(0.25), 3.0f, y, r.sums);
+    k.release_f64(n, x, static_cast<T>(0.25), 4.0, y, r.wide_sums);
   };
-  T x[n], y[n], expected_x[n], expected_y[n];
-  results(DtypeTraits<T>::kernels(kScalarKernels), expected_x, expected_y);
-  results(DtypeTraits<T>::kernels(kernels), x, y);
+  Results found, expected;
+  make(DtypeTraits<T>::kernels(kernels), found);
+  make(DtypeTraits<T>::kernels(kScalarKernels), expected);
   // A few coordinates of three nodes at a time, the stream's own in the middle.
   const std::uint64_t nodes[3] = {stream.node ^ 2, stream.node, stream.node ^ (std::uint64_t{1} << 40)};
   constexpr std::size_t few = 3;
   for (std::size_t i = 0; i + few <= n; i += few) {
     T z[3 * few];
     DtypeTraits<T>::kernels(kernels).fill_nodes(stream, nodes, 3, first + i, few, w, z);
-    if (std::memcmp(z + few, expected_x + i, few * sizeof(T)) != 0) return false;
+    if (std::memcmp(z + few, expected.x + i, few * sizeof(T)) != 0) return false;
   }
-  return std::memcmp(x, expected_x, sizeof x) == 0 && std::memcmp(y, expected_y, sizeof y) == 0;
+  const auto same = [](const auto& a, const auto& b) { return std::memcmp(a, b, sizeof a) == 0; };
+  return same(found.x, expected.x) && same(found.y, expected.y) && same(found.sums, expected.sums) &&
+         same(found.wide_sums, expected.wide_sums);
 }
 
 struct Choice {

@@ -13,6 +13,7 @@
 #include "dpftrl/infra/poll.hpp"
 #include "dpftrl/infra/thread_pool.hpp"
 #include "dpftrl/noise/node.hpp"
+#include "dpftrl/noise/release.hpp"
 #include "dpftrl/noise/source.hpp"
 #include "dpftrl/noise/vector.hpp"
 #include "noise/memory_traffic.hpp"
@@ -165,6 +166,18 @@ void run_tiles(const SourceConfig& config, TileWork<T>& work, Scratch<T>& scratc
       if (work.poll) work.call_poll();
     });
   }
+}
+
+// Releases the sums of all elements, whose noise is in memory.
+template <class T>
+void release_made(const SourceConfig& config, const NoiseKernels& kernels, Scratch<T>& scratch, const Release<T>& to,
+                  const T* noise) {
+  const Poll never;
+  std::size_t count = 0;
+  TileWork<T> work(never, count);
+  run_tiles<T>(config, work, scratch, 1, [&](const TileSpan<T>& tile) {
+    to(DtypeTraits<T>::kernels(kernels), tile.from, tile.n, noise + tile.from);
+  });
 }
 
 }  // namespace dpftrl

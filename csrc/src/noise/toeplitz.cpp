@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "noise/tile_runner.hpp"
+
 namespace dpftrl {
 namespace {
 
@@ -130,17 +132,21 @@ void Toeplitz<T>::add_steps(const Position& from, const Position& to, const Sums
 template <class T>
 void Toeplitz<T>::bring_sum_to_last(const Poll& poll) {
   Vector<T> sum(config_.size);
-  if (last_.tree >= 0) add_steps(Position{}, last_, {nullptr, sum.data(), nullptr, 0, false}, poll);
+  Sums sums;
+  sums.sum = sum.data();
+  if (last_.tree >= 0) add_steps(Position{}, last_, sums, poll);
   sum_ = std::move(sum);
 }
 
 template <class T>
-void Toeplitz<T>::advance(std::uint64_t n, T* out, bool as_residual, const Poll& poll) {
+void Toeplitz<T>::advance(std::uint64_t n, Sums sums, const Poll& poll) {
   if (n > kMaxSteps - t_) throw std::invalid_argument("a block has at most 2**46 steps: restart it");
   const Position here{static_cast<std::int64_t>(block()), t_ + n};
   try {
-    if (!as_residual && !sum_) bring_sum_to_last(poll);
-    const Sums sums{as_residual ? out : nullptr, sum_.data(), as_residual ? nullptr : out, t_ + 1, true};
+    if (sums.out != nullptr && !sum_) bring_sum_to_last(poll);
+    sums.sum = sum_.data();
+    sums.rows_from = t_ + 1;
+    sums.keeps = true;
     add_steps(last_, here, sums, poll);
   } catch (...) {
     forget_vectors();
@@ -152,21 +158,56 @@ void Toeplitz<T>::advance(std::uint64_t n, T* out, bool as_residual, const Poll&
 
 template <class T>
 void Toeplitz<T>::step(T* out, const Poll& poll) {
-  advance(1, out, false, poll);
+  Sums sums;
+  sums.out = out;
+  advance(1, sums, poll);
 }
 
 template <class T>
 void Toeplitz<T>::residual(T* out, const Poll& poll) {
-  advance(1, out, true, poll);
+  Sums sums;
+  sums.total = out;
+  advance(1, sums, poll);
+}
+
+// True if the next residual is one x, made of vectors that are kept, or of a few z.
+template <class T>
+bool Toeplitz<T>::next_at_hand() const noexcept {
+  constexpr std::size_t few = 8;
+  const auto here = static_cast<std::int64_t>(block());
+  const std::size_t length = ring_length();
+  const bool again = config_.kind == ToeplitzKind::taps && length <= few;
+  if (t_ == 0) {
+    const bool begins = last_ == (ends_.empty() ? Position{} : Position{here - 1, ends_.back()});
+    return begins && (again || length <= config_.memory.vectors);
+  }
+  const std::uint64_t oldest = t_ + 1 - std::min<std::uint64_t>(t_, length);
+  const bool kept = length <= config_.memory.vectors && slots_hold_ && slots_from_ <= oldest;
+  return (again || kept) && last_ == Position{here, t_};
+}
+
+template <class T>
+void Toeplitz<T>::release(const Release<T>& to, const Poll& poll) {
+  if (next_at_hand()) {
+    Sums sums;
+    sums.release = &to;
+    advance(1, sums, Poll());
+  } else {
+    Vector<T> noise(config_.size);
+    residual(noise.data(), poll);
+    release_made(config_, *kernels_, scratch_, to, noise.data());
+  }
 }
 
 template <class T>
 void Toeplitz<T>::steps(std::uint64_t n, T* out, const Poll& poll) {
   if (n > kMaxSteps - t_) throw std::invalid_argument("a block has at most 2**46 steps: restart it");
   const std::uint64_t at_once = steps_at_once(config_.size);
+  Sums sums;
   while (n > 0) {
     const std::uint64_t part = std::min(n, at_once);
-    advance(part, out, false, poll);
+    sums.out = out;
+    advance(part, sums, poll);
     out += part * config_.size;
     n -= part;
   }

@@ -171,7 +171,9 @@ void Toeplitz<T>::run_tile(const Stretch& s, Tile& tile) {
         tile.store(s.sums.out + (step - s.sums.rows_from) * config_.size, sum);
       }
     }
-    if (s.sums.total != nullptr) {
+    if (s.sums.release != nullptr) {
+      (*s.sums.release)(kernels, tile.from, tile.n, x);
+    } else if (s.sums.total != nullptr) {
       if (step == s.last) {
         if (so_far != nullptr) kernels.add(tile.n, so_far, x, x);
         tile.store(s.sums.total, x);
@@ -201,6 +203,7 @@ void Toeplitz<T>::run(const Stretch& s, const Poll& poll) {
       const auto terms = static_cast<std::size_t>(std::min<std::uint64_t>(first_.size() - 1, s.start));
       nodes += terms - std::min(terms, work.inputs.size());
     }
+    if (s.sums.release != nullptr) work.inputs.push_back(s.sums.release->remainder + s.sums.release->first);
   }
   work.plan_prefetch(config_.size, nodes);
   const std::size_t state = s.kept ? 0 : buffers ? first_.size() : s.ring;

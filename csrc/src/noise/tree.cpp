@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "noise/tile_runner.hpp"
+
 namespace dpftrl {
 
 template <class T>
@@ -107,7 +109,7 @@ bool Tree<T>::keeps_average(int level, std::uint64_t t) const noexcept {
 }
 
 template <class T>
-void Tree<T>::advance(T* out, bool as_residual, const Poll& poll) {
+void Tree<T>::advance(T* out, bool as_residual, const Release<T>* release, const Poll& poll) {
   if (t_ >= kMaxSteps) throw std::invalid_argument("a tree has at most 2**46 steps: restart it");
   ensure_carry(poll);
   if (as_residual) ensure_last(poll);
@@ -118,6 +120,7 @@ void Tree<T>::advance(T* out, bool as_residual, const Poll& poll) {
   sum.tree = tree();
   sum.base = carry_.data();
   sum.out = out;
+  sum.release = release;
   if (as_residual) {
     sum.difference = last_.tree >= 0;
     if (!last_value_) last_value_ = take_vector();
@@ -201,12 +204,38 @@ void Tree<T>::advance(T* out, bool as_residual, const Poll& poll) {
 
 template <class T>
 void Tree<T>::step(T* out, const Poll& poll) {
-  advance(out, false, poll);
+  advance(out, false, nullptr, poll);
 }
 
 template <class T>
 void Tree<T>::residual(T* out, const Poll& poll) {
-  advance(out, true, poll);
+  advance(out, true, nullptr, poll);
+}
+
+// True if the next step makes the nodes that it completes and no others.
+template <class T>
+bool Tree<T>::next_at_hand() const noexcept {
+  if (config_.variant == Variant::vanilla) {
+    const std::uint64_t base = (t_ + 1) & t_;
+    return base == 0 || std::any_of(heads_.begin(), heads_.end(), [&](const Head& h) { return h.at == base; });
+  }
+  for (int level = highest_bit(t_); level >= 0; --level) {
+    if (((t_ >> level) & 1) != 0 && find_average(tree(), live_node(t_, level)) == nullptr) return false;
+  }
+  return true;
+}
+
+template <class T>
+void Tree<T>::release(const Release<T>& to, const Poll& poll) {
+  ensure_carry(poll);
+  ensure_last(poll);
+  if (next_at_hand()) {
+    advance(nullptr, true, &to, Poll());
+  } else {
+    Vector<T> noise(config_.size);
+    residual(noise.data(), poll);
+    release_made(config_, *kernels_, scratch_, to, noise.data());
+  }
 }
 
 // The noise, carry included, at any earlier or present position. Keeps nothing.

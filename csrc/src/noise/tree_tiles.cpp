@@ -35,8 +35,9 @@ void Tree<T>::run_tile(const Sum& sum, Tile& tile) const {
   const std::size_t n = tile.n;
   T* const term_room = tile.scratch;
   T* const below = tile.scratch + 2 * tile_size<T>();
-  // Where the sum grows: in place, or in scratch when it is to go past the cache.
-  T* const to = tile.work.streams ? tile.scratch + tile_size<T>() : sum.out + tile.from;
+  // Where the sum grows: in place, or in scratch when it is to go past the cache or into sums.
+  const bool apart = tile.work.streams || sum.release != nullptr;
+  T* const to = apart ? tile.scratch + tile_size<T>() : sum.out + tile.from;
   const T* so_far = sum.base != nullptr ? sum.base + tile.from : nullptr;
   const bool averages = !sum.plain && config_.variant == Variant::honaker;
   for (std::size_t i = 0; i < sum.terms.size();) {
@@ -81,7 +82,11 @@ void Tree<T>::run_tile(const Sum& sum, Tile& tile) const {
     result = term_room;
   }
   if (sum.last != nullptr) tile.store(sum.last, so_far);
-  if (result != sum.out + tile.from) tile.store(sum.out, result);
+  if (sum.release != nullptr) {
+    (*sum.release)(k, tile.from, n, result);
+  } else if (result != sum.out + tile.from) {
+    tile.store(sum.out, result);
+  }
 }
 
 template <class T>
@@ -98,6 +103,7 @@ void Tree<T>::run(const Sum& sum, const Poll& poll) {
     if (a.value) work.inputs.push_back(a.value.data());
   }
   if (sum.difference) work.inputs.push_back(sum.last);
+  if (sum.release != nullptr) work.inputs.push_back(sum.release->remainder + sum.release->first);
   // Nodes that a tile makes, were all left children at hand.
   std::size_t nodes = 0;
   for (const Term& term : sum.terms) {

@@ -31,7 +31,7 @@ class CompiledPieces:
         Coordinates of each tensor.
     """
 
-    def __init__(self, flat: FlatViews, threads: int) -> None:
+    def __init__(self, flat: FlatViews, threads: int = 1) -> None:
         places, start = [], 0
         for block in flat.blocks:
             for piece in block.pieces:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpftrl_fast._validate import equal, flag, integer, shown
@@ -18,7 +20,6 @@ from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 
 _STATE = ("ranges", "steps_taken", "common", "vectors")
-_FINEST_IN_FLOAT32 = 2.0**-80  # sums up to 2^47 divided by it do not overflow
 _OWN = ("size", "offset", "vectors")  # of a piece; the rest of a state is that of all pieces
 
 
@@ -56,8 +57,6 @@ class FlatNoise:
     ) -> None:
         self._steps = plan.steps
         self.grid = plan.noise_spec.grid(dtype)
-        if dtype == "float32":
-            self.grid = max(self.grid, _FINEST_IN_FLOAT32)
         self._ranges = list(ranges)
         if seed is None and key is None:
             key = key_of_seed(None)  # of all ranges
@@ -93,6 +92,23 @@ class FlatNoise:
         parts = torch.split(out, [count for _, count in self._ranges])
         for piece, part in zip(self._pieces, parts, strict=True):
             getattr(piece, call)(part)
+        self._taken += 1
+
+    def release(
+        self, pieces: NDArray[np.int64], at: NDArray[np.int64], remainder: Tensor, divisor: int
+    ) -> None:
+        """Take a step and release sums in place, as :meth:`PlannedNoise.release`, on the CPU.
+
+        `remainder` is a vector of this rank. Errors as for `step`.
+        """
+        first, vector = 0, remainder.numpy()
+        for (_, count), source in zip(self._ranges, self._pieces, strict=True):
+            own = slice(
+                np.searchsorted(pieces[:, 1], first, "right"),
+                np.searchsorted(pieces[:, 0], first + count),
+            )
+            source.release(pieces[own], at[own], vector, first=first, divisor=divisor)
+            first += count
         self._taken += 1
 
     def so_far(self, out: Tensor) -> None:

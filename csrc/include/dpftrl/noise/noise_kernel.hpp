@@ -28,6 +28,9 @@ struct TileKernels {
   void (*weighted_sum)(std::size_t n, const T* base, std::size_t count, const T* const* x, const T* w, T* out);
   // out[i] = z[i] + (left[i] + right[i]) * 0.5
   void (*add_average)(std::size_t n, const T* z, const T* left, const T* right, T* out);
+  // The release of sums with this noise (release.hpp). No two arrays overlap.
+  void (*release_f32)(std::size_t n, const T* noise, T grid, float divisor, T* remainder, float* sums);
+  void (*release_f64)(std::size_t n, const T* noise, T grid, double divisor, T* remainder, double* sums);
 };
 
 struct NoiseKernels {

@@ -50,6 +50,8 @@ struct Position {
   std::uint64_t t = 0;
 };
 
+constexpr bool operator==(const Position& a, const Position& b) noexcept { return a.tree == b.tree && a.t == b.t; }
+
 // What a source is saved as. `ends` are the steps at which each earlier tree (or block) was left.
 struct SourcePosition {
   std::uint64_t t = 0;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dpftrl/infra/poll.hpp"
+#include "dpftrl/noise/release.hpp"
 #include "dpftrl/noise/source.hpp"
 #include "dpftrl/noise/vector.hpp"
 
@@ -49,6 +50,9 @@ class Toeplitz {
   // Each writes config().size elements. On an exception the position is what it was.
   void step(T* out, const Poll& poll);
   void residual(T* out, const Poll& poll);
+  // The next residual, with which sums are released. Once it writes to them it does not poll: an exception has changed
+  // none.
+  void release(const Release<T>& to, const Poll& poll);
   // The next n calls of step, whose noise goes to the n rows of out. An exception may leave the position after any of
   // them, with the rows up to it written. Throws std::invalid_argument, and takes none, when they are past kMaxSteps.
   void steps(std::uint64_t n, T* out, const Poll& poll);
@@ -81,11 +85,12 @@ class Toeplitz {
  private:
   // Where the x of a call go.
   struct Sums {
-    T* total = nullptr;           // takes their sum
-    T* sum = nullptr;             // the noise of the running sum, brought up to the last step
-    T* out = nullptr;             // takes a copy of `sum` at each of the last steps, one a row
-    std::uint64_t rows_from = 0;  // the first of these
-    bool keeps = false;           // the kept vectors are at the step before, and are brought up to the last one
+    T* total = nullptr;                   // takes their sum
+    T* sum = nullptr;                     // the noise of the running sum, brought up to the last step
+    T* out = nullptr;                     // takes a copy of `sum` at each of the last steps, one a row
+    std::uint64_t rows_from = 0;          // the first of these
+    const Release<T>* release = nullptr;  // takes the x of a call for one step, in place of `total`
+    bool keeps = false;                   // the kept vectors are at the step before, and are brought up to the last one
   };
   // Steps of one block that a call makes.
   struct Stretch {
@@ -104,7 +109,8 @@ class Toeplitz {
   struct Terms;  // of one x, up to a few at a time (toeplitz_tiles.cpp)
 
   // Planning (toeplitz.cpp).
-  void advance(std::uint64_t n, T* out, bool as_residual, const Poll& poll);
+  void advance(std::uint64_t n, Sums sums, const Poll& poll);
+  bool next_at_hand() const noexcept;
   void add_steps(const Position& from, const Position& to, const Sums& sums, const Poll& poll);
   Stretch remade(std::uint64_t block) const noexcept;
   void continue_kept(Stretch& stretch);

@@ -16,6 +16,7 @@
 #include "dpftrl/infra/poll.hpp"
 #include "dpftrl/noise/node.hpp"
 #include "dpftrl/noise/noise_kernel.hpp"
+#include "dpftrl/noise/release.hpp"
 #include "dpftrl/noise/source.hpp"
 #include "dpftrl/noise/vector.hpp"
 
@@ -46,6 +47,9 @@ class Tree {
   // Each writes config().size elements. On an exception the position is what it was.
   void step(T* out, const Poll& poll);
   void residual(T* out, const Poll& poll);
+  // The next residual, with which sums are released. Once it writes to them it does not poll: an exception has changed
+  // none.
+  void release(const Release<T>& to, const Poll& poll);
   // The next n calls of step, whose noise goes to the n rows of out. An exception may leave the position after any of
   // them, with the rows up to it written. Throws std::invalid_argument, and takes none, when they are past kMaxSteps.
   void steps(std::uint64_t n, T* out, const Poll& poll);
@@ -96,12 +100,14 @@ class Tree {
     const T* base = nullptr;  // a head, the carry, or nothing
     std::vector<Term> terms;
     T* out = nullptr;
-    T* last = nullptr;        // residual: takes the sum
-    bool difference = false;  // residual: out = sum - what `last` held
+    T* last = nullptr;                    // residual: takes the sum
+    bool difference = false;              // residual: out = sum - what `last` held
+    const Release<T>* release = nullptr;  // takes the result in place of `out`
   };
 
   // Planning (tree.cpp).
-  void advance(T* out, bool as_residual, const Poll& poll);
+  void advance(T* out, bool as_residual, const Release<T>* release, const Poll& poll);
+  bool next_at_hand() const noexcept;
   void sum_at(const Position& at, T* out, const Poll& poll);
   void add_terms(Sum& sum, std::uint64_t from, std::uint64_t t) const;
   std::vector<std::uint64_t> heads_to_keep(std::uint64_t t) const;

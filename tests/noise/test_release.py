@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums released by the source of the noise have the bits of array operations on its residual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpftrl_fast as dpf
+from dpftrl_fast.mechanisms import BandedInverse, BandedToeplitz, BufferedToeplitz, Identity, Tree
+
+STEPS, BLOCK = 24, 11
+MECHANISMS: dict[str, Any] = {
+    "honaker": Tree(restart_every=BLOCK, complete=True),
+    "vanilla": Tree("vanilla", restart_every=BLOCK),
+    "identity": Identity(),
+    "taps": BandedInverse((1.0, -0.5, 0.25, 0.0, -0.125), restart_every=BLOCK),
+    "buffers": BufferedToeplitz((0.984375, 0.75, 0.5), (0.125, 0.25, 0.0625), restart_every=BLOCK),
+    "bands": BandedToeplitz((2.0, 0.5, 0.375)),
+}
+
+
+def plan_of(mechanism: Any) -> dpf.PrivacyPlan:
+    return dpf.PrivacyPlan(1.0, 3.0, dpf.SinglePass(STEPS), mechanism)
+
+
+class Sums:
+    """float32 sums, coordinates without sums, float64 sums; the noise is that of some of them."""
+
+    def __init__(self, size: int, dtype: Any, first: int) -> None:
+        self.first, self.size = first, size
+        self.narrow = np.zeros(size // 2 + 1, np.float32)
+        self.wide = np.zeros(size, np.float64)
+        gap = self.narrow.size + 2
+        self.pieces = np.array([[0, gap - 2, 0], [gap, gap + size, 1]], np.int64)
+        self.remainder = np.zeros(first + size + gap, dtype)
+
+    @property
+    def at(self) -> Any:
+        return np.array([self.narrow.ctypes.data, self.wide.ctypes.data], np.int64)
+
+    def fill(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.narrow[:] = rng.normal(size=self.narrow.size) * 10
+        self.wide[:] = rng.normal(size=self.wide.size) * 10.0 ** rng.integers(-3, 12, self.size)
+
+    def release_by_operations(self, noise: Any, grid: float, divisor: int) -> None:
+        kind = self.remainder.dtype.type
+        for (start, stop, _), g in zip(self.pieces, (self.narrow, self.wide), strict=True):
+            low = max(start, self.first)
+            high = max(low, min(stop, self.first + self.size))
+            own, r = g[low - start : high - start], self.remainder[low:high]
+            x = r + (noise[low - self.first : high - self.first] + own).astype(kind)
+            w = np.floor(x / kind(grid) + kind(0.5)) * kind(grid)
+            r[...] = x - w
+            own[...] = w.astype(own.dtype) / own.dtype.type(divisor)
+
+    def everything(self) -> list[Any]:
+        return [x.tobytes() for x in (self.narrow, self.wide, self.remainder)]
+
+
+@pytest.mark.parametrize("memory", ["stored", "regenerate", 1, 3])
+@pytest.mark.parametrize("name", MECHANISMS)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("release"), st.integers(1, 5)),
+            st.tuples(st.sampled_from(["step", "residual"]), st.integers(1, 2)),
+            st.tuples(st.just("skip"), st.integers(1, 3)),
+            st.tuples(st.sampled_from(["resume", "resume without vectors"]), st.just(0)),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from(["float32", "float64"]),
+    st.sampled_from([(1, 0, 0), (7, 253, 2), (70, 90, 40)]),
+    st.sampled_from([1, 3, 64]),
+)
+def test_any_run(
+    name: str, memory: Any, calls: Any, dtype: Any, place: tuple[int, int, int], divisor: int
+) -> None:
+    size, offset, first = place
+    plan = plan_of(MECHANISMS[name])
+    options: dict[str, Any] = {"seed": 3, "dtype": dtype, "offset": offset, "memory": memory}
+    one, other = plan.noise(size, **options), plan.noise(size, **options)
+    found, expected = Sums(size, dtype, first), Sums(size, dtype, first)
+    for call, count in calls:
+        count = min(count, STEPS - one.steps_taken)
+        if call.startswith("resume"):
+            state = one.state_dict(key="without" not in call)
+            one = plan.noise(size, **options)
+            one.load_state_dict(state)
+        elif call == "skip":
+            left = STEPS - one.steps_taken
+            if MECHANISMS[name].restart_every is not None:
+                left = min(left, BLOCK - one.t)
+            one.advance_to(one.t + min(count, left))
+            other.advance_to(one.t)
+        for i in range(count if call in ("release", "step", "residual") else 0):
+            if call != "release":
+                assert (getattr(one, call)() == getattr(other, call)()).all()
+                continue
+            found.fill(i)
+            expected.fill(i)
+            one.release(found.pieces, found.at, found.remainder, first=first, divisor=divisor)
+            expected.release_by_operations(other.residual(), other.grid, divisor)
+            assert found.everything() == expected.everything()
+        assert one.steps_taken == other.steps_taken
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_threads_and_tiles(name: str) -> None:
+    size = 40_000
+    plan = plan_of(MECHANISMS[name])
+    sums = []
+    for threads in (1, 2):
+        noise = plan.noise(size, seed=1, threads=threads, offset=1000)
+        sums.append(Sums(size, "float32", 7))
+        for step in range(STEPS):
+            sums[-1].fill(step)
+            noise.release(sums[-1].pieces, sums[-1].at, sums[-1].remainder, first=7, divisor=3)
+    assert sums[0].everything() == sums[1].everything()
+
+
+def test_all_releases_together_are_the_rounded_running_sum() -> None:
+    plan = plan_of(MECHANISMS["buffers"])
+    noise, again = (plan.noise(5, seed=1, dtype="float64") for _ in range(2))
+    sums = Sums(5, "float64", 5)
+    released, exact = np.zeros(5), np.zeros(5)
+    for step in range(STEPS):
+        sums.fill(step)
+        exact += sums.wide
+        noise.release(sums.pieces, sums.at, sums.remainder, first=5)
+        released += sums.wide
+    assert (np.abs(released - (exact + again.next_steps(STEPS)[-1])) <= 0.51 * noise.grid).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pieces": [[0, 4, 0], [3, 5, 0]]}, "one after the other"),
+        ({"pieces": [[0, 4, 0], [4, 6, 0]]}, "lie in the remainder"),
+        ({"pieces": [[-1, 4, 0], [4, 5, 0]]}, "one after the other"),
+        ({"pieces": [[0, 4, 0]]}, "must have 6 elements"),
+        ({"at": np.zeros(2)}, "int64"),
+        ({"remainder": np.zeros(5)}, "float32"),
+        ({"remainder": np.zeros(4, np.float32)}, "lie in the remainder"),
+        ({"first": 1}, "remainder must have elements"),
+        ({"divisor": 0}, "divisor"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_changes_nothing(change: dict[str, Any], message: str) -> None:
+    noise = plan_of(Identity()).noise(5, seed=1)
+    sums = np.ones(5, np.float32)
+    address = sums.ctypes.data
+    right: dict[str, Any] = {
+        "pieces": [[0, 4, 0], [4, 5, 0]],
+        "at": np.array([address, address + 16], np.int64),
+        "remainder": np.zeros(5, np.float32),
+        "first": 0,
+        "divisor": 2,
+    }
+    given_ = {**right, **change}
+    given_["pieces"] = np.array(given_["pieces"], np.int64)
+    with pytest.raises((ValueError, TypeError), match=message):
+        noise.release(given_.pop("pieces"), given_.pop("at"), given_.pop("remainder"), **given_)
+    assert sums.tolist() == [1.0] * 5
+    assert noise.steps_taken == 0
+
+
+def test_no_step_past_the_declared_ones() -> None:
+    noise, sums = plan_of(Identity()).noise(5, seed=1), Sums(5, "float32", 0)
+    for _ in range(STEPS):
+        noise.release(sums.pieces, sums.at, sums.remainder)
+    before = sums.everything()
+    with pytest.raises(ValueError, match="all 24 declared steps are taken"):
+        noise.release(sums.pieces, sums.at, sums.remainder)
+    assert sums.everything() == before
