@@ -115,8 +115,8 @@ class PlannedNoise(NoiseSource):
         >>> noise, again = (plan.noise(2, seed=0) for _ in range(2))
         >>> sums, r = np.array([1.0, -2.0]), np.zeros(2, np.float32)
         >>> noise.release(np.array([[0, 2, 1]]), np.array([sums.ctypes.data]), r)
-        >>> (sums / noise.grid).tolist()  # whole numbers
-        [60.0, -209.0]
+        >>> (sums % noise.grid).tolist()
+        [0.0, 0.0]
         >>> bool(np.allclose(sums + r, [1.0, -2.0] + again.residual()))
         True
         """
