@@ -47,7 +47,6 @@ class _Source:
         pieces: NDArray[np.int64],
         at: NDArray[np.int64],
         remainder: NDArray[Any],
-        first: int,
         grid: float,
         divisor: float,
     ) -> None: ...

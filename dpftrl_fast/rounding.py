@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 _MARGIN = 1.0 - 2.0**-20
 _GRID_BITS = 7  # rounding to std 2^-7 adds 5.1e-6 of the noise's variance
 _BLOCK = 1 << 14  # numbers that stay in cache from one operation to the next
-# Sums up to 2^63, or 2^47 of float32, divided by the grid do not overflow.
-_FINEST_GRID = {"float64": -960, "float32": -80}
+_FINEST_GRID = -960  # sums up to 2^63 divided by 2^-960 do not overflow
+_FINEST_IN_FLOAT32 = 2.0**-80  # nor sums up to 2^47 divided by this one, in float32
 _ROUNDING = 2.0**-21  # what `check_summands` allows, in clip norms
 
 #: Most vectors that are added one after another without their rounding errors.
@@ -59,18 +59,31 @@ def two_sum(a: Any, b: Any) -> tuple[Any, Any]:
     return total, (a - (total - b_part)) + (b - b_part)
 
 
-def release_grid(std: float, dtype: str = "float64") -> float:
+def release_grid(std: float) -> float:
     """Return the grid of released sums: the largest power of two that is at most std/128.
 
     `std` is the least standard deviation of the noise of a sum, finite and > 0. The grid is at
-    least 2^-960, or 2^-80 for noise of dtype "float32", so that a sum can be divided by it.
+    least 2^-960, so that a sum can be divided by it.
 
     Examples
     --------
     >>> release_grid(1.0) == release_grid(1.99) == 2.0**-7
     True
     """
-    return math.ldexp(1.0, max(math.frexp(std)[1] - 1 - _GRID_BITS, _FINEST_GRID[dtype]))
+    return math.ldexp(1.0, max(math.frexp(std)[1] - 1 - _GRID_BITS, _FINEST_GRID))
+
+
+def residual_grid(grid: float, dtype: str) -> float:
+    """Return the grid of sums of steps that are rounded in the noise's dtype, with a remainder.
+
+    It is `grid`, of `release_grid`, but in float32 at least 2^-80.
+
+    Examples
+    --------
+    >>> residual_grid(0.5, "float32"), residual_grid(2.0**-90, "float32") == 2.0**-80
+    (0.5, True)
+    """
+    return max(grid, _FINEST_IN_FLOAT32) if dtype == "float32" else grid
 
 
 def to_grid(x: NDArray[np.float64], grid: float) -> NDArray[np.float64]:

@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Released sums lie on a grid far below what is compared: rounding has tests of its own."""
     for module in ("planned_noise", "noise_spec"):
-        monkeypatch.setattr(f"dpftrl_fast.plan.{module}.release_grid", lambda *_: 2.0**-60)
+        monkeypatch.setattr(f"dpftrl_fast.plan.{module}.release_grid", lambda std: 2.0**-60)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -78,30 +78,37 @@ const T* saved_array(const py::object& array, std::size_t size) {
   return static_cast<const T*>(py::reinterpret_borrow<py::array>(array).data());
 }
 
-// The release of sums whose pieces lie at these addresses.
+// The release of sums at addresses: three numbers of `pieces` are start and stop of one in the vector of the noise, and
+// 1 for doubles.
 template <class T>
-Release<T> release_of(const py::array& pieces, const py::array& at, const py::array& remainder, double grid,
-                      double divisor) {
+Release<T> release_of(const py::array& pieces, const py::array& at, const py::array& remainder, std::size_t size,
+                      double grid, double divisor) {
   Release<T> to;
   const auto count = static_cast<std::size_t>(at.size());
   const std::int64_t* const address = readable<std::int64_t>("at", at);
   const std::int64_t* const row = readable<std::int64_t>("pieces", pieces, 3 * count);
-  to.remainder = writable<T>(remainder, static_cast<std::size_t>(remainder.size()), "remainder");
+  to.remainder = writable<T>(remainder, size, "remainder");
   std::int64_t before = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t start = row[3 * i], stop = row[3 * i + 1];
-    if (start < before || stop < start || stop > remainder.size()) {
-      throw py::value_error("pieces must lie in the remainder, one after the other");
+    if (start < before || stop < start || stop > static_cast<std::int64_t>(size)) {
+      throw py::value_error("pieces must lie within the " + std::to_string(size) +
+                            " elements of the noise, one after the other");
+    }
+    const bool doubles = row[3 * i + 2] != 0;
+    const auto width = static_cast<std::int64_t>(doubles ? sizeof(double) : sizeof(float));
+    if (start < stop && (address[i] == 0 || address[i] % width != 0)) {
+      throw py::value_error("at must have the addresses of numbers of their dtype");
     }
     before = stop;
     to.pieces.push_back({static_cast<std::size_t>(start), static_cast<std::size_t>(stop),
-                         reinterpret_cast<void*>(static_cast<std::intptr_t>(address[i])), row[3 * i + 2] != 0});
+                         reinterpret_cast<void*>(static_cast<std::intptr_t>(address[i])), doubles});
   }
   to.grid = static_cast<T>(grid);
   to.divisor = divisor;
   int exponent;
-  if (!(std::frexp(to.grid, &exponent) == T(0.5) && std::isfinite(1 / to.grid) && divisor > 0)) {
-    throw py::value_error("grid must be a power of two with a reciprocal, and divisor > 0");
+  if (!(std::frexp(to.grid, &exponent) == T(0.5) && std::isfinite(1 / to.grid) && divisor >= 1)) {
+    throw py::value_error("grid must be a power of two with a reciprocal, and divisor >= 1");
   }
   return to;
 }
@@ -135,16 +142,9 @@ class PySource {
   py::object residual(const py::object& out) {
     return into(out, [&](T* data) { source_.residual(data, check_signals); });
   }
-  // The next residual, with which sums at addresses are released: three numbers of `pieces` are start and stop of one
-  // in the vector of the remainder, whose element `first` is element 0 here, and 1 for doubles. The addresses are not
-  // checked.
-  void release(const py::array& pieces, const py::array& at, const py::array& remainder, std::size_t first, double grid,
-               double divisor) {
-    Release<T> to = release_of<T>(pieces, at, remainder, grid, divisor);
-    const auto size = static_cast<std::size_t>(remainder.size());
-    if (first > size || source_.config().size > size - first)
-      throw py::value_error("remainder must have elements from first to first + size, got " + std::to_string(size));
-    to.first = first;
+  // The next residual, with which sums at addresses are released: what the addresses lead to is not checked.
+  void release(const py::array& pieces, const py::array& at, const py::array& remainder, double grid, double divisor) {
+    const Release<T> to = release_of<T>(pieces, at, remainder, source_.config().size, grid, divisor);
     alone([&] { source_.release(to, check_signals); });
   }
   // Steps into `count` rows of out, an array of `rows` of them, from row `first` on. Where the call ends early, rows of
@@ -219,8 +219,8 @@ void define_source(Class& c) {
   c.def("step", &P::step, py::arg("out"))
       .def("residual", &P::residual, py::arg("out"))
       .def("steps", &P::steps, py::arg("out"), py::arg("rows"), py::arg("first"), py::arg("count"))
-      .def("release", &P::release, py::arg("pieces"), py::arg("at"), py::arg("remainder"), py::arg("first"),
-           py::arg("grid"), py::arg("divisor"))
+      .def("release", &P::release, py::arg("pieces"), py::arg("at"), py::arg("remainder"), py::arg("grid"),
+           py::arg("divisor"))
       .def("prefix", &P::prefix, py::arg("t"), py::arg("out"))
       .def("advance_to", &P::advance_to, py::arg("t"))
       .def_property_readonly("t", &P::t)

@@ -34,7 +34,7 @@ struct Sums {
         from(size / 3 + size / 5),
         floats(cut + 2, 777.0f),
         doubles(size - from + 2, 777.0),
-        remainder(size + 2 * kBeside, T(0)) {}
+        remainder(size, T(0)) {}
 
   void add(std::uint64_t step) {
     for (std::size_t i = 1; i + 1 < floats.size(); ++i) floats[i] = static_cast<float>(step % 7) * 1.3f - 3.0f;
@@ -42,11 +42,10 @@ struct Sums {
   }
   Release<T> release() {
     Release<T> to;
-    to.pieces.push_back({kBeside, kBeside + cut, floats.data() + 1, false});
-    to.pieces.push_back({kBeside + cut, kBeside + cut, nullptr, false});
-    to.pieces.push_back({kBeside + from, remainder.size() - kBeside, doubles.data() + 1, true});
+    to.pieces.push_back({0, cut, floats.data() + 1, false});
+    to.pieces.push_back({cut, cut, nullptr, false});
+    to.pieces.push_back({from, remainder.size(), doubles.data() + 1, true});
     to.remainder = remainder.data();
-    to.first = kBeside;
     to.grid = T(0.0625);
     to.divisor = 48;
     return to;
@@ -57,7 +56,7 @@ struct Sums {
       using G = std::decay_t<decltype(g)>;
       volatile double wide = static_cast<double>(noise[i]) + static_cast<double>(g);
       volatile T narrow = noise[i] + static_cast<T>(g);
-      T& r = remainder[kBeside + i];
+      T& r = remainder[i];
       volatile T x = r + (sizeof(G) > sizeof(T) ? static_cast<T>(wide) : T(narrow));
       volatile T cell = T(x) / T(0.0625);
       cell = T(cell) + T(0.5);
@@ -69,7 +68,6 @@ struct Sums {
     for (std::size_t i = from; i < noise.size(); ++i) one(i, doubles[i - from + 1]);
   }
 
-  static constexpr std::size_t kBeside = 3;
   std::size_t cut, from;
   std::vector<float> floats;
   std::vector<double> doubles;

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl_fast._validate import equal, hex_bytes, optional, positive_integer, shown
+from dpftrl_fast._validate import equal, hex_bytes, integer, optional, shown
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
-from dpftrl_fast.plan.planned_noise import PlannedNoise
+from dpftrl_fast.plan.planned_noise import MOST_DIVISOR, PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 
 _HEADER = {"format": "dpftrl_fast.optax.residual_noise", "version": 1}
@@ -57,7 +57,7 @@ class HostNoise:
         if plan.steps > _MOST_STEPS:
             raise ValueError(f"plan must have at most 2^31 - 1 steps, got {plan.steps}")
         self.plan = plan
-        self._batch_size = optional(positive_integer, "batch_size", batch_size)
+        self._batch_size = optional(integer, "batch_size", batch_size, 1, MOST_DIVISOR)
         self._divisor = self._batch_size or 1
         self._options: dict[str, Any] = {
             "seed": noise_seed, "key": key, "dtype": dtype, "memory": memory, "threads": threads
@@ -89,7 +89,7 @@ class HostNoise:
             self._source = self.plan.noise(sum(sizes), **self._options)
             self._options = {}  # holds a key or a seed
             self._leaves = leaves
-            ends = np.cumsum(sizes)
+            ends = np.cumsum(sizes, dtype=np.int64)
             self._pieces = np.stack([ends - sizes, ends, np.zeros_like(ends)], axis=1)
             self._remainder = np.zeros(sum(sizes), self._source.dtype)
 

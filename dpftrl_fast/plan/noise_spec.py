@@ -58,7 +58,7 @@ class NoiseSpec:
 
     def grid(self, dtype: Any) -> float:
         """Return the grid of released sums, as `PlannedNoise.grid`."""
-        return release_grid(self.std(dtype) * self.layout.least_std, float_dtype(dtype))
+        return release_grid(self.std(dtype) * self.layout.least_std)
 
     def source(
         self,

@@ -21,7 +21,10 @@ from dpftrl_fast.noise.source import NoiseSource
 from dpftrl_fast.noise.state import Position
 from dpftrl_fast.noise.toeplitz import ToeplitzNoise
 from dpftrl_fast.noise.tree import TreeNoise
-from dpftrl_fast.rounding import release_grid
+from dpftrl_fast.rounding import release_grid, residual_grid
+
+#: Most by which released sums are divided; a float64 holds it.
+MOST_DIVISOR = 2**53
 
 
 class PlannedNoise(NoiseSource):
@@ -51,7 +54,12 @@ class PlannedNoise(NoiseSource):
     @property
     def grid(self) -> float:
         """Power of two to whose multiples a sum with this noise is rounded before its release."""
-        return release_grid(self.std * self._layout.least_std, self._dtype)
+        return release_grid(self.std * self._layout.least_std)
+
+    @property
+    def residual_grid(self) -> float:
+        """Grid of `release`: `grid`, but in float32 at least 2^-80."""
+        return residual_grid(self.grid, self._dtype)
 
     @property
     def steps_taken(self) -> int:
@@ -75,7 +83,6 @@ class PlannedNoise(NoiseSource):
         at: NDArray[np.int64],
         remainder: NDArray[Any],
         *,
-        first: int = 0,
         divisor: int = 1,
     ) -> None:
         """Take the next step, and release sums in place with its noise and what was rounded before.
@@ -85,28 +92,28 @@ class PlannedNoise(NoiseSource):
             x = r + (n + g),    w = grid floor(x/grid + 1/2),    r = x - w,    g = w / divisor
 
         n + g is in the wider dtype of the two, then rounded to that of the noise; w is rounded to
-        that of g before it is divided. All other operations are in the dtype of the noise.
+        that of g before it is divided. All other operations are in the dtype of the noise. The grid
+        is `residual_grid`. Sums lie in the memory of the CPU.
 
         Parameters
         ----------
         pieces : ndarray of int64, shape (k, 3)
-            Start and stop of each piece of the sums in the vector of the remainder, in its order
-            and apart, and 1 for sums of float64, 0 for float32.
+            Start and stop of each piece of the sums in the vector of the noise, in its order and
+            apart, and 1 for sums of float64, 0 for float32.
         at : ndarray of int64, shape (k,)
-            Addresses of the sums of each piece, contiguous and apart from the remainder. **They are
-            not checked.**
-        remainder : ndarray of the dtype, shape (n,)
+            Addresses of the sums of each piece, contiguous and apart from the remainder. **What
+            they lead to is not checked.**
+        remainder : ndarray of the dtype, shape (size,)
             What earlier roundings left, **a secret**; zeros before the first step. It is changed.
-        first : int, optional
-            Coordinate of this noise's element 0 in that vector, for noise of a part of it.
         divisor : int, optional
-            At least 1.
+            In [1, 2^53].
 
         Raises
         ------
-        ValueError
-            If all declared steps are taken, or an array is not as above. Nothing has changed then,
-            nor if the call is interrupted.
+        TypeError, ValueError
+            If all declared steps are taken, or an argument is not as above. Then, and after any
+            other error that leaves `steps_taken` as it was, sums and remainder have not changed.
+            Ctrl-C may be raised when the step is taken.
 
         Examples
         --------
@@ -115,15 +122,22 @@ class PlannedNoise(NoiseSource):
         >>> noise, again = (plan.noise(2, seed=0) for _ in range(2))
         >>> sums, r = np.array([1.0, -2.0]), np.zeros(2, np.float32)
         >>> noise.release(np.array([[0, 2, 1]]), np.array([sums.ctypes.data]), r)
-        >>> (sums % noise.grid).tolist()
+        >>> (sums % noise.residual_grid).tolist()
         [0.0, 0.0]
         >>> bool(np.allclose(sums + r, [1.0, -2.0] + again.residual()))
         True
         """
         self._refuse_after_fork()
+        # No message of the core's may show an argument that it does not expect.
+        for name, array in (("pieces", pieces), ("at", at), ("remainder", remainder)):
+            if type(array) is not np.ndarray:
+                raise TypeError(f"{name} must be an ndarray, got {type(array).__name__}")
+        if pieces.ndim != 2 or pieces.shape[1] != 3:
+            raise ValueError(f"pieces must have shape (k, 3), got {pieces.shape}")
+        exact = float(integer("divisor", divisor, 1, MOST_DIVISOR))
 
         def call(_: Any) -> None:
-            self._core.release(pieces.reshape(-1), at, remainder, first, self.grid, divisor)
+            self._core.release(pieces.reshape(-1), at, remainder, self.residual_grid, exact)
 
         self._alone(self._take, call, None)
 

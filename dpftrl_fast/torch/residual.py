@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dpftrl_fast._validate import flag, optional, positive_integer
+from dpftrl_fast._validate import flag, integer, optional
 from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed
+from dpftrl_fast.plan.planned_noise import MOST_DIVISOR
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
 from dpftrl_fast.run.account import RunAccount
 from dpftrl_fast.torch.flat.residual import FlatResidual
@@ -92,7 +93,7 @@ class ResidualNoise:
         key: bytes | None = None,
         process_group: Any = None,
     ) -> None:
-        self._batch_size = optional(positive_integer, "batch_size", batch_size)
+        self._batch_size = optional(integer, "batch_size", batch_size, 1, MOST_DIVISOR)
         self._groups = _groups(params)
         self._run = NoiseRun(
             plan,

@@ -334,7 +334,7 @@ def test_what_one_record_moves_is_at_most_the_plans_mu(
 ) -> None:
     """All noisy sums of a run and of its neighbour, with the same noise, in whitened units."""
     # Before they are rounded for the release, which cannot add to mu.
-    monkeypatch.setattr("dpftrl_fast.plan.planned_noise.release_grid", lambda *_: 2.0**-60)
+    monkeypatch.setattr("dpftrl_fast.plan.planned_noise.release_grid", lambda std: 2.0**-60)
     steps, p = 11, 3
     plan = plan_of(
         steps=steps, variant=variant, complete=complete, constant=0.5, bound="released", split=0.3

@@ -9,13 +9,13 @@ namespace dpftrl {
 template <class T>
 void Release<T>::operator()(const TileKernels<T>& kernels, std::size_t from, std::size_t n,
                             const T* noise) const noexcept {
-  const std::size_t begin = first + from, end = begin + n;
+  const std::size_t end = from + n;
   auto piece =
-      std::upper_bound(pieces.begin(), pieces.end(), begin, [](std::size_t at, const Piece& p) { return at < p.stop; });
+      std::upper_bound(pieces.begin(), pieces.end(), from, [](std::size_t at, const Piece& p) { return at < p.stop; });
   for (; piece != pieces.end() && piece->start < end; ++piece) {
-    const std::size_t start = std::max(begin, piece->start), count = std::min(end, piece->stop) - start;
+    const std::size_t start = std::max(from, piece->start), count = std::min(end, piece->stop) - start;
     const std::size_t skip = start - piece->start;
-    const T* const here = noise + (start - begin);
+    const T* const here = noise + (start - from);
     if (piece->doubles) {
       kernels.release_f64(count, here, grid, divisor, remainder + start, static_cast<double*>(piece->sums) + skip);
     } else {

@@ -203,7 +203,7 @@ void Toeplitz<T>::run(const Stretch& s, const Poll& poll) {
       const auto terms = static_cast<std::size_t>(std::min<std::uint64_t>(first_.size() - 1, s.start));
       nodes += terms - std::min(terms, work.inputs.size());
     }
-    if (s.sums.release != nullptr) work.inputs.push_back(s.sums.release->remainder + s.sums.release->first);
+    if (s.sums.release != nullptr) work.inputs.push_back(s.sums.release->remainder);
   }
   work.plan_prefetch(config_.size, nodes);
   const std::size_t state = s.kept ? 0 : buffers ? first_.size() : s.ring;

@@ -103,7 +103,7 @@ void Tree<T>::run(const Sum& sum, const Poll& poll) {
     if (a.value) work.inputs.push_back(a.value.data());
   }
   if (sum.difference) work.inputs.push_back(sum.last);
-  if (sum.release != nullptr) work.inputs.push_back(sum.release->remainder + sum.release->first);
+  if (sum.release != nullptr) work.inputs.push_back(sum.release->remainder);
   // Nodes that a tile makes, were all left children at hand.
   std::size_t nodes = 0;
   for (const Term& term : sum.terms) {

@@ -38,6 +38,12 @@ class _OnDevice(PlannedNoise):
         shape = count, self._size
         return torch.empty(shape, dtype=_DTYPES[self._dtype], device=self._device)
 
+    def release(self, *_: Any, **__: Any) -> None:
+        """Refuse: sums at addresses are those of the CPU."""
+        raise ValueError(
+            f"release writes to sums on the CPU, got noise on {self._device}: call residual"
+        )
+
     def _view(self, out: Any, rows: int = 1) -> torch.Tensor:
         if not isinstance(out, torch.Tensor):
             raise TypeError(f"out must be a tensor on {self._device}, got {type(out).__name__}")

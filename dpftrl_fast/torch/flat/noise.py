@@ -17,6 +17,7 @@ from dpftrl_fast.noise.arguments import Memory
 from dpftrl_fast.noise.keys import Seed, key_of_seed
 from dpftrl_fast.plan.planned_noise import PlannedNoise
 from dpftrl_fast.plan.privacy_plan import PrivacyPlan
+from dpftrl_fast.rounding import residual_grid
 from dpftrl_fast.run.account import RunAccount
 
 _STATE = ("ranges", "steps_taken", "common", "vectors")
@@ -56,7 +57,7 @@ class FlatNoise:
         key: bytes | None = None,
     ) -> None:
         self._steps = plan.steps
-        self.grid = plan.noise_spec.grid(dtype)
+        self.grid = residual_grid(plan.noise_spec.grid(dtype), dtype)
         self._ranges = list(ranges)
         if seed is None and key is None:
             key = key_of_seed(None)  # of all ranges
@@ -99,16 +100,23 @@ class FlatNoise:
     ) -> None:
         """Take a step and release sums in place, as :meth:`PlannedNoise.release`, on the CPU.
 
-        `remainder` is a vector of this rank. Errors as for `step`.
+        `remainder` is this rank's vector, of which `pieces` are parts. Errors as for `step`.
         """
-        first, vector = 0, remainder.numpy()
-        for (_, count), source in zip(self._ranges, self._pieces, strict=True):
-            own = slice(
+        parts = torch.split(remainder, [count for _, count in self._ranges])
+        first = 0
+        for part, source in zip(parts, self._pieces, strict=True):
+            last = first + part.numel()
+            found = slice(
                 np.searchsorted(pieces[:, 1], first, "right"),
-                np.searchsorted(pieces[:, 0], first + count),
+                np.searchsorted(pieces[:, 0], last),
             )
-            source.release(pieces[own], at[own], vector, first=first, divisor=divisor)
-            first += count
+            start, stop, doubles = pieces[found].T
+            cut = np.maximum(first - start, 0)  # of a piece that begins in the range before
+            own = np.stack([start + cut, np.minimum(stop, last), doubles], axis=1)
+            own[:, :2] -= first
+            width = np.where(doubles == 1, 8, 4)
+            source.release(own, at[found] + width * cut, part.numpy(), divisor=divisor)
+            first = last
         self._taken += 1
 
     def so_far(self, out: Tensor) -> None:

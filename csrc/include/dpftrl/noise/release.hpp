@@ -16,7 +16,7 @@
 
 namespace dpftrl {
 
-// The sums of a step, in pieces of one vector, and what else their release takes.
+// The sums of a step, in pieces of the vector of the noise, and what else their release takes.
 template <class T>
 struct Release {
   // Elements start .. stop - 1 of the vector, one after the other in memory.
@@ -27,11 +27,10 @@ struct Release {
   };
   std::vector<Piece> pieces;  // in the order of the vector; no two have an element in common
   T* remainder = nullptr;     // the vector of r
-  std::size_t first = 0;      // element of the vector that is element 0 of the noise
   T grid = 1;                 // a power of two with a finite reciprocal
   double divisor = 1;
 
-  // Releases the sums of elements from .. from + n - 1 of the noise, which these are.
+  // Releases the sums of elements from .. from + n - 1, which have this noise.
   void operator()(const TileKernels<T>& kernels, std::size_t from, std::size_t n, const T* noise) const noexcept;
 };
 
