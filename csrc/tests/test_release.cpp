@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -120,19 +119,22 @@ void same_as_residual(const Config& config, std::uint64_t steps) {
 
 template <class T>
 void every_setting() {
+  struct Run {
+    std::size_t size;
+    std::uint64_t offset, steps;
+  };
   const TargetList targets = available_targets();
   for (std::size_t target = 0; target < targets.count; ++target) {
     for (const std::size_t memory : kMemories) {
-      for (const auto& [size, offset, steps] : {std::tuple<std::size_t, std::uint64_t, std::uint64_t>{1, 0, 9},
-                                                {5, 253, 18},
-                                                {300, 1021, 9},
-                                                {9000, 2000, 5}}) {
+      for (const Run& run : {Run{1, 0, 9}, Run{5, 253, 18}, Run{300, 1021, 9}, Run{9000, 2000, 5}}) {
         const auto set = [&](SourceConfig& c) {
           c.kernels = targets.items[target];
-          c.threads = size > 5000 ? 2 : 1;
+          c.threads = run.size > 5000 ? 2 : 1;
         };
-        for (TreeConfig c : trees(size, offset, memory)) set(c), same_as_residual<T, Tree<T>>(c, steps);
-        for (ToeplitzConfig c : mechanisms(size, offset, memory)) set(c), same_as_residual<T, Toeplitz<T>>(c, steps);
+        for (TreeConfig c : trees(run.size, run.offset, memory)) set(c), same_as_residual<T, Tree<T>>(c, run.steps);
+        for (ToeplitzConfig c : mechanisms(run.size, run.offset, memory)) {
+          set(c), same_as_residual<T, Toeplitz<T>>(c, run.steps);
+        }
       }
     }
   }
