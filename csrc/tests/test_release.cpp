@@ -24,8 +24,7 @@ struct Stop : std::runtime_error {
   Stop() : std::runtime_error("stop") {}
 };
 
-// Sums of floats, a gap, sums of doubles, and the remainder, in a vector that begins before the noise and ends after
-// it.
+// Sums of floats, a gap, sums of doubles, and the remainder.
 template <class T>
 struct Sums {
   explicit Sums(std::size_t size)

@@ -7,7 +7,7 @@
 //   x = r + (n + g),   w = grid floor(x/grid + 1/2),   r = x - w,   g = w/divisor
 //
 // n + g is in the wider of the two types, then rounded to that of the noise; w is rounded to that of g before it is
-// divided. Noise goes from a tile in cache into the sums, and is never in memory.
+// divided. Where the source has its vectors at hand, noise goes from a tile in cache into the sums.
 
 #include <cstddef>
 #include <vector>
